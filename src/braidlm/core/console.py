@@ -1,0 +1,138 @@
+"""What a person sees while work goes on: lines, tables, progress. Plain lines where there is no terminal."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+_console = Console(highlight=False, soft_wrap=True)
+_quiet = False
+PLAIN_INTERVAL = 10.0
+"""Seconds between progress lines where there is no terminal."""
+
+
+def set_quiet(quiet: bool) -> None:
+    """With quiet, only results and errors are shown."""
+    global _quiet
+    _quiet = quiet
+
+
+def say(message: str) -> None:
+    """A line about what is going on."""
+    if not _quiet:
+        _console.print(message, markup=False)
+
+
+def show(message: str) -> None:
+    """A result: shown even when quiet, unwrapped, so that it can be piped."""
+    _console.file.write(message + "\n")
+    _console.file.flush()
+
+
+def warn(message: str) -> None:
+    """Something the user should know, on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
+    """A table of results; numbers stand at the right."""
+    body = [[_cell(value) for value in row] for row in rows]
+    grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = body and all(_is_number(row[index]) for row in body)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        grid.add_row(*row)
+    _console.print(grid, soft_wrap=False)
+
+
+@contextlib.contextmanager
+def progress(label: str, total: float | None, unit: str = "") -> Iterator[Callable[[float, str], None]]:
+    """Progress over `total` units: yields `advance(to, note)`, called with the amount done so far.
+
+    A terminal gets a live bar; anything else a plain line every few seconds, and nothing when quiet.
+    """
+    if _quiet:
+        yield lambda done, note="": None  # type: ignore[misc]
+    elif _console.is_terminal:
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=_console,
+        ) as bar:
+            task = bar.add_task(label, total=total, note="")
+            yield lambda done, note="": bar.update(task, completed=done, note=note)  # type: ignore[misc]
+    else:
+        yield _plain_progress(label, total, unit)
+
+
+def _plain_progress(label: str, total: float | None, unit: str) -> Callable[[float, str], None]:
+    begun = last = time.monotonic()
+
+    def advance(done: float, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        finished = total is not None and done >= total
+        if now - last < PLAIN_INTERVAL and not finished:
+            return
+        last = now
+        parts = [f"{label}: {count(done)}{f' of {count(total)}' if total else ''} {unit}".rstrip(), note]
+        if total and 0 < done < total:
+            parts.append(f"{duration((now - begun) * (total - done) / done)} left")
+        say("  ".join(p for p in parts if p))
+
+    return advance
+
+
+def count(number: float) -> str:
+    """1234567 as 1.23M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= size:
+            return f"{number / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def duration(seconds: float) -> str:
+    """75 as 1m15s."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+def error(lines: Sequence[str]) -> None:
+    """An error on standard error."""
+    stream = Console(stderr=True, highlight=False, soft_wrap=True)
+    stream.print(f"error: {lines[0]}", style="bold red", markup=False)
+    for line in lines[1:]:
+        stream.print(line, markup=False)
+
+
+def is_interactive() -> bool:
+    """Whether a person is watching a terminal."""
+    return _console.is_terminal and sys.stdout.isatty()
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    stripped = text.replace(",", "").rstrip("%kMBTs×x")
+    try:
+        float(stripped)
+    except ValueError:
+        return stripped in ("", "-")
+    return True

@@ -1,0 +1,72 @@
+"""Named parts of one kind: how a word in a configuration becomes a class."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from .errors import BraidError, did_you_mean
+
+T = TypeVar("T")
+ENTRY_POINTS = "braidlm.parts"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decoded choice of one part: its registered name and its own configuration."""
+
+    kind: str
+    options: Any
+
+
+@dataclass
+class Registry:
+    """Names for parts of one kind. A part is a class with its own `Config` dataclass, or a plain typed function."""
+
+    noun: str
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that files a part under `name`; a name taken twice is our bug, not a user's."""
+
+        def file(part: T) -> T:
+            if name in self.parts:
+                raise RuntimeError(f"two parts of kind '{self.noun}' are called '{name}'")
+            self.parts[name] = part
+            return part
+
+        return file
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.parts:
+            _load_third_party_parts()
+        if name not in self.parts:
+            hint = did_you_mean(name, self.parts)
+            raise BraidError(
+                f"unknown {self.noun} '{name}'.{hint}",
+                todo="A part from another package must be installed and registered under the entry point "
+                f"'{ENTRY_POINTS}'.",
+            )
+        return self.parts[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.parts))
+
+    def build(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
+        """Make the chosen part."""
+        return self[choice.kind](choice.options, *args, **kwargs)
+
+
+_third_party_loaded = False
+
+
+def _load_third_party_parts() -> None:
+    """Import other packages' parts once, and only when a name is not ours."""
+    global _third_party_loaded
+    if not _third_party_loaded:
+        _third_party_loaded = True
+        for entry in entry_points(group=ENTRY_POINTS):
+            entry.load()
