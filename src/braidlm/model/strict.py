@@ -33,6 +33,8 @@ def decode(cls: Any, data: Any, where: str = "") -> Any:
 
 def encode(value: Any) -> Any:
     """The plain data that `decode` reads back to an equal value."""
+    if hasattr(value, "to_shorthand"):
+        return value.to_shorthand()
     if isinstance(value, Choice):
         return {"kind": value.kind, **encode(value.options)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -85,11 +87,14 @@ def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
 
 
 def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
+    if hasattr(cls, "from_shorthand") and not isinstance(data, (dict, cls, type(None))):
+        try:
+            data = cls.from_shorthand(data)  # a mapping, or an instance at once
+        except BraidError as error:
+            problems.append(f"{_at(where)}{' '.join(error.lines())}")
+            return None
     if isinstance(data, cls):
         return data
-    shorthand = getattr(cls, "from_shorthand", None)
-    if shorthand is not None and not isinstance(data, dict):
-        data = shorthand(data) if data is not None else {}
     data = {} if data is None else data
     if not isinstance(data, dict):
         problems.append(f"{_at(where)}expected a mapping, got {_show(data)}")

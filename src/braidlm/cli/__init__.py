@@ -1,0 +1,1 @@
+"""Floor 3: one small file per verb; each has HELP, add_arguments(parser) and run(args)."""

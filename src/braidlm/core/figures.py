@@ -1,0 +1,290 @@
+"""Plots in one quiet style, for pages (inline SVG that follows light and dark) and for documents (PNG).
+
+Lines are named where they end, not in a legend, so that a reader never has to match colours.
+"""
+
+import hashlib
+import io
+import itertools
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from braidlm.core.errors import BraidError
+from braidlm.core.files import explained_disk_errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#2b7bba", "#d55e00", "#0f9d78", "#b565a7", "#a67c00", "#d1495b")
+"""Told apart by colour-blind readers, and at 3:1 or better against both a white and a near-black page."""
+INK = "#33363b"
+"""Text and lines of reference; becomes light on a dark page."""
+INK_ON_DARK = "#d9d7d2"
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+"""When the colours have all been used, the next round is dashed, then dotted."""
+FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+LABEL_GAP = 0.068
+"""Least distance between two names at the right edge, as a share of the height."""
+
+STYLE: dict[str, Any] = {
+    "figure.figsize": (6.8, 3.6),
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.size": 9.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.labelsize": 9.5,
+    "axes.labelpad": 6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    # Names come from users: a dollar sign is a dollar sign.
+    "text.parse_math": False,
+    "grid.color": INK,
+    "grid.alpha": 0.14,
+    "grid.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 3.5,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.9,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    # Text stays text: it is sharp, selectable and in the reader's own font.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "braid",
+}
+
+_serial = itertools.count()
+
+
+def line_chart(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    title: str | None = None,
+    levels: Mapping[str, float] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> "Figure":
+    """Named lines, each (xs, ys), and named horizontal levels to compare them with."""
+    _check_series(series)
+    with _styled():
+        figure, axes = _axes(title)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(axis="y")
+        axes.margins(x=0.012)
+        names: list[tuple[str, float, str]] = []
+        for index, (name, (xs, ys)) in enumerate(series.items()):
+            colour = COLOURS[index % len(COLOURS)]
+            dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(xs) < 20 else {}
+            axes.plot(xs, ys, color=colour, linestyle=DASHES[index // len(COLOURS) % len(DASHES)], **dots)
+            ends = [y for y in ys if math.isfinite(y) and (y > 0 or not log_y)]
+            if ends:
+                names.append((name, ends[-1], colour))
+        for name, level in (levels or {}).items():
+            axes.axhline(level, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.75)
+            names.append((name, level, INK))
+        _scale(axes.xaxis, axes.set_xscale, log_x)
+        _scale(axes.yaxis, axes.set_yscale, log_y)
+        _name_at_the_edge(axes, names)
+    return figure
+
+
+def bar_chart(
+    values: Mapping[str, float] | Mapping[str, Mapping[str, float]],
+    value_label: str,
+    title: str | None = None,
+    digits: int = 2,
+    highlight: str | None = None,
+) -> "Figure":
+    """Horizontal bars with their values: {name: value}, or groups of them: {group: {name: value}}.
+
+    `highlight` names the bar (or, in groups, the series) the chart is about; the others step back.
+    """
+    grouped = {group: v if isinstance(v, Mapping) else {group: v} for group, v in values.items()}
+    in_groups = any(isinstance(v, Mapping) for v in values.values())
+    names = list(dict.fromkeys(name for group in grouped.values() for name in group))
+    if not names:
+        raise BraidError("there is nothing to draw", f"chart of {value_label}")
+    thickness = 0.8 / len(names) if in_groups else 0.66
+    with _styled():
+        figure, axes = _axes(title)
+        figure.set_figheight(0.75 + len(grouped) * (0.14 + 0.26 * len(names) if in_groups else 0.4) + 0.3 * in_groups)
+        handles = []
+        for index, name in enumerate(names):
+            drawn = {at: group[name] for at, group in enumerate(grouped.values()) if name in group}
+            shift = (index - (len(names) - 1) / 2) * thickness if in_groups else 0.0
+            bars = axes.barh(
+                [at + shift for at in drawn],
+                list(drawn.values()),
+                thickness * 0.92,
+                color=COLOURS[index % len(COLOURS)] if in_groups else COLOURS[0],
+                alpha=1.0 if highlight in (None, name) else 0.42,
+            )
+            axes.bar_label(bars, [f"{v:,.{digits}f}" for v in drawn.values()], padding=4, fontsize=8.5)
+            handles.append(bars)
+        axes.set_ylim(len(grouped) - 0.5, -0.5)
+        axes.set_yticks(range(len(grouped)), list(grouped))
+        axes.tick_params(axis="y", labelsize=9.5)
+        # Every bar carries its value, so an axis of numbers would only repeat them.
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+        axes.margins(x=0.1)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_xlabel(value_label)
+        if in_groups:
+            place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
+            axes.legend(handles, names, ncols=min(len(names), 4), frameon=False, handlelength=1, **place)
+            axes.set_title(title or "", pad=26)
+    return figure
+
+
+def to_svg(figure: "Figure") -> str:
+    """An <svg> element for a page: its ids are its own, its ink follows light and dark, it loads nothing."""
+    buffer = io.StringIO()
+    with _styled():
+        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    # Matplotlib names the parts of every figure alike; several in one page must not share ids.
+    own = f"fig{next(_serial)}-{hashlib.sha256(svg.encode()).hexdigest()[:8]}"
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}-", svg)
+    svg = svg.replace('<style type="text/css">*{', f"<style>#{own} *{{").replace(INK, "currentColor")
+    rules = (
+        f"#{own} {{ color: {INK} }} #{own} text {{ font-family: {FONTS} !important }} "
+        f"@media screen and (prefers-color-scheme: dark) {{ #{own} {{ color: {INK_ON_DARK} }} }}"
+    )
+    head = f'<svg id="{own}" role="img" aria-label="{escape(_description(figure), quote=True)}"'
+    return re.sub(r"<svg([^>]*)>", lambda tag: f"{head}{tag[1]}>\n<style>{rules}</style>", svg, count=1)
+
+
+def save_png(figure: "Figure", path: Path | str) -> None:
+    """Write the figure on white, sharp on dense screens; the file appears only when it is complete."""
+    path = Path(path)
+    with explained_disk_errors(path), _styled():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                figure.savefig(file, format="png", dpi=200, facecolor="white")
+            os.chmod(scratch, 0o644)
+            os.replace(scratch, path)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        import matplotlib.figure
+        import matplotlib.ticker
+    except ImportError:
+        raise BraidError(
+            "plots need matplotlib, which is not installed", todo="Install it with: pip install 'braidlm[plot]'"
+        ) from None
+    return matplotlib
+
+
+def _styled() -> Any:
+    return _matplotlib().rc_context(STYLE)
+
+
+def _axes(title: str | None) -> tuple["Figure", "Axes"]:
+    # A bare Figure draws with Agg and is known to no window manager, so nothing has to be closed afterwards.
+    figure = _matplotlib().figure.Figure()
+    axes = figure.subplots()
+    if title:
+        axes.set_title(title)
+    return figure, axes
+
+
+def _check_series(series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    if not series:
+        raise BraidError("there is nothing to draw", "line chart")
+    for name, (xs, ys) in series.items():
+        if len(xs) != len(ys):
+            raise BraidError(f"{len(xs)} xs but {len(ys)} ys", f"line '{name}'")
+
+
+def _scale(axis: Any, set_scale: Any, log: bool) -> None:
+    """Plain numbers at round places, on a linear or a logarithmic axis."""
+    ticker = _matplotlib().ticker
+    if log:
+        set_scale("log", nonpositive="mask")
+    low, high = sorted(axis.get_view_interval())
+    if log:
+        ratio = high / low
+        round_places = ticker.LogLocator(subs=(1, 2, 5) if ratio < 400 else (1,), numticks=9)
+        # Less than a few octaves may hold no round power at all.
+        axis.set_major_locator(round_places if ratio > 5 else ticker.MaxNLocator(6))
+        axis.set_minor_locator(ticker.NullLocator())
+    if log or max(abs(low), abs(high)) >= 2000:
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
+    else:
+        plain = ticker.ScalarFormatter(useOffset=False)
+        plain.set_scientific(False)
+        axis.set_major_formatter(plain)
+
+
+def _short(value: float) -> str:
+    """2000 as 2k, 1.5e6 as 1.5M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def _name_at_the_edge(axes: "Axes", names: Sequence[tuple[str, float, str]]) -> None:
+    """Write each name at the right of the plot, at its height, moved apart where two would overlap."""
+    to_share = axes.transData + axes.transAxes.inverted()
+    x = axes.get_xlim()[1]
+    placed = sorted(((float(to_share.transform((x, y))[1]), name, colour) for name, y, colour in names))
+    for (_, name, colour), height in zip(placed, _spread([p[0] for p in placed], LABEL_GAP), strict=True):
+        axes.annotate(name, (1, height), (6, 0), "axes fraction", "offset points", color=colour, va="center")
+
+
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Sorted heights with at least `gap` between neighbours, each group of close ones around its own middle."""
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1 and _bottom(groups[-1], gap) - _top(groups[-2], gap) < gap:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [_bottom(group, gap) + gap * at for group in groups for at in range(len(group))]
+
+
+def _bottom(group: Sequence[float], gap: float) -> float:
+    return sum(group) / len(group) - gap * (len(group) - 1) / 2
+
+
+def _top(group: Sequence[float], gap: float) -> float:
+    return _bottom(group, gap) + gap * (len(group) - 1)
+
+
+def _description(figure: "Figure") -> str:
+    axes = figure.axes[0]
+    labels = " against ".join(text for text in (axes.get_ylabel(), axes.get_xlabel()) if text)
+    return ": ".join(text for text in (axes.get_title(loc="left"), labels) if text)

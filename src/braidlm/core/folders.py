@@ -1,0 +1,166 @@
+"""Model folders: what every checkpoint, edit and import writes, and plain transformers opens."""
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from braidlm import __version__
+from braidlm.core.card import model_card
+from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder, read_json, sha256_of, write_json, write_text
+from braidlm.model.accounting import skeleton
+from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+transformers_logging.disable_progress_bar()
+
+WEIGHTS = "model.safetensors"
+
+
+class FolderTokenizer(Protocol):
+    """What a model folder needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def pad_id(self) -> int | None: ...
+    def save(self, folder: Path) -> None: ...
+
+
+def save_model(
+    model: BraidForCausalLM,
+    out: Path | str,
+    tokenizer: FolderTokenizer | None,
+    lineage: dict[str, Any],
+    replace: bool = False,
+) -> Path:
+    """Write a complete model folder in one atomic step."""
+    out = Path(out)
+    with atomic_folder(out, replace=replace) as folder:
+        write_model_files(model, folder, tokenizer, lineage, name=out.name)
+    return out
+
+
+def write_model_files(
+    model: BraidForCausalLM, folder: Path, tokenizer: FolderTokenizer | None, lineage: dict[str, Any], name: str
+) -> None:
+    """The files of a model folder, into a folder that the caller makes final."""
+    config = model.config
+    if tokenizer is not None:
+        check_vocabulary(config.vocab_size, tokenizer, name)
+        config.eos_token_id, config.bos_token_id = tokenizer.eos_id, tokenizer.bos_id
+        config.pad_token_id = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id
+        tokenizer.save(folder)
+    model.generation_config = GenerationConfig(
+        eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
+    )
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # safetensors wraps the system's error in text
+        if "No space left" in str(error) or "os error 28" in str(error):
+            raise OSError(28, "No space left on device") from error
+        raise
+    record = {
+        "format": 1,
+        **lineage,
+        "tokenizer": tokenizer.fingerprint if tokenizer else None,
+        "weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
+    write_json(folder / "lineage.json", record)
+    write_text(folder / "README.md", model_card(name, config, model, record))
+
+
+def load_model(folder: Path | str, device: str | torch.device = "cpu") -> BraidForCausalLM:
+    """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration."""
+    folder = Path(folder)
+    config = load_config(folder)
+    check_weights(folder, config)
+    return BraidForCausalLM.from_pretrained(folder, config=config).to(device).eval()
+
+
+def load_config(folder: Path | str) -> BraidConfig:
+    """The configuration of a model folder."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise BraidError("this is not a model folder (no config.json)", str(folder))
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != BraidConfig.model_type:
+        raise BraidError(
+            f"this folder holds a '{kind}' model, not a Braid model",
+            str(folder),
+            f"Bring it in with `braid convert {folder} --from {kind} --out DIR`.",
+        )
+    return BraidConfig.from_pretrained(folder)
+
+
+def load_lineage(folder: Path | str) -> dict[str, Any] | None:
+    """Where a model came from, if its folder says."""
+    path = Path(folder) / "lineage.json"
+    return read_json(path) if path.is_file() else None
+
+
+def check_weights(folder: Path, config: BraidConfig) -> None:
+    """Every tensor is there, none is left over, and each has its shape; only the file's header is read."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
+    model = skeleton(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        expected.pop("head.weight", None)
+        found.pop("head.weight", None)
+    problems = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
+    problems += [f"left over {n} {list(s)}" for n, s in found.items() if n not in expected]
+    problems += [
+        f"{n} is {list(found[n])}, the configuration says {list(s)}"
+        for n, s in expected.items()
+        if n in found and found[n] != s
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise BraidError(
+            f"the weights do not fit the configuration: {shown}",
+            str(folder),
+            "config.json and model.safetensors must come from the same model.",
+        )
+
+
+def check_vocabulary(vocab_size: int, tokenizer: FolderTokenizer, where: str) -> None:
+    """A model may have more rows than the tokenizer has tokens (padding), never fewer."""
+    if vocab_size < tokenizer.vocab_size:
+        raise BraidError(
+            f"the model has a vocabulary of {vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens",
+            where,
+            "Leave out model.vocab_size (it is taken from the tokenizer), or use the tokenizer the model was made for.",
+        )
+
+
+def versions() -> dict[str, str]:
+    """The versions that made a file."""
+    found = {"braidlm": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,81 @@
+"""Recipes: YAML files found by name, composed by Hydra with `key=value` overrides, then decoded strictly elsewhere."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+
+_PLAIN_OVERRIDE = re.compile(r"^[A-Za-z_][\w.\[\]-]*=")
+
+
+def recipe_root() -> Path:
+    """The folder of the recipes that come with Braid, in an installed package or in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def list_recipes() -> list[tuple[str, str]]:
+    """Names and first comment lines of the recipes that come with Braid."""
+    root = recipe_root()
+    found = []
+    for path in sorted(root.rglob("*.yaml")):
+        first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+        found.append((str(path.relative_to(root).with_suffix("")), first.lstrip("# ").strip()))
+    return found
+
+
+def find_recipe(name: str) -> Path:
+    """A recipe by its name (`tiny/gpt2`) or its file."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path.resolve()
+        raise BraidError("this recipe file does not exist", name)
+    known = recipe_root() / f"{name}.yaml"
+    if known.is_file():
+        return known
+    raise BraidError(
+        f"there is no recipe '{name}'.{did_you_mean(name, [n for n, _ in list_recipes()])}",
+        todo="`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml.",
+    )
+
+
+def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
+    """The recipe as plain data: its defaults lists followed, overrides applied, interpolations resolved."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    path = find_recipe(name)
+    search = f"hydra.searchpath=[file://{recipe_root()}]"
+    try:
+        # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
+        # defaults list is found through the search path.
+        with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+            config = compose(path.stem, overrides=[search, *map(_force, overrides or [])])
+        data = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        first = str(error).strip().split("\n")[0]
+        raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
+    except Exception as error:  # the YAML parser's own errors have no common base in Hydra
+        raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def _force(override: str) -> str:
+    """`key=value` may set what the file leaves to its default; strict decoding then finds misspelled keys.
+
+    Hydra would refuse such a key and advise `+key`, which it then accepts whatever the spelling. Choices of a
+    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` go through as they are.
+    """
+    return f"++{override}" if _PLAIN_OVERRIDE.match(override) else override
+
+
+def _hint(overrides: list[str] | None) -> str | None:
+    if not overrides:
+        return None
+    return f"Overrides are written key=value; given were: {' '.join(overrides)}"

@@ -1,0 +1,241 @@
+"""One thin class over every fast tokenizer: ids, roles of special tokens, a fingerprint, saving.
+
+Text is only text: a document that contains the literal `<|endoftext|>` is encoded as those characters, never as the
+special token, so no data set can end a document, or open a role, that Braid did not write itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.files import write_json, write_text
+
+ROLES = ("eos", "bos", "pad", "unk", "mask")
+KEPT_SETTINGS = ("model_max_length", "chat_template")
+"""What a saved tokenizer keeps of the tokenizer_config.json it was loaded from."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Which special token plays which role; `order` lists all of them in the order of their ids."""
+
+    eos: str | None = "<|endoftext|>"
+    bos: str | None = "<|endoftext|>"
+    pad: str | None = "<|pad|>"
+    unk: str | None = None
+    mask: str | None = None
+    order: tuple[str, ...] = ("<|endoftext|>", "<|pad|>")
+
+    @classmethod
+    def of(cls, given: Mapping[str, str] | Sequence[str]) -> "SpecialTokens":
+        """From {role: token} in the order of the ids, or from a list of `role=token` and of plain tokens."""
+        pairs = list(given.items()) if isinstance(given, Mapping) else [_role_and_token(item) for item in given]
+        roles: dict[str, str] = {}
+        for role, token in pairs:
+            if role and role not in ROLES:
+                raise BraidError(f"unknown role '{role}' of a special token.{did_you_mean(role, ROLES)}")
+            if role in roles:
+                raise BraidError(f"two special tokens have the role '{role}': '{roles[role]}' and '{token}'")
+            if not token:
+                raise BraidError(f"the special token of role '{role}' is empty")
+            if role:
+                roles[role] = token
+        # A model needs an end of text to stop at; what begins a text is the same token unless it is named.
+        return cls(
+            eos=roles.get("eos"),
+            bos=roles.get("bos", roles.get("eos")),
+            pad=roles.get("pad"),
+            unk=roles.get("unk"),
+            mask=roles.get("mask"),
+            order=tuple(dict.fromkeys(token for _, token in pairs)),
+        )
+
+    def roles(self) -> dict[str, str]:
+        """The roles that are filled."""
+        return {role: token for role in ROLES if (token := getattr(self, role)) is not None}
+
+
+def byte_characters() -> list[str]:
+    """The visible character that GPT-2's byte-level alphabet writes for each byte."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in visible else chr(next(spare)) for byte in range(256)]
+
+
+class BraidTokenizer:
+    """A fast tokenizer and the roles of its special tokens."""
+
+    def __init__(self, backend: Tokenizer, special: SpecialTokens, settings: Mapping[str, Any] | None = None):
+        self.backend = backend
+        self.settings = dict(settings or {})
+        """The tokenizer_config.json it came with, if any."""
+        # A tokenizer.json may carry someone's padding and truncation, which would cut documents silently.
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        for role, token in special.roles().items():
+            if backend.token_to_id(token) is None:
+                raise BraidError(f"the tokenizer has no token '{token}' for the role '{role}'")
+        added = sorted(backend.get_added_tokens_decoder().items())
+        self.special = replace(special, order=tuple(token.content for _, token in added if token.special))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, without special tokens."""
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id and one: the rows that an embedding needs."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._id(self.special.eos)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._id(self.special.bos)
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._id(self.special.pad)
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._id(self.special.unk)
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._id(self.special.mask)
+
+    @cached_property
+    def definition(self) -> dict[str, Any]:
+        """What determines the ids of a text, and nothing else, in one canonical form."""
+        facts = json.loads(self.backend.to_str())
+        model = facts["model"]
+        if "merges" in model:
+            # Older files write a merge as "a b", newer ones as ["a", "b"].
+            model["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        added = sorted(facts["added_tokens"], key=lambda token: token["id"])
+        if facts["normalizer"] is None:
+            added = [{**token, "normalized": None} for token in added]
+        return _without_defaults(
+            {
+                "model": model,
+                "normalizer": facts["normalizer"],
+                "pre_tokenizer": facts["pre_tokenizer"],
+                "added_tokens": added,
+            }
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the definition: equal for tokenizers that give equal ids, however their files are written."""
+        text = json.dumps(self.definition, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in GPT-2's byte alphabet, so that a token's length is its number of bytes."""
+        return _mentions(self.definition.get("pre_tokenizer"), "ByteLevel")
+
+    @cached_property
+    def is_plain_bytes(self) -> bool:
+        """Whether every byte is a token with its own value as id, and there is nothing else to know."""
+        model = self.definition["model"]
+        return (
+            self.is_byte_level
+            and "normalizer" not in self.definition
+            and not model.get("merges")
+            and model.get("vocab") == {char: byte for byte, char in enumerate(byte_characters())}
+            and all(token.get("special") for token in self.definition.get("added_tokens", []))
+        )
+
+    def save(self, folder: Path | str) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer opens."""
+        folder = Path(folder)
+        facts = json.loads(self.backend.to_str())
+        write_text(folder / "tokenizer.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config |= {key: self.settings[key] for key in KEPT_SETTINGS if key in self.settings}
+        config |= {f"{role}_token": token for role, token in self.special.roles().items()}
+        write_json(folder / "tokenizer_config.json", config)
+
+    def with_roles(self, roles: SpecialTokens) -> "BraidTokenizer":
+        """The same tokenizer with other roles for its tokens; roles that are not given stay."""
+        merged = SpecialTokens(**{role: getattr(roles, role) or getattr(self.special, role) for role in ROLES})
+        return BraidTokenizer(self.backend, merged, self.settings)
+
+    def identity(self) -> dict[str, Any]:
+        """Fingerprint and roles: two tokenizers with the same identity pack a text into the same tokens."""
+        return {"fingerprint": self.fingerprint, "roles": {k: v for k, v in asdict(self.special).items() if k in ROLES}}
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def differences(a: BraidTokenizer, b: BraidTokenizer, most: int = 5) -> list[str]:
+    """In what two tokenizers differ, a line each, the first few of them; empty when they give equal ids."""
+    if a.fingerprint == b.fingerprint:
+        return []
+    lines: list[str] = []
+    if a.vocab_size != b.vocab_size:
+        lines.append(f"the vocabularies have {a.vocab_size} and {b.vocab_size} tokens")
+    for index in range(max(a.vocab_size, b.vocab_size)):
+        if len(lines) >= most:
+            break
+        one, other = a.backend.id_to_token(index), b.backend.id_to_token(index)
+        if one != other:
+            lines.append(f"id {index} is {_quoted(one)} in one and {_quoted(other)} in the other")
+    for part in ("normalizer", "pre_tokenizer", "added_tokens"):
+        if a.definition.get(part) != b.definition.get(part) and len(lines) < most:
+            lines.append(f"their {part.replace('_', ' ')} differs")
+    if not lines:
+        lines.append("they have the same tokens and merge them differently")
+    return lines
+
+
+def _role_and_token(item: str) -> tuple[str, str]:
+    role, equals, token = item.partition("=")
+    # "<a=b>" is a token with an equals sign in it, not a role.
+    return (role.strip(), token) if equals and role.strip().isidentifier() else ("", item)
+
+
+def _without_defaults(value: Any) -> Any:
+    """Drop what is unset, so that a file from another version of the library, with other defaults written, is equal."""
+    if isinstance(value, dict):
+        kept = {key: _without_defaults(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if not _is_unset(item)}
+    if isinstance(value, list):
+        return [_without_defaults(item) for item in value] if value and not isinstance(value[0], str) else value
+    return value
+
+
+def _is_unset(value: Any) -> bool:
+    # By identity: an id of 0 is a fact, and equal to False.
+    return value is None or value is False or value == "" or value == []
+
+
+def _mentions(part: Any, kind: str) -> bool:
+    if isinstance(part, dict):
+        return part.get("type") == kind or any(_mentions(item, kind) for item in part.values())
+    return isinstance(part, list) and any(_mentions(item, kind) for item in part)
+
+
+def _quoted(token: str | None) -> str:
+    return "missing" if token is None else f"'{token}'"

@@ -1,0 +1,173 @@
+"""Bytes of a file, compressed or not, and the text in them, with errors that say where."""
+
+import contextlib
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from braidlm.core.errors import BraidError
+from braidlm.data.sources.format import Reading, Shard, missing
+
+COMPRESSIONS = (".gz", ".zst", ".xz")
+BLOCK = 1 << 20
+ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "cp125", "windows-125", "koi8")
+"""Encodings in which a newline byte is always a newline, so that a file can be divided without being decoded."""
+
+
+def extension(path: Path | str) -> str:
+    """The extension that tells the format: `.jsonl` for a.jsonl.gz."""
+    path = Path(path)
+    return Path(path.stem).suffix.lower() if is_compressed(path) else path.suffix.lower()
+
+
+def is_compressed(path: Path | str) -> bool:
+    return Path(path).suffix.lower() in COMPRESSIONS
+
+
+@contextlib.contextmanager
+def open_bytes(path: str) -> Iterator[BinaryIO]:
+    """A file's bytes, uncompressed on the way; a damaged one is an error, never a shorter text."""
+    suffix = Path(path).suffix.lower()
+    try:
+        with open(path, "rb") as raw:
+            if suffix == ".gz":
+                yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+            elif suffix == ".xz":
+                yield cast(BinaryIO, lzma.LZMAFile(raw))
+            elif suffix == ".zst":
+                yield cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK))
+            else:
+                yield raw
+    except FileNotFoundError:
+        raise BraidError("this file does not exist", path) from None
+    except PermissionError:
+        raise BraidError("no permission to read this file", path) from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, _ZstdError) as error:
+        raise BraidError(
+            f"this compressed file is damaged or cut off ({error})", path, "Download or make it again."
+        ) from None
+
+
+class _ZstdError(Exception):
+    pass
+
+
+class _ZstdReader(io.RawIOBase):
+    """Zstandard frames one after the other. The package's own reader ends silently where a file is cut off."""
+
+    def __init__(self, raw: BinaryIO):
+        try:
+            import zstandard
+        except ImportError:
+            raise missing("zstandard", "reading .zst files") from None
+        self.raw, self.library = raw, zstandard
+        self.frame = zstandard.ZstdDecompressor().decompressobj()
+        self.fresh, self.pending, self.ready = True, b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self.ready:
+            data = self.pending or self.raw.read(BLOCK)
+            self.pending = b""
+            if not data:
+                if not self.fresh:
+                    raise _ZstdError("the last frame is incomplete")
+                return 0
+            try:
+                self.ready = self.frame.decompress(data)
+            except self.library.ZstdError as error:
+                raise _ZstdError(str(error)) from None
+            self.fresh = self.frame.eof
+            if self.frame.eof:
+                self.pending = self.frame.unused_data
+                self.frame = self.library.ZstdDecompressor().decompressobj()
+        taken = self.ready[: len(buffer)]
+        self.ready = self.ready[len(taken) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+def divisible(path: str, reading: Reading) -> bool:
+    """Whether a file can be read from the middle."""
+    return not is_compressed(path) and reading.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
+
+
+def ranges(kind: str, path: str, shard_bytes: int, next_start: Callable[[BinaryIO, int, int], int]) -> list[Shard]:
+    """Byte ranges of a plain file; `next_start(file, at, size)` finds where a document starts, at or after `at`."""
+    size = Path(path).stat().st_size
+    shards, start = [], 0
+    with open_bytes(path) as file:
+        while start < size:
+            nominal = start + shard_bytes
+            stop = next_start(file, nominal, size) if nominal < size else size
+            shards.append(Shard(kind, path, start, stop, stop - start))
+            start = stop
+    return shards
+
+
+def whole(kind: str, path: str) -> list[Shard]:
+    """A file as one piece."""
+    size = Path(path).stat().st_size
+    return [Shard(kind, path, size=size)] if size else []
+
+
+def after_newline(file: BinaryIO, at: int, size: int) -> int:
+    """Where the first line starts at or after `at`."""
+    file.seek(at - 1)
+    file.readline()
+    return min(file.tell(), size)
+
+
+def lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[tuple[int, bytes]]:
+    """The lines of a piece with their byte offsets; other encodings are turned into UTF-8 on the way."""
+    position = shard.start
+    if not _newlines_are_bytes(reading):
+        for line in _decoded_lines(file, shard, reading):
+            yield position, line
+            position += len(line)
+        return
+    if shard.start:
+        file.seek(shard.start)
+    for line in file:
+        if 0 <= shard.stop <= position:
+            return
+        yield position, line
+        position += len(line)
+
+
+def decode(raw: bytes, position: int, shard: Shard, reading: Reading) -> str:
+    """Bytes as text; what is not text is an error with its place and the way out."""
+    try:
+        # Lines of another encoding were decoded on the way here.
+        text = raw.decode(reading.encoding if _newlines_are_bytes(reading) else "utf-8", reading.errors)
+    except UnicodeDecodeError as error:
+        raise BraidError(
+            f"byte {position + error.start} ({raw[error.start]:#04x}) is not {reading.encoding.upper()} text"
+            f"{' (counted in the unpacked file)' if is_compressed(shard.place) else ''}",
+            shard.place,
+            "If the file has another encoding name it (`--encoding latin-1`, `--encoding utf-16`); "
+            "`--errors replace` puts � in place of what cannot be read.",
+        ) from None
+    return text.removeprefix("\ufeff") if position == 0 else text
+
+
+def _newlines_are_bytes(reading: Reading) -> bool:
+    return reading.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
+
+
+def _decoded_lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[bytes]:
+    try:
+        for line in io.TextIOWrapper(file, encoding=reading.encoding, errors=reading.errors, newline=""):
+            yield line.encode("utf-8")
+    except UnicodeError as error:
+        raise BraidError(
+            f"this is not {reading.encoding.upper()} text ({error})",
+            shard.place,
+            "Name the file's encoding with `--encoding`; `--errors replace` puts � in place of what cannot be read.",
+        ) from None

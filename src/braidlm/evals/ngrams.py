@@ -1,0 +1,161 @@
+"""Unigram and trigram models over token ids: the baselines a trained model is shown beside.
+
+Interpolated modified Kneser-Ney (Chen and Goodman, 1999): the highest order counts how often an n-gram occurs, each
+lower order counts how many different tokens stand before it, every count gives up a discount (one each for counts of
+1, 2, and 3 or more), and what a context gives up is shared out by the next shorter context, the last by the uniform
+distribution. An n-gram is one uint64, its tokens the digits in base `vocab_size`, so that counting is a sort.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from braidlm.core.errors import BraidError
+
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
+"""Used (as KenLM does) where counts of 1 to 4 are too rare to estimate discounts from, as in very small data or where
+every token is frequent."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The n-grams of one order: what is left of their counts, and what their contexts give up."""
+
+    order: int
+    discounts: tuple[float, float, float]
+    keys: np.ndarray
+    """[n-grams] uint64, sorted."""
+    kept: np.ndarray
+    """[n-grams] counts after the discount."""
+    contexts: np.ndarray
+    """[contexts] uint64, sorted."""
+    totals: np.ndarray
+    """[contexts] sum of the counts before the discount."""
+    given_up: np.ndarray
+    """[contexts] sum of the discounts: with the kept counts it makes up the total, so probabilities sum to 1."""
+
+    def mix(self, keys: np.ndarray, contexts: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        """The probabilities of this order, given those of the order below; an unseen context says nothing new."""
+        kept = _look_up(self.keys, self.kept, keys)
+        total = _look_up(self.contexts, self.totals, contexts)
+        given_up = _look_up(self.contexts, self.given_up, contexts)
+        seen = total > 0
+        return np.where(seen, (kept + given_up * lower) / np.where(seen, total, 1.0), lower)
+
+
+@dataclass(frozen=True)
+class NGramModel:
+    """An interpolated modified Kneser-Ney model; `levels` from the unigrams up."""
+
+    vocab_size: int
+    levels: tuple[Level, ...]
+
+    def log_probabilities(self, tokens: np.ndarray) -> np.ndarray:
+        """Natural log-probability of every token given those before it on the last axis, [..., time].
+
+        The first tokens have shorter contexts; every row of a two-dimensional array begins afresh.
+        """
+        digits = _checked(tokens, self.vocab_size)
+        probability = np.full(digits.shape, 1.0 / self.vocab_size)
+        for level in self.levels:
+            if digits.shape[-1] < level.order:
+                break
+            keys = _pack(digits, level.order, self.vocab_size)
+            reached = (..., slice(level.order - 1, None))
+            probability[reached] = level.mix(keys, keys // np.uint64(self.vocab_size), probability[reached])
+        return np.log(probability)
+
+
+def fit_unigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
+    """How frequent each token is, with some mass for those never seen."""
+    return _fit(tokens, vocab_size, 1)
+
+
+def fit_trigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
+    """Each token given the two before it, smoothed."""
+    return _fit(tokens, vocab_size, 3)
+
+
+def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
+    """Bits a model needs per byte of text: comparable across tokenizers, unlike perplexity."""
+    if bytes <= 0:
+        raise BraidError("bits per byte need a text of at least one byte", "evaluation data")
+    return -log_probabilities_sum / math.log(2) / bytes
+
+
+def _fit(tokens: np.ndarray, vocab_size: int, order: int) -> NGramModel:
+    if vocab_size**order > 1 << 64:
+        raise BraidError(f"a vocabulary of {vocab_size:,} is too large for {order}-grams of 64 bits")
+    digits = _checked(tokens, vocab_size)
+    if digits.ndim != 1 or not digits.size:
+        raise BraidError("an n-gram model needs at least one token to learn from", "training data")
+    keys, counts = np.unique(_pack(digits, order, vocab_size), return_counts=True)
+    levels = [_level(order, keys, counts, vocab_size)]
+    for lower in range(order - 1, 0, -1):
+        # The distinct n-grams one order up; dropping their first token leaves one entry per different predecessor.
+        distinct = keys if lower == order - 1 else np.unique(_pack(digits, lower + 1, vocab_size))
+        continuations = np.unique(distinct % np.uint64(vocab_size**lower), return_counts=True)
+        levels.insert(0, _level(lower, *continuations, vocab_size))
+    return NGramModel(vocab_size, tuple(levels))
+
+
+def _level(order: int, keys: np.ndarray, counts: np.ndarray, vocab_size: int) -> Level:
+    discounts = _discounts(counts)
+    taken = np.array((0.0, *discounts))[np.minimum(counts, 3)]
+    # Keys are sorted and a context is a key without its last digit, so each context's n-grams are neighbours.
+    contexts, starts = np.unique(keys // np.uint64(vocab_size), return_index=True)
+    return Level(
+        order=order,
+        discounts=discounts,
+        keys=keys,
+        kept=counts - taken,
+        contexts=contexts,
+        totals=np.add.reduceat(counts.astype(np.float64), starts),
+        given_up=np.add.reduceat(taken, starts),
+    )
+
+
+def _discounts(counts: np.ndarray) -> tuple[float, float, float]:
+    """Chen and Goodman's estimates from how many n-grams occur once, twice, three and four times."""
+    n1, n2, n3, n4 = (int(np.count_nonzero(counts == k)) for k in (1, 2, 3, 4))
+    if not (n1 and n2 and n3 and n4):
+        return FALLBACK_DISCOUNTS
+    y = n1 / (n1 + 2 * n2)
+    estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+    # A discount must leave every count positive and every context something to give up.
+    return estimates if _inside(estimates) else FALLBACK_DISCOUNTS
+
+
+def _inside(discounts: Iterable[float]) -> bool:
+    return all(0 < discount < count for count, discount in enumerate(discounts, start=1))
+
+
+def _pack(digits: np.ndarray, order: int, vocab_size: int) -> np.ndarray:
+    """Every run of `order` tokens along the last axis as one number: [..., time - order + 1]."""
+    length = max(digits.shape[-1] - order + 1, 0)
+    keys = np.zeros((*digits.shape[:-1], length), np.uint64)
+    for offset in range(order):
+        keys *= np.uint64(vocab_size)
+        keys += digits[..., offset : offset + length]
+    return keys
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The value of each wanted key, 0 where it is not there."""
+    if not keys.size:
+        return np.zeros(wanted.shape)
+    at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+    return np.where(keys[at] == wanted, values[at], 0.0)
+
+
+def _checked(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    tokens = np.asarray(tokens)
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise BraidError(
+            f"token ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {vocab_size}",
+            "n-gram model",
+            "Use the tokenizer that made the tokens.",
+        )
+    return tokens.astype(np.uint64)

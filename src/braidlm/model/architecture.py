@@ -1,0 +1,93 @@
+"""An architecture is data: the strict configuration that one model class builds."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from .dropout import DropoutConfig
+from .errors import BraidError
+from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
+from .registry import Choice
+from .strict import PartOf, decode, encode
+
+
+@dataclass(kw_only=True)
+class Architecture:
+    """Everything about a model but its vocabulary's size."""
+
+    stages: list[Annotated[Choice, PartOf(stage_kinds, by_key=True)]]
+    """The model, from the embedding to the head."""
+    width: int = 256
+    """Channels of the stream at the embedding."""
+    context: int = 512
+    """The longest sequence it is made for."""
+    embedding: Annotated[Choice, PartOf(embeddings, "tokens")] = "tokens"  # type: ignore[assignment]
+    """Tokens to vectors."""
+    positions: Annotated[Choice, PartOf(position_kinds, "rope")] = "rope"  # type: ignore[assignment]
+    """How order is known."""
+    norm: Annotated[Choice, PartOf(norms, "rms")] = "rms"  # type: ignore[assignment]
+    """Before the head."""
+    head: Annotated[Choice, PartOf(heads, "linear")] = "linear"  # type: ignore[assignment]
+    """Vectors to scores."""
+    tie_embeddings: bool = True
+    """Whether the head's matrix is the embedding's."""
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    """Rates for embedding, attention and residual."""
+    initialisation: Annotated[Choice, PartOf(initialisations, "normal")] = "normal"  # type: ignore[assignment]
+    """How weights begin."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "context"):
+            if getattr(self, name) < 1:
+                raise BraidError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.stages:
+            raise BraidError("stages: a model needs at least one stage, for example `- block`")
+
+
+def read_architecture(data: dict[str, Any], where: str = "model") -> Architecture:
+    """Decode an architecture as written in a recipe or a config.json.
+
+    `block` and `dropout` at the top are what stages inherit; `norm` at the top is by default the block's.
+    """
+    data = dict(data)
+    template = data.pop("block", None) or {}
+    if not isinstance(template, dict):
+        raise BraidError(f"{where}.block: expected a mapping, got '{template}'")
+    if "dropout" in data:
+        template = {"dropout": _without_embedding(data["dropout"]), **template}
+    if "norm" in template:
+        data.setdefault("norm", template["norm"])
+    if template and isinstance(data.get("stages"), list):
+        data["stages"] = [_inherit(stage, template) for stage in data["stages"]]
+    return decode(Architecture, data, where)
+
+
+def write_architecture(architecture: Architecture) -> dict[str, Any]:
+    """Plain data with nothing left implicit."""
+    return encode(architecture)
+
+
+def _without_embedding(rates: Any) -> Any:
+    return {k: v for k, v in rates.items() if k != "embedding"} if isinstance(rates, dict) else rates
+
+
+def _inherit(stage: Any, template: dict[str, Any]) -> Any:
+    """A stage with the options it did not give itself taken from the template."""
+    kind, options = (stage, {}) if isinstance(stage, str) else next(iter(stage.items()), (None, {}))
+    if (isinstance(stage, dict) and len(stage) != 1) or kind not in stage_kinds:
+        return stage  # decoding says what is wrong with it
+    if not getattr(stage_kinds[kind], "inherits_block", False) or not isinstance(options or {}, dict):
+        return stage
+    return {kind: merge_options(template, options or {})}
+
+
+def merge_options(base: Any, override: Any) -> Any:
+    """Options over options. A part of another kind replaces the inherited one; of the same kind, it refines it."""
+    base = {"kind": base} if isinstance(base, str) and isinstance(override, dict) else base
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return override
+    if "kind" in override and override["kind"] != base.get("kind", override["kind"]):
+        return override
+    merged = dict(base)
+    for key, value in override.items():
+        merged[key] = merge_options(base[key], value) if key in base else value
+    return merged

@@ -1,0 +1,88 @@
+"""Softmax attention: multi-head, grouped-query and multi-query, with a cache and an optional sliding window."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .dropout import Dropout
+from .errors import BraidError
+from .registry import Registry
+from .routing import Routings
+from .span import Span
+
+attentions = Registry("attention")
+
+
+@attentions.register("softmax")
+class SoftmaxAttention(nn.Module):
+    """Causal attention. One fused product makes queries, keys and values."""
+
+    @dataclass
+    class Config:
+        heads: int = 8
+        """Query heads."""
+        kv_heads: int | None = None
+        """Key and value heads: as many as `heads` (multi-head), fewer (grouped-query), or 1 (multi-query)."""
+        head_dim: int | None = None
+        """Channels of a head; by default width / heads."""
+        out_projection: bool = True
+        """Whether a linear layer mixes the heads; without it their concatenation is the output (PaPaformer)."""
+        bias: bool = False
+        """Whether the projections have biases."""
+        window: int | None = None
+        """How many tokens back (itself included) a token sees; by default all."""
+
+        def __post_init__(self) -> None:
+            if self.heads < 1:
+                raise BraidError(f"heads must be at least 1, got {self.heads}")
+            if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+                raise BraidError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+            if self.window is not None and self.window < 1:
+                raise BraidError(f"window must be at least 1, got {self.window}")
+
+    def __init__(self, config: Config, width: int, dropout: float = 0.0):
+        super().__init__()
+        if config.head_dim is None and width % config.heads:
+            raise BraidError(f"width {width} does not divide into {config.heads} heads; set head_dim")
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_dim = config.head_dim or width // config.heads
+        self.window = config.window
+        inner = self.heads * self.head_dim
+        if not config.out_projection and inner != width:
+            raise BraidError(f"without out_projection heads * head_dim ({inner}) must equal the width ({width})")
+        self.qkv = nn.Linear(width, inner + 2 * self.kv_heads * self.head_dim, bias=config.bias)
+        self.out = nn.Linear(inner, width, bias=config.bias) if config.out_projection else None
+        self.drop = Dropout(dropout)
+        self.cache_slot = 0
+        """Which layer of the cache is this one's; the model numbers them."""
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        batch, time, _ = hidden.shape
+        heads_BTNH = self.qkv(hidden).view(batch, time, -1, self.head_dim)
+        turning = self.heads + self.kv_heads
+        turn = span.rotations[self.head_dim]
+        turned_BTNH = heads_BTNH[:, :, :turning] if turn is None else turn(heads_BTNH[:, :, :turning])
+        query = turned_BTNH[:, :, : self.heads].transpose(1, 2)
+        key = turned_BTNH[:, :, self.heads :].transpose(1, 2)
+        value = heads_BTNH[:, :, turning:].transpose(1, 2)
+        if span.cache is not None:
+            key, value = span.cache.update(key, value, self.cache_slot)
+        mask = span.masks[self.window]
+        mixed = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=self.drop.probability,
+            is_causal=mask is None and span.causal,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        merged = mixed.transpose(1, 2).reshape(batch, time, self.heads * self.head_dim)
+        return (merged if self.out is None else self.out(merged)), ()
+
+    def score_flops(self, length: int) -> int:
+        """FLOPs per token of scores and mixing (not the projections), a token seeing half of `length` on average."""
+        seen = (length + 1) / 2 if self.window is None else min((length + 1) / 2, self.window)
+        return round(4 * self.heads * self.head_dim * seen)

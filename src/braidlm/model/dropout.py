@@ -1,0 +1,62 @@
+"""Dropout of three kinds (embedding, attention, residual), whose rate a training schedule may scale."""
+
+from dataclasses import dataclass, fields
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import BraidError
+
+
+@dataclass
+class BlockDropout:
+    """One rate for both kinds inside a block (`dropout: 0.1`) or one each."""
+
+    attention: float = 0.0
+    """On attention probabilities."""
+    residual: float = 0.0
+    """On what attention and feed-forward add to the stream."""
+
+    def __post_init__(self) -> None:
+        for name, rate in vars(self).items():
+            if not 0.0 <= rate < 1.0:
+                raise BraidError(f"{name}: a dropout rate must be at least 0 and below 1, got {rate}")
+
+    @classmethod
+    def from_shorthand(cls, rate: float) -> dict[str, float]:
+        return {field.name: rate for field in fields(cls)}
+
+
+@dataclass
+class DropoutConfig(BlockDropout):
+    """One rate for all three kinds (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
+
+    embedding: float = 0.0
+    """On the sum of token and position embeddings."""
+
+
+class Dropout(nn.Module):
+    """Dropout at `rate` times `scale`; `scale` is what a schedule changes between steps."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+        self.scale = 1.0
+
+    @property
+    def probability(self) -> float:
+        return self.rate * self.scale if self.training else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        probability = self.probability
+        return F.dropout(x, probability) if probability > 0.0 else x
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+def scale_dropout(model: nn.Module, scale: float) -> None:
+    """Set every dropout of a model to `scale` times its configured rate."""
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.scale = scale

@@ -1,0 +1,98 @@
+"""Feed-forward parts: what a block does to each token on its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .registry import Registry
+from .routing import Routings
+
+feeds = Registry("feed-forward")
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def gated_hidden(width: int) -> int:
+    """Two thirds of 4 x width rounded up to 64: a gated part then costs what the plain one does."""
+    return (8 * width // 3 + 63) // 64 * 64
+
+
+@feeds.register("mlp")
+class MLP(nn.Module):
+    """Two matrices with an activation between (GPT-2)."""
+
+    @dataclass
+    class Config:
+        hidden: int | None = None
+        """Inner size; by default 4 x width."""
+        activation: Literal["gelu", "gelu_new", "relu"] = "gelu"
+        """gelu_new is the tanh approximation that GPT-2 uses."""
+        bias: bool = False
+        """Whether both matrices have biases."""
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        hidden = config.hidden or 4 * width
+        self.up = nn.Linear(width, hidden, bias=config.bias)
+        self.out = nn.Linear(hidden, width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
+        return self.out(self.activation(self.up(hidden))), ()
+
+
+@feeds.register("swiglu")
+class SwiGLU(nn.Module):
+    """Swish-gated unit (Llama); one fused product makes gate and value."""
+
+    @dataclass
+    class Config:
+        hidden: int | None = None
+        """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
+        bias: bool = False
+        """Whether the matrices have biases."""
+        learned_beta: bool = False
+        """Swish with a learned steepness per channel, as in PaPaformer."""
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        hidden = config.hidden or gated_hidden(width)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=config.bias)
+        self.out = nn.Linear(hidden, width, bias=config.bias)
+        self.beta = nn.Parameter(torch.empty(hidden)) if config.learned_beta else None
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(self.beta * gate)
+        return self.out(swish * up), ()
+
+
+@feeds.register("geglu")
+class GEGLU(nn.Module):
+    """GELU-gated unit."""
+
+    @dataclass
+    class Config:
+        hidden: int | None = None
+        """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
+        bias: bool = False
+        """Whether the matrices have biases."""
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        hidden = config.hidden or gated_hidden(width)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=config.bias)
+        self.out = nn.Linear(hidden, width, bias=config.bias)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.out(F.gelu(gate) * up), ()

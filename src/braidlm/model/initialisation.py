@@ -1,0 +1,115 @@
+"""How weights begin. Each choice is a function of one module and the model's shape."""
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from .registry import Registry
+
+initialisations = Registry("initialisation")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What an initialisation may depend on."""
+
+    width: int
+    depth: int
+    """Blocks that write to the stream one after another."""
+
+
+class Initialisation:
+    """The contract: `weight(module, name, parameter)` fills matrices; vectors begin the same way for all choices."""
+
+    def __init__(self, shape: ModelShape):
+        self.shape = shape
+
+    def __call__(self, module: nn.Module, writes_stream: bool) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if name == "bias":
+                nn.init.zeros_(parameter)
+            elif parameter.ndim == 1:
+                nn.init.ones_(parameter)  # norm scales and the Swish beta
+            else:
+                self.matrix(module, parameter, writes_stream)
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        raise NotImplementedError("abstract: each initialisation fills matrices its own way")
+
+
+@initialisations.register("normal")
+class Normal(Initialisation):
+    """Every matrix N(0, std), as in Llama and MoEP."""
+
+    @dataclass
+    class Config:
+        std: float = 0.02
+
+    def __init__(self, config: Config, shape: ModelShape):
+        super().__init__(shape)
+        self.std = config.std
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        nn.init.normal_(parameter, 0.0, self.std)
+
+
+@initialisations.register("gpt2")
+class ScaledNormal(Normal):
+    """N(0, std), and what writes to the stream divided by sqrt(2 x depth), as in GPT-2."""
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        shrink = math.sqrt(2 * self.shape.depth) if writes_stream else 1.0
+        nn.init.normal_(parameter, 0.0, self.std / shrink)
+
+
+@initialisations.register("small")
+class Small(Initialisation):
+    """N(0, sqrt(2 / 5 width)), and what writes to the stream N(0, 2 / depth sqrt(width)) (GPT-NeoX)."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, shape: ModelShape):
+        super().__init__(shape)
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        wang = 2 / (self.shape.depth * math.sqrt(self.shape.width))
+        nn.init.normal_(parameter, 0.0, wang if writes_stream else math.sqrt(2 / (5 * self.shape.width)))
+
+
+@initialisations.register("fan_in")
+class FanIn(Initialisation):
+    """Matrices N(0, gain / sqrt(inputs)), embeddings N(0, embedding_std)."""
+
+    @dataclass
+    class Config:
+        gain: float = 1.0
+        embedding_std: float = 0.02
+
+    def __init__(self, config: Config, shape: ModelShape):
+        super().__init__(shape)
+        self.config = config
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        std = self.config.gain / math.sqrt(parameter.shape[-1])
+        nn.init.normal_(parameter, 0.0, std if isinstance(module, nn.Linear) else self.config.embedding_std)
+
+
+@initialisations.register("torch")
+class TorchDefault(Initialisation):
+    """torch's own: uniform in +-1/sqrt(inputs) for linear layers, N(0, 1) for embeddings (PaPaformer's code)."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, shape: ModelShape):
+        super().__init__(shape)
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        else:
+            nn.init.normal_(parameter)

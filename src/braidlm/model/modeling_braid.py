@@ -1,0 +1,282 @@
+"""The one model class and its three heads, as transformers' Auto classes load them."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
+)
+
+from .configuration_braid import BraidConfig
+from .dropout import Dropout
+from .errors import BraidError
+from .initialisation import Initialisation, ModelShape
+from .losses import next_token_loss, shift_labels
+from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
+from .routing import Routings
+from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
+
+
+class BraidPreTrainedModel(PreTrainedModel):
+    """What the three heads share: initialisation and transformers' switches."""
+
+    config_class = BraidConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+    _skip_keys_device_placement = ["past_key_values"]
+
+    @cached_property
+    def _initialise(self) -> Initialisation:
+        architecture = self.config.decoded()
+        shape = ModelShape(architecture.width, max(1, self.config.num_hidden_layers))
+        return initialisations.build(architecture.initialisation, shape)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        self._initialise(module, writes_stream=getattr(module, "writes_stream", False))
+
+
+class BraidModel(BraidPreTrainedModel):
+    """Embedding, stages, norm: token ids in, hidden states out."""
+
+    def __init__(self, config: BraidConfig):
+        super().__init__(config)
+        architecture = config.decoded()
+        width = architecture.width
+        self.embedding = embeddings.build(architecture.embedding, config.vocab_size, width)
+        self.positions = position_kinds.build(architecture.positions, width, architecture.context)
+        self.drop = Dropout(architecture.dropout.embedding)
+        self.stages = nn.ModuleList()
+        for choice in architecture.stages:
+            stage = stage_kinds.build(choice, width)
+            width = stage.width_out
+            self.stages.append(stage)
+        self.norm = norms.build(architecture.norm, width)
+        self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
+        for slot, attention in enumerate(self.attentions):
+            attention.cache_slot = slot
+        for name, module in self.named_modules():
+            module.writes_stream = name.endswith((".attention.out", ".feed.out"))
+        self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
+        self.head_dims = sorted({a.head_dim for a in self.attentions})
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if wants_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        span = self.span(hidden, attention_mask, position_ids, past_key_values if wants_cache else None)
+        kept: list[Tensor] | None = [] if output_hidden_states else None
+        hidden, _ = self.stream(hidden, span, kept)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values if wants_cache else None,
+            hidden_states=tuple(kept) if kept is not None else None,
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+    def stream(self, hidden: Tensor, span: Span, keep: list[Tensor] | None = None) -> tuple[Tensor, Routings]:
+        """From embedded tokens to the normalised stream: the whole model is this loop."""
+        hidden = self.drop(self.positions.embed(hidden, span.positions))
+        routings: Routings = ()
+        for stage in self.stages:
+            if keep is not None:
+                keep.append(hidden)
+            hidden, made = stage(hidden, span)
+            routings += made
+        hidden = self.norm(hidden)
+        if keep is not None:
+            keep.append(hidden)
+        return hidden, routings
+
+    def span(
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Span:
+        """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
+        time, device = hidden.shape[1], hidden.device
+        past = cache.get_seq_length() if cache is not None else 0
+        self._check_length(past + time)
+        padding = _real_padding(attention_mask)
+        if padding is not None and padding.shape[-1] == time and past:
+            padding = nn.functional.pad(padding, (past, 0), value=1)
+        if position_ids is None:
+            if padding is not None:
+                position_ids = positions_from_mask(padding, time)
+            else:
+                position_ids = torch.arange(past, past + time, device=device)[None]
+        return Span(
+            positions=position_ids,
+            masks=make_masks(self.windows, time, past, padding, device),
+            causal=past == 0 and time > 1,
+            cache=cache,
+            rotations=rotations_for(self.head_dims, self.positions, position_ids, self._compute_dtype(hidden)),
+        )
+
+    def _check_length(self, length: int) -> None:
+        limit = self.positions.limit
+        if limit is not None and length > limit:
+            raise BraidError(
+                f"{length} tokens are more than the model's {limit} learned positions",
+                todo="Give it less text, or train with a longer `context` or with `positions: rope`.",
+            )
+
+    @staticmethod
+    def _compute_dtype(hidden: Tensor) -> torch.dtype:
+        kind = hidden.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
+    """The language model."""
+
+    _tied_weights_keys = {"head.weight": "model.embedding.weight"}
+
+    def __init__(self, config: BraidConfig):
+        super().__init__(config)
+        self.model = BraidModel(config)
+        architecture = config.decoded()
+        self.head = heads.build(architecture.head, self.model.stages[-1].width_out, config.vocab_size)
+        if config.tie_word_embeddings and self.head.weight.shape != self.model.embedding.weight.shape:
+            raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        body = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(body.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = next_token_loss(logits, shift_labels(labels), kwargs.get("num_items_in_batch"))
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+    def training_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
+        """The loss of targets that stand at the position predicting them: the training loop's straight way down."""
+        embedded = self.model.embedding(inputs)
+        hidden, _ = self.model.stream(embedded, self.model.span(embedded))
+        return next_token_loss(self.head(hidden), targets, count)
+
+
+class BraidForSequenceClassification(BraidPreTrainedModel):
+    """Classes from the last real token of a text, whichever side is padded."""
+
+    def __init__(self, config: BraidConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = BraidModel(config)
+        self.score = nn.Linear(self.model.stages[-1].width_out, config.num_labels, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast | tuple:
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = (input_ids != self.config.pad_token_id).long()
+        body = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+        )
+        hidden = body.last_hidden_state
+        time = torch.arange(hidden.shape[1], device=hidden.device)
+        real = torch.ones_like(hidden[..., 0]) if attention_mask is None else attention_mask
+        last = (time * real.bool()).argmax(-1)
+        logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        loss = None if labels is None else self._loss(logits, labels)
+        output = SequenceClassifierOutputWithPast(
+            loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.num_labels == 1:
+            return nn.functional.mse_loss(logits.squeeze(-1).float(), labels.float())
+        if labels.is_floating_point():
+            return nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        return nn.functional.cross_entropy(logits.float(), labels.view(-1))
+
+
+def _real_padding(mask: Tensor | None) -> Tensor | None:
+    """The mask if anything is padded: without padding the kernels' own causal path is faster."""
+    if mask is None or mask.ndim != 2:
+        return None
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask
+
+
+BraidModel.register_for_auto_class("AutoModel")
+BraidForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+BraidForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

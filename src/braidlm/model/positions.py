@@ -1,0 +1,98 @@
+"""How a model knows where a token stands: learned vectors, rotations of queries and keys, or nothing."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import BraidError
+from .registry import Registry
+
+position_kinds = Registry("positions")
+
+
+class Rotation(Protocol):
+    """Turns queries and keys [batch, time, head, dim] by their positions."""
+
+    def __call__(self, heads_BTNH: Tensor) -> Tensor: ...
+
+
+class Positions(nn.Module):
+    """The contract: add something to the embedding, or give a rotation for heads of a size, or neither."""
+
+    limit: int | None = None
+    """The longest sequence it can serve, if there is one."""
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden
+
+    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
+        return None
+
+
+@position_kinds.register("none")
+class NoPositions(Positions):
+    """Nothing: order is known through the causal mask alone."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+
+
+@position_kinds.register("learned")
+class LearnedPositions(Positions):
+    """A learned vector for each of `context` positions, added to the embedding (GPT-2)."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, width))
+        self.limit = context
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden + F.embedding(positions, self.weight)
+
+
+@position_kinds.register("rope")
+class RotaryPositions(Positions):
+    """Rotary embedding: pairs of channels of queries and keys turn with the position."""
+
+    @dataclass
+    class Config:
+        theta: float = 10000.0
+        """Base of the wavelengths."""
+        pairs: Literal["half", "interleaved"] = "half"
+        """Which channels form a pair: i with i + dim/2 (Llama on Hugging Face) or 2i with 2i + 1 (PaPaformer)."""
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+        self.config = config
+
+    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        if head_dim % 2:
+            raise BraidError(f"rotary positions need an even head size, got {head_dim}")
+        # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
+        exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+        frequency = self.config.theta**-exponent
+        angle_BTH = positions[..., None].float() * frequency
+        cos, sin = angle_BTH.cos().to(dtype)[:, :, None], angle_BTH.sin().to(dtype)[:, :, None]
+        turn = _turn_halves if self.config.pairs == "half" else _turn_interleaved
+        return lambda heads_BTNH: turn(heads_BTNH, cos, sin)
+
+
+def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _turn_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)

@@ -1,0 +1,58 @@
+"""Stages: the elements of the list that an architecture is. The first kind is a stack of blocks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .block import Block, BlockConfig
+from .errors import BraidError
+from .registry import Registry
+from .routing import Routings
+from .span import Span
+
+stage_kinds = Registry("stage")
+
+
+class Stage(nn.Module):
+    """The contract: a stream in, a stream (of `width_out`) and routings out."""
+
+    width_out: int
+    gradient_checkpointing = False
+    """Set by transformers' `gradient_checkpointing_enable`: keep only the stream between layers for the backward."""
+
+    def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
+        """Call a layer, recomputing it in the backward pass when checkpointing is on."""
+        if self.gradient_checkpointing and self.training:
+            return checkpoint(layer, hidden, *args, use_reentrant=False)
+        return layer(hidden, *args)
+
+
+@stage_kinds.register("block")
+class BlockStage(Stage):
+    """One block, or `layers` of them in a row."""
+
+    inherits_block = True
+    """Options not given come from the architecture's `block`."""
+
+    @dataclass
+    class Config(BlockConfig):
+        layers: int = 1
+        """How many blocks in a row."""
+
+        def __post_init__(self) -> None:
+            if self.layers < 1:
+                raise BraidError(f"layers must be at least 1, got {self.layers}")
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Block(config, width) for _ in range(config.layers))
+        self.width_out = width
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        routings: Routings = ()
+        for layer in self.layers:
+            hidden, made = self.run(layer, hidden, span)
+            routings += made
+        return hidden, routings

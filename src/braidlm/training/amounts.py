@@ -1,0 +1,104 @@
+"""Amounts of training in steps, tokens or words, and paces such as "every 1M words to 10M, then every 10M"."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from braidlm.core.errors import BraidError
+
+UNITS = ("steps", "tokens", "words")
+_MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_AMOUNT = re.compile(r"^\s*([0-9][0-9_]*\.?[0-9]*(?:e[0-9]+)?)\s*([kmb]?)\s*(steps?|tokens?|words?)?\s*$", re.I)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A count of steps, tokens or words; written `500 steps`, `2.5M tokens`, `10M words`, or a number of steps."""
+
+    count: int
+    unit: str = "steps"
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise BraidError(f"an amount is in {', '.join(UNITS)}, got '{self.unit}'")
+        if self.count < 0:
+            raise BraidError(f"an amount cannot be negative, got {self.count}")
+
+    @classmethod
+    def from_shorthand(cls, text: Any) -> dict[str, Any]:
+        """`10M words` as the mapping it stands for."""
+        return parse_amount(text)
+
+    def to_shorthand(self) -> str:
+        return f"{short(self.count)} {self.unit}"
+
+    __str__ = to_shorthand
+
+
+def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
+    """The count and unit of a written amount; `unit` is meant when none is written."""
+    match = _AMOUNT.match(str(text))
+    if match is None:
+        raise BraidError(
+            f"'{text}' is not an amount", todo="Write for example `500 steps`, `2.5M tokens`, `10M words`."
+        )
+    number, multiple, written = match.groups()
+    value = float(number.replace("_", "")) * _MULTIPLES[multiple.lower()]
+    if value != int(value):
+        raise BraidError(f"'{text}' is not a whole number of {written or unit}")
+    return {"count": int(value), "unit": written.lower().rstrip("s") + "s" if written else unit}
+
+
+def short(count: int) -> str:
+    """1000000 as 1M, where nothing is lost."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count and count % size == 0:
+            return f"{count // size}{letter}"
+    return str(count)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When something happens again and again; written `100 steps` or `1M words to 10M, then 10M`."""
+
+    parts: tuple[tuple[int, int | None], ...]
+    """(every, until) one after another; the last has no end."""
+    unit: str
+
+    @classmethod
+    def from_shorthand(cls, text: Any) -> "Pace":
+        """`EVERY [UNIT] to END, then EVERY`; the first unit written holds for all."""
+        parts: list[tuple[int, int | None]] = []
+        unit = "steps"
+        for index, piece in enumerate(re.split(r"\s*,\s*(?:then\s+)?(?:every\s+)?", str(text).strip())):
+            every_text, _, until_text = re.sub(r"^every\s+", "", piece).partition(" to ")
+            every = parse_amount(every_text, unit)
+            if index == 0:
+                unit = every["unit"]
+            until = parse_amount(until_text, unit)["count"] if until_text else None
+            if every["unit"] != unit or every["count"] == 0:
+                raise BraidError(f"'{text}' is not a pace: amounts above 0 in one unit are needed")
+            parts.append((every["count"], until))
+        if any(until is None for _, until in parts[:-1]):
+            raise BraidError(f"'{text}' is not a pace: each part but the last needs an end, as in `1M words to 10M`")
+        return cls(tuple(parts), unit)
+
+    def to_shorthand(self) -> str:
+        unit = f" {self.unit}"
+        words = []
+        for every, until in self.parts:
+            words.append(f"{short(every)}{unit}" + (f" to {short(until)}" if until is not None else ""))
+            unit = ""
+        return ", then ".join(words)
+
+    __str__ = to_shorthand
+
+    def next_after(self, done: int) -> int | None:
+        """The first mark beyond `done`, or None when the pace has ended."""
+        begin = 0
+        for every, until in self.parts:
+            mark = max(begin, begin + ((done - begin) // every + 1) * every) if done >= begin else begin + every
+            if until is None or mark <= until:
+                return mark
+            begin = until
+        return None
