@@ -1,3 +1,28 @@
 """Braid: small language models as parts."""
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "prepare": "braidlm.data.prepare",
+    "train": "braidlm.training.train",
+    "generate": "braidlm.serving.generate",
+    "convert": "braidlm.bridges.convert",
+    "show": "braidlm.training.show",
+    "load_model": "braidlm.core.folders",
+    "save_model": "braidlm.core.folders",
+    "load_tokenizer": "braidlm.data.tokenizers",
+}
+"""The verbs and what their results are read with; each is imported when it is first used, because torch is slow to."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'braidlm' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -23,19 +23,15 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     target = Path(target)
     if target.exists() and not replace:
         raise BraidError("this folder exists already", str(target), "Choose another name or remove it first.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    with explained_disk_errors(target):
+        _make_folder(target.parent)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
         with explained_disk_errors(target):
+            os.chmod(scratch, 0o755)  # mkdtemp's folders are for their owner alone
             yield scratch
             _sync_tree(scratch)
-            if target.exists():
-                old = scratch.with_suffix(".old")
-                os.rename(target, old)
-                os.rename(scratch, target)
-                shutil.rmtree(old)
-            else:
-                os.rename(scratch, target)
+            _put_in_place(scratch, target)
             _sync(target.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -45,7 +41,7 @@ def write_text(path: Path | str, text: str) -> None:
     """Write a whole file atomically."""
     path = Path(path)
     with explained_disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -93,6 +89,27 @@ def explained_disk_errors(path: Path | str) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EROFS):
             raise BraidError("no permission to write here", str(path), "Choose a folder you may write to.") from error
         raise
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BraidError("a file stands where a folder is needed", str(folder), "Choose another name.") from None
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(scratch, target)
+        return
+    old = scratch.with_suffix(".old")
+    os.rename(target, old)
+    try:
+        os.rename(scratch, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -98,14 +98,18 @@ def load_config(folder: Path | str) -> BraidConfig:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise BraidError("this is not a model folder (no config.json)", str(folder))
-    kind = read_json(folder / "config.json").get("model_type")
+    data = read_json(folder / "config.json")
+    kind = data.get("model_type") if isinstance(data, dict) else None
     if kind != BraidConfig.model_type:
         raise BraidError(
             f"this folder holds a '{kind}' model, not a Braid model",
             str(folder),
             f"Bring it in with `braid convert {folder} --from {kind} --out DIR`.",
         )
-    return BraidConfig.from_pretrained(folder)
+    try:
+        return BraidConfig.from_pretrained(folder)
+    except BraidError as error:
+        raise BraidError(f"this configuration cannot be read:\n{error}", str(folder / "config.json")) from error
 
 
 def load_lineage(folder: Path | str) -> dict[str, Any] | None:

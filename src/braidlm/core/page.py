@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from braidlm import __version__
 from braidlm.core.errors import BraidError
+from braidlm.core.figures import COLOURS
 from braidlm.core.files import write_text
 
 # The browser itself is told to load nothing, whatever a caller may put into the page.
@@ -27,9 +28,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
 NO_NUMBER = ("", "–", "-")
 ACTIVE = re.compile(
-    r"<\s*(script|foreignObject|iframe)|\son\w+\s*=|(href|src)\s*=\s*[\"']\s*(?!#|data:)", re.IGNORECASE
+    r"<\s*(script|foreignObject|iframe)|\son\w+\s*=\s*[\"']|(href|src)\s*=\s*[\"']\s*(?!#|data:)|@import|url\(\s*[^#)]",
+    re.IGNORECASE,
 )
-STRANDS = ("#d55e00", "#0f9d78", "#2b7bba")
 
 
 class Page:
@@ -187,5 +188,5 @@ def _mark() -> str:
             ts = [middle + math.pi / 3 * (step / 6 - 0.5) for step in range(7)]
             path = " ".join(f"{t * 12 + 8:.1f},{13 + 8 * math.sin(t + k * math.tau / 3):.1f}" for t in ts)
             lines.append(f'<polyline points="{path}" stroke="var(--paper)" stroke-width="7"/>')
-            lines.append(f'<polyline points="{path}" stroke="{STRANDS[k]}" stroke-width="3.4" stroke-linecap="round"/>')
+            lines.append(f'<polyline points="{path}" stroke="{COLOURS[k]}" stroke-width="3.4" stroke-linecap="round"/>')
     return f'<svg class="mark" viewBox="0 0 130 26" fill="none" aria-hidden="true">{"".join(lines)}</svg>'

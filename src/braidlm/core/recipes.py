@@ -6,7 +6,8 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 
-_PLAIN_OVERRIDE = re.compile(r"^[A-Za-z_][\w.\[\]-]*=")
+_PLAIN_OVERRIDE = re.compile(r"^([A-Za-z_][\w.\[\]-]*)=(.*)$", re.DOTALL)
+_INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
 
 def recipe_root() -> Path:
@@ -29,7 +30,9 @@ def list_recipes() -> list[tuple[str, str]]:
 def find_recipe(name: str) -> Path:
     """A recipe by its name (`tiny/gpt2`) or its file."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix == ".yml":
+        raise BraidError("a recipe file ends in .yaml; Hydra reads no other", name, "Rename it.")
+    if path.suffix == ".yaml":
         if path.is_file():
             return path.resolve()
         raise BraidError("this recipe file does not exist", name)
@@ -50,13 +53,14 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     from omegaconf.errors import OmegaConfBaseException
 
     path = find_recipe(name)
-    search = f"hydra.searchpath=[file://{recipe_root()}]"
+    root = str(recipe_root()).replace("\\", "\\\\").replace("'", "\\'")
+    search = f"hydra.searchpath=['file://{root}']"
     try:
         # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
         # defaults list is found through the search path.
         with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
             config = compose(path.stem, overrides=[search, *map(_force, overrides or [])])
-        data = OmegaConf.to_container(config, resolve=True)
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         first = str(error).strip().split("\n")[0]
         raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
@@ -70,9 +74,14 @@ def _force(override: str) -> str:
     """`key=value` may set what the file leaves to its default; strict decoding then finds misspelled keys.
 
     Hydra would refuse such a key and advise `+key`, which it then accepts whatever the spelling. Choices of a
-    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` go through as they are.
+    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` go through as they are. A place in a list is
+    written as our errors write it, `stages[2]`, where Hydra says `stages.2`.
     """
-    return f"++{override}" if _PLAIN_OVERRIDE.match(override) else override
+    plain = _PLAIN_OVERRIDE.match(override)
+    if plain is None:
+        return override
+    key, value = plain.groups()
+    return f"++{_INDEX.sub(_DOTTED, key)}={value}"
 
 
 def _hint(overrides: list[str] | None) -> str | None:

@@ -44,11 +44,12 @@ def spread(seed: int, index: int, sizes: tuple[int, ...]) -> list[int]:
         digits.append(digit)
     # Turning each digit by an amount that the others decide can be undone, so it maps combinations one to one;
     # a few rounds leave no pattern in the order, and every worker that takes each n-th document meets them all.
-    salt = seed & _MASK
     for turn in range(3):
         for place, size in enumerate(sizes):
-            rest = sum(digit << 16 * at for at, digit in enumerate(digits) if at != place)
-            noise = ((rest ^ salt) * 0x9E3779B97F4A7C15 + turn) & _MASK
-            noise = ((noise ^ noise >> 31) * 0xBF58476D1CE4E5B9) & _MASK
-            digits[place] = (digits[place] + (noise >> 32)) % size
+            digit, digits[place] = digits[place], 0
+            noise = seed + turn
+            for rest in digits:
+                noise = ((noise ^ rest) * 0x9E3779B97F4A7C15) & _MASK
+                noise ^= noise >> 29
+            digits[place] = (digit + noise) % size
     return digits

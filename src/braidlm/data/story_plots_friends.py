@@ -28,7 +28,7 @@ QUARREL = Plot(
     ),
     (
         (
-            '"Sometimes a little word can fix a big thing," said {h.his} {g}.',
+            '"Sometimes a little word can fix a big thing," said {h}\'s {g}.',
             "{h} thought about all the nice things that {f} had done for {h.him}.",
             "After some time, {h} was not angry anymore. {h.He} just missed {h.his} friend.",
         ),
@@ -38,7 +38,7 @@ QUARREL = Plot(
             "The next day, {h} walked up to {f} and looked {f.him} in the eye.",
         ),
         (
-            '"I am sorry," {h.he} said. "I was mean to you." "I am sorry, too," said {f}.',
+            '"I am sorry," {h} said. "I was mean to you." "I am sorry, too," said {f}.',
             '"Can we be friends again?" {h} asked. "Yes, please!" said {f}.',
             'Both of them said "I am sorry" at the very same time, and they had to laugh.',
         ),
@@ -79,8 +79,8 @@ SURPRISE = Plot(
     ),
     (
         (
-            "In the afternoon, {h.his} {g} called {h.him}. \"Please come into the {room},\" {g.he} said.",
-            "When {h.he} came home, the {room} was dark and quiet.",
+            "In the afternoon, {h}'s {g} called {h.him}. \"Please come into the {room},\" {g.he} said.",
+            "When {h} came home, the {room} was dark and quiet.",
             "Later, {h} heard somebody giggle in the {room}. {h.He} slowly opened the door.",
         ),
         (
@@ -103,7 +103,7 @@ SURPRISE = Plot(
         "They ate cake, danced, and played games until it was late.",
         "It was the best birthday that {h} had ever had.",
         "{h} knew now that {h.his} friends would never forget {h.him}.",
-        "{h} fell asleep that night with a smile and with the {t} in {h.his} arms.",
+        "{h} fell asleep that night with a smile and with the {t} next to {h.his} bed.",
     ),
     {"room": ("kitchen", "garden house", "big room", "barn"),
      "cake": ("chocolate", "lemon", "cherry", "strawberry", "honey", "cream")},
@@ -136,7 +136,7 @@ LOST_WAY = Plot(
             '"Let us sit down and think," {h} said to {f.him}.',
         ),
         (
-            "Then {h.he} remembered the {mark} that they had passed before.",
+            "Then {h} remembered the {mark} that they had passed before.",
             'Then {h} had an idea. "Let us be very quiet and listen," {h.he} said. Far away, they heard water.',
             "{h} climbed up a tall tree. From the top, {h.he} could see the {mark}.",
         ),
@@ -262,11 +262,12 @@ WISHES = Plot(
         "They shared everything, and it was just right.",
         "From that day on, {h} listened to {h.his} clever friend.",
     ),
-    {"sweet": ("a big bowl of cherries", "a whole bag of candy", "a basket of sweet berries", "a plate of cookies",
+    {"sweet": ("a big bowl of cherries", "a whole bag of nuts", "a basket of sweet berries", "a plate of cookies",
                "a box of little cakes"),
      "fruit": ("plums", "strawberries", "pears", "apples", "grapes", "peaches")},
     spare=(3, 6),
-    things=("basket", "bowl", "bag", "box"), looks=("red", "blue", "green", "big", "yellow", "pretty", "round", "brown"),
+    things=("basket", "bowl", "bag", "box"),
+    looks=("red", "blue", "green", "big", "yellow", "pretty", "round", "brown"),
 )  # fmt: skip
 
 FRIENDS_PLOTS = (QUARREL, SURPRISE, LOST_WAY, ILL, WISHES)

@@ -77,7 +77,7 @@ WEATHER = Plot(
     (
         (
             '{f} took {h.his} {h.hand} and called, "Quick, run to the barn!"',
-            'Then {h.he} saw an old barn. "Come in here!" {h} called.',
+            'Then {h} saw an old barn. "Come in here!" {h.he} called.',
             "They ran as fast as they could to {h}'s house, and {h}'s {g} let them in.",
         ),
         (
@@ -134,7 +134,7 @@ ANIMAL = Plot(
         (
             "{h} ran to get {f}. Together they put the {c.kind} in a box with soft {soft}.",
             "{h} called {f}, and {f.he} brought a warm {cloth}. They carried the {c.kind} home in it.",
-            '"We must be very gentle," said {f}. {f.He} picked up the {c.kind} and held {c.him} close.',
+            '{f} came to help. "We must be very gentle," {f.he} said, and {f.he} held the {c.kind} close.',
         ),
         (
             "{h}'s {g} showed them how to take care of {c.him}.",
@@ -158,7 +158,7 @@ ANIMAL = Plot(
         "{h} was happy, because {h.he} had helped someone smaller than {h.himself}.",
         "And from that day on, the {c.kind} was their friend.",
     ),
-    {"hurt": ("One of its legs was hurt", "It was caught in a net", "It had fallen and could not get up",
+    {"hurt": ("One of its legs was hurt", "It was wet and tired", "It had fallen and could not get up",
               "It was cold and hungry", "It had lost its mother"),
      "soft": ("grass", "wool", "moss", "hay", "leaves"), "cloth": ("towel", "blanket", "scarf", "coat")},
     spare=(2, 4),
@@ -173,7 +173,7 @@ SKILL = Plot(
             "{f} could {skill} very well, but {h} could not.",
         ),
         (
-            "{When}, {h.he} tried it {p.at}, but it went wrong.",
+            "{When}, {h} tried it {p.at}, but it went wrong.",
             "{When}, {h} tried to do it all by {h.himself}. It was much too hard.",
             "{When}, {h} tried again and again {p.at}, and each time {h.he} failed.",
         ),

@@ -38,7 +38,7 @@ LOST = Plot(
         ),
         (
             "Then {f} saw something {t.look} {spot}. It was the {t}!",
-            'At last {f.he} pointed {spot}. "Is that yours?" {f.he} asked. It was the {t}!',
+            'At last {f} pointed at something {spot}. "Is that yours?" {f.he} asked. It was the {t}!',
             "Soon {h} found the {t} {spot}. {h.He} picked it up and jumped for joy.",
             "And there, {spot}, was the {t}.",
         ),
@@ -52,7 +52,7 @@ LOST = Plot(
         "From that day on, {h} always looked after {h.his} things.",
         "{both} went home {glad}.",
         "That night, {h} went to sleep with the {t} next to {h.his} bed.",
-        "After that, {h.he} never left {h.his} {t.noun} behind again.",
+        "After that, {h} never left {h.his} {t.noun} behind again.",
     ),
     {"spot": ("under a bush", "behind a big rock", "in the tall grass", "next to a log", "under some leaves",
               "between two roots", "in a hole in the ground", "on a low branch")},
@@ -113,7 +113,7 @@ BROKEN = Plot(
         "{h} knew that a friend is worth more than any toy.",
     ),
     {"fix": ("glue", "string", "tape", "wire and glue", "glue and paint")},
-    things=tuple(BREAKABLE),
+    things=BREAKABLE,
     scenery=True,
     spare=(1, 7),
 )  # fmt: skip
@@ -139,7 +139,7 @@ SHARING = Plot(
     ),
     (
         (
-            "{h} looked at {f.his} sad eyes. Then {h.he} looked at the {food}.",
+            "{h} looked at {f}'s sad eyes. Then {h.he} looked at the {food}.",
             "{h} thought about it. {h.He} remembered how {f} had once helped {h.him}.",
             "At first {h} said nothing. But {h.he} felt a little bad inside.",
         ),
@@ -151,7 +151,7 @@ SHARING = Plot(
         (
             '"Thank you!" said {f}. "You are so kind." They ate together and talked about {talk}.',
             "{f}'s face lit up. The two friends sat side by side and ate and laughed about {talk}.",
-            "{f.He} thanked {h.him} and took a bite. Then they told each other stories about {talk}.",
+            "{f} thanked {h.him} and took a bite. Then they told each other stories about {talk}.",
         ),
         (
             "{h} was surprised. The {food} tasted even better than before.",
@@ -161,7 +161,7 @@ SHARING = Plot(
     ),
     (
         "{h} learned that sharing makes everything better.",
-        "From then on, {h.he} always kept a piece for a friend.",
+        "From then on, {h} always kept a piece for a friend.",
         "Both of them were full and {glad}.",
         "Sharing had made two friends happy, and not just one.",
     ),
@@ -205,7 +205,7 @@ FOUND = Plot(
         ),
         (
             '"I found it," {h} said. "Here it is."',
-            "{h.He} held out the {t} and said, \"I think this is yours.\"",
+            "{h} held out the {t} and said, \"I think this is yours.\"",
             '"Close your eyes," said {h}. Then {h.he} put the {t} into {f}\'s {f.hand}.',
         ),
         (
@@ -214,7 +214,7 @@ FOUND = Plot(
             "{f}'s tears were gone at once, and {f.he} danced around in a circle.",
         ),
         (
-            "{f.He} asked {h} to come home with {f.him}, and they ate warm {treat} together.",
+            "{f} asked {h} to come home with {f.him}, and they ate warm {treat} together.",
             "The next day, {f} brought {h.him} some {treat}.",
             '"You can play with it whenever you like," {f} said.',
         ),
@@ -243,7 +243,7 @@ GROWING = Plot(
             "{h} and {f} planted it next to the garden wall.",
         ),
         (
-            "The next morning {h.he} ran outside to look, but there was nothing to see.",
+            "The next morning {h} ran outside to look, but there was nothing to see.",
             "Every morning {h} looked at it, but nothing came up.",
             "{h} waited one day. {h.He} waited two days. Nothing happened.",
         ),
@@ -279,11 +279,11 @@ GROWING = Plot(
         "{h} was so {glad} that {h.he} gave {f} a seed of {f.his} own.",
         "{h} had learned to wait, and it had been worth it.",
         "{both} sat down beside it and smiled.",
-        "Now {h.he} knew that good things need time and care.",
+        "Now {h} knew that good things need time and care.",
     ),
     {"pot": ("clay", "blue", "round", "yellow", "brown"), "look": ("yellow", "red", "pink", "white", "purple"),
      "plant": ("flower", "rose", "sunflower", "tulip", "bush")},
-    spare=(3, 4),
+    spare=(3,),
 )  # fmt: skip
 
 BUILDING = Plot(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from braidlm.data.dice import Dice
-from braidlm.data.names import FORMS
+from braidlm.data.names import FORMS, split
 
 SLOTS = ("he", "him", "his", "hers", "himself")
 """How a template asks for a form of a pronoun, whoever the character is: {h.his} may become 'her'."""
@@ -81,16 +81,17 @@ class Place:
         return self.name
 
 
-ANIMALS = "rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver".split()
-CREATURES = ["bird", "duckling", "owl", "lamb", "goose", "deer", "swan", "foal", "turtle", "calf"]
-TRAITS = "kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little".split()
+ANIMALS = split("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
+CREATURES = split("bird duckling owl lamb goose deer swan foal turtle calf")
+TRAITS = split("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
 GROWN_UPS = (("mom", "she"), ("dad", "he"), ("grandma", "she"), ("grandpa", "he"))
-LOOKS = "red blue green yellow pink purple orange white brown golden shiny striped".split()
-CARRIED = [*"ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll".split(), "toy boat"]
-BREAKABLE = ["kite", "toy boat", "toy train", "toy truck", "wagon", "drum", "doll", "robot", "toy plane", "cart"]
-PLACES = tuple(
-    Place(*words.split(":"))
-    for words in "park:in garden:in field:in forest:in pond:by river:by hill:on meadow:in farm:on lake:by yard:in".split()
+LOOKS = split("red blue green yellow pink purple orange white brown golden shiny striped")
+CARRIED = (*split("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
+BREAKABLE = ("kite", "toy boat", "toy train", "toy truck", "wagon", "drum", "doll", "robot", "toy plane", "cart")
+PLACES = (
+    *(Place(name, "in") for name in split("park garden field forest meadow yard")),
+    *(Place(name, "by") for name in split("pond river lake")),
+    *(Place(name, "on") for name in split("hill farm")),
 )
 Beat = tuple[str, ...]
 """The ways to tell one moment; exactly one of them is told."""
@@ -98,7 +99,7 @@ Beat = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Plot:
-    """A problem and its end. Templates name the hero {h}, the friend {f}, a grown-up {g}, a creature {c}, a thing {t}."""
+    """A problem and its end. {h} is the hero, {f} a friend, {g} a grown-up, {c} a creature, {t} a thing."""
 
     name: str
     problem: tuple[Beat, ...]
@@ -106,8 +107,8 @@ class Plot:
     ends: Beat
     choices: dict[str, Beat] = field(default_factory=dict)
     """Words that are chosen once and stay the same for the whole story."""
-    looks: tuple[str, ...] = tuple(LOOKS)
-    things: tuple[str, ...] = tuple(CARRIED)
+    looks: tuple[str, ...] = LOOKS
+    things: tuple[str, ...] = CARRIED
     scenery: bool = False
     """Whether a line about fine weather fits after the first beat."""
     spare: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
 from braidlm.data.braid_tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
+from braidlm.data.words import parts_of
 
 __all__ = ["BraidTokenizer", "SpecialTokens", "bytes_tokenizer", "differences", "load_tokenizer", "train_bpe"]
 
@@ -40,7 +41,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[st
         special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator((part for text in texts for part in parts_of(text)), trainer)
     return backend
 
 

@@ -1,13 +1,14 @@
 """An architecture is data: the strict configuration that one model class builds."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from .dropout import DropoutConfig
+from .block import BlockConfig
+from .dropout import BlockDropout, DropoutConfig
 from .errors import BraidError
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
 from .registry import Choice
-from .strict import PartOf, decode, encode
+from .strict import PartOf, decode, encode, part_of
 
 
 @dataclass(kw_only=True)
@@ -48,12 +49,18 @@ def read_architecture(data: dict[str, Any], where: str = "model") -> Architectur
 
     `block` and `dropout` at the top are what stages inherit; `norm` at the top is by default the block's.
     """
+    if not isinstance(data, dict):
+        return decode(Architecture, data, where)  # which says what is wrong with it
     data = dict(data)
     template = data.pop("block", None) or {}
     if not isinstance(template, dict):
         raise BraidError(f"{where}.block: expected a mapping, got '{template}'")
+    template = _spelled_out(template)
     if "dropout" in data:
-        template = {"dropout": _without_embedding(data["dropout"]), **template}
+        rates = _spelled_out({"dropout": data["dropout"]})
+        if isinstance(rates["dropout"], dict):
+            rates["dropout"] = {kind: rate for kind, rate in rates["dropout"].items() if kind != "embedding"}
+        template = merge_options(rates, template)
     if "norm" in template:
         data.setdefault("norm", template["norm"])
     if template and isinstance(data.get("stages"), list):
@@ -66,15 +73,27 @@ def write_architecture(architecture: Architecture) -> dict[str, Any]:
     return encode(architecture)
 
 
-def _without_embedding(rates: Any) -> Any:
-    return {k: v for k, v in rates.items() if k != "embedding"} if isinstance(rates, dict) else rates
+def _spelled_out(template: dict[str, Any]) -> dict[str, Any]:
+    """A block's options as mappings with their kinds, so that it is clear what a stage's own options refine."""
+    hints = get_type_hints(BlockConfig, include_extras=True)
+    spelled = dict(template)
+    for name, value in template.items():
+        part = part_of(hints.get(name))
+        if part is not None and isinstance(value, (str, dict)):
+            spelled[name] = {"kind": value} if isinstance(value, str) else {"kind": part.default, **value}
+        elif name == "dropout" and isinstance(value, (int, float)):
+            spelled[name] = BlockDropout.from_shorthand(value)
+    return spelled
 
 
 def _inherit(stage: Any, template: dict[str, Any]) -> Any:
     """A stage with the options it did not give itself taken from the template."""
-    kind, options = (stage, {}) if isinstance(stage, str) else next(iter(stage.items()), (None, {}))
-    if (isinstance(stage, dict) and len(stage) != 1) or kind not in stage_kinds:
+    given = {stage: {}} if isinstance(stage, str) else stage
+    if not isinstance(given, dict) or len(given) != 1:
         return stage  # decoding says what is wrong with it
+    ((kind, options),) = given.items()
+    if kind not in stage_kinds:
+        return stage
     if not getattr(stage_kinds[kind], "inherits_block", False) or not isinstance(options or {}, dict):
         return stage
     return {kind: merge_options(template, options or {})}
@@ -83,6 +102,7 @@ def _inherit(stage: Any, template: dict[str, Any]) -> Any:
 def merge_options(base: Any, override: Any) -> Any:
     """Options over options. A part of another kind replaces the inherited one; of the same kind, it refines it."""
     base = {"kind": base} if isinstance(base, str) and isinstance(override, dict) else base
+    override = {"kind": override} if isinstance(override, str) and isinstance(base, dict) else override
     if not isinstance(base, dict) or not isinstance(override, dict):
         return override
     if "kind" in override and override["kind"] != base.get("kind", override["kind"]):

@@ -38,6 +38,8 @@ class SoftmaxAttention(nn.Module):
                 raise BraidError(f"heads must be at least 1, got {self.heads}")
             if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
                 raise BraidError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+            if self.head_dim is not None and self.head_dim < 1:
+                raise BraidError(f"head_dim must be at least 1, got {self.head_dim}")
             if self.window is not None and self.window < 1:
                 raise BraidError(f"window must be at least 1, got {self.window}")
 
@@ -83,6 +85,7 @@ class SoftmaxAttention(nn.Module):
         return (merged if self.out is None else self.out(merged)), ()
 
     def score_flops(self, length: int) -> int:
-        """FLOPs per token of scores and mixing (not the projections), a token seeing half of `length` on average."""
-        seen = (length + 1) / 2 if self.window is None else min((length + 1) / 2, self.window)
-        return round(4 * self.heads * self.head_dim * seen)
+        """FLOPs per token of scores and mixing (not the projections), on average over a sequence of `length`."""
+        window = min(self.window or length, length)
+        pairs = window * (window + 1) // 2 + (length - window) * window
+        return round(4 * self.heads * self.head_dim * pairs / length)

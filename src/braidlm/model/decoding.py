@@ -77,8 +77,8 @@ class Decoder:
     @torch.inference_mode()
     def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
-        if ids.shape[1] == 0:
-            raise BraidError("the prompt has no tokens", todo="Give some text, or let the text begin with EOS.")
+        if ids.shape[1] == 0 or (mask is not None and not bool(mask.any(-1).all())):
+            raise BraidError("a prompt has no tokens", todo="Give some text, or let the text begin with EOS.")
         if ids.shape[1] >= self.length:
             raise BraidError(
                 f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .errors import BraidError
 from .registry import Registry
 from .routing import Routings
 
@@ -26,12 +27,24 @@ def gated_hidden(width: int) -> int:
     return (8 * width // 3 + 63) // 64 * 64
 
 
+@dataclass
+class FeedConfig:
+    """What every feed-forward part has."""
+
+    hidden: int | None = None
+    """Inner size."""
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise BraidError(f"hidden must be at least 1, got {self.hidden}")
+
+
 @feeds.register("mlp")
 class MLP(nn.Module):
     """Two matrices with an activation between (GPT-2)."""
 
     @dataclass
-    class Config:
+    class Config(FeedConfig):
         hidden: int | None = None
         """Inner size; by default 4 x width."""
         activation: Literal["gelu", "gelu_new", "relu"] = "gelu"
@@ -55,7 +68,7 @@ class SwiGLU(nn.Module):
     """Swish-gated unit (Llama); one fused product makes gate and value."""
 
     @dataclass
-    class Config:
+    class Config(FeedConfig):
         hidden: int | None = None
         """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
         bias: bool = False
@@ -81,7 +94,7 @@ class GEGLU(nn.Module):
     """GELU-gated unit."""
 
     @dataclass
-    class Config:
+    class Config(FeedConfig):
         hidden: int | None = None
         """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
         bias: bool = False

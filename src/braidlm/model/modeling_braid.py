@@ -66,6 +66,8 @@ class BraidModel(BraidPreTrainedModel):
             module.writes_stream = name.endswith((".attention.out", ".feed.out"))
         self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
         self.head_dims = sorted({a.head_dim for a in self.attentions})
+        for head_dim in self.head_dims:
+            self.positions.check(head_dim)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -91,7 +93,8 @@ class BraidModel(BraidPreTrainedModel):
         if wants_cache and past_key_values is None:
             past_key_values = DynamicCache()
         span = self.span(hidden, attention_mask, position_ids, past_key_values if wants_cache else None)
-        kept: list[Tensor] | None = [] if output_hidden_states else None
+        wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        kept: list[Tensor] | None = [] if wants_hidden else None
         hidden, _ = self.stream(hidden, span, kept)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
@@ -123,6 +126,11 @@ class BraidModel(BraidPreTrainedModel):
     ) -> Span:
         """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
         time, device = hidden.shape[1], hidden.device
+        if getattr(cache, "is_compileable", False):  # transformers' static caches hand out places not yet filled
+            raise BraidError(
+                "Braid models do not serve transformers' static caches",
+                todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
+            )
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
         padding = _real_padding(attention_mask)
@@ -261,17 +269,20 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         return output if return_dict is not False else output.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.num_labels == 1:
-            return nn.functional.mse_loss(logits.squeeze(-1).float(), labels.float())
-        if labels.is_floating_point():
+        kind = self.config.problem_type
+        if kind == "regression" or (kind is None and self.num_labels == 1):
+            return nn.functional.mse_loss(logits.float(), labels.float().view_as(logits))
+        if kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
             return nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
         return nn.functional.cross_entropy(logits.float(), labels.view(-1))
 
 
 def _real_padding(mask: Tensor | None) -> Tensor | None:
     """The mask if anything is padded: without padding the kernels' own causal path is faster."""
-    if mask is None or mask.ndim != 2:
+    if mask is None:
         return None
+    if mask.ndim != 2:
+        raise BraidError(f"attention_mask must be [batch, time], 1 for real tokens; got {mask.ndim} dimensions")
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None
     return mask

@@ -25,6 +25,9 @@ class Positions(nn.Module):
     limit: int | None = None
     """The longest sequence it can serve, if there is one."""
 
+    def check(self, head_dim: int) -> None:
+        """Refuse heads of a size it cannot serve, when a model is built."""
+
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden
 
@@ -72,13 +75,19 @@ class RotaryPositions(Positions):
         pairs: Literal["half", "interleaved"] = "half"
         """Which channels form a pair: i with i + dim/2 (Llama on Hugging Face) or 2i with 2i + 1 (PaPaformer)."""
 
+        def __post_init__(self) -> None:
+            if self.theta <= 0:
+                raise BraidError(f"theta must be above 0, got {self.theta}")
+
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
         self.config = config
 
-    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def check(self, head_dim: int) -> None:
         if head_dim % 2:
             raise BraidError(f"rotary positions need an even head size, got {head_dim}")
+
+    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
         # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
         exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
         frequency = self.config.theta**-exponent

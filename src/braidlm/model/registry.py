@@ -38,9 +38,7 @@ class Registry:
         return file
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.parts:
-            _load_third_party_parts()
-        if name not in self.parts:
+        if name not in self:
             hint = did_you_mean(name, self.parts)
             raise BraidError(
                 f"unknown {self.noun} '{name}'.{hint}",
@@ -50,6 +48,8 @@ class Registry:
         return self.parts[name]
 
     def __contains__(self, name: object) -> bool:
+        if name not in self.parts:
+            _load_third_party_parts()
         return name in self.parts
 
     def __iter__(self) -> Iterator[str]:

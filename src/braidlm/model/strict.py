@@ -50,23 +50,23 @@ def encode(value: Any) -> Any:
 def _encode_as(hint: Any, value: Any) -> Any:
     if get_origin(hint) is list and isinstance(value, list):
         return [_encode_as(get_args(hint)[0], v) for v in value]
-    if isinstance(value, Choice) and _part_of(hint) is not None and _part_of(hint).by_key:  # type: ignore[union-attr]
+    if isinstance(value, Choice) and part_of(hint) is not None and part_of(hint).by_key:  # type: ignore[union-attr]
         return {value.kind: encode(value.options)}
     return encode(value)
 
 
-def _part_of(hint: Any) -> PartOf | None:
+def part_of(hint: Any) -> PartOf | None:
     """The PartOf mark of an annotation, also through `X | None`."""
     if get_origin(hint) is Annotated:
         return next((m for m in get_args(hint)[1:] if isinstance(m, PartOf)), None)
     if get_origin(hint) in (Union, types.UnionType):
-        return next((p for p in map(_part_of, get_args(hint)) if p), None)
+        return next((p for p in map(part_of, get_args(hint)) if p), None)
     return None
 
 
 def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     if get_origin(hint) is Annotated:
-        part = _part_of(hint)
+        part = part_of(hint)
         return (
             _decode_choice(part, data, where, problems) if part else _decode(get_args(hint)[0], data, where, problems)
         )
@@ -112,7 +112,7 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
             values[name] = _decode(hints[name], data[name], path, problems)
         elif field.default is MISSING and field.default_factory is MISSING:
             problems.append(f"{path}: missing; it has no default")
-        elif (part := _part_of(hints[name])) is not None and part.default == field.default:
+        elif (part := part_of(hints[name])) is not None and part.default == field.default:
             values[name] = _decode_choice(part, field.default, path, problems)
     if len(problems) > before:
         return None

@@ -57,7 +57,9 @@ def _as_text(value: Any, name: str, reading: Reading, where: str) -> str:
         return str(value)
     inside = f" Its fields: {', '.join(map(str, value))}." if isinstance(value, Mapping) else ""
     kind = {dict: "an object", list: "a list", bool: "true or false"}.get(type(value), type(value).__name__)
-    raise BraidError(f"the field '{name}' holds {kind}, not text.{inside}", where, "Choose another with `--field NAME`.")
+    raise BraidError(
+        f"the field '{name}' holds {kind}, not text.{inside}", where, "Choose another with `--field NAME`."
+    )
 
 
 def _without_surrogates(text: str, reading: Reading, where: str) -> str:

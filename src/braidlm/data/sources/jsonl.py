@@ -16,7 +16,9 @@ class JsonLines(Format):
     extensions = (".jsonl", ".ndjson")
 
     def plan(self, place: str, reading: Reading, shard_bytes: int) -> list[Shard]:
-        return ranges("jsonl", place, shard_bytes, after_newline) if divisible(place, reading) else whole("jsonl", place)
+        return (
+            ranges("jsonl", place, shard_bytes, after_newline) if divisible(place, reading) else whole("jsonl", place)
+        )
 
     def documents(self, shard: Shard, reading: Reading) -> Iterator[str]:
         with open_bytes(shard.place) as file:
@@ -32,7 +34,7 @@ class JsonLines(Format):
                 # The line number is worked out only for an error: a piece does not know how many lines precede it.
                 return text_of(row, reading, shard.place)
             what = f"this line is not an object but {json.dumps(row)[:40]}"
-            todo = "Each line of JSONL is one object, such as {\"text\": \"...\"}."
+            todo = 'Each line of JSONL is one object, such as {"text": "..."}.'
         except json.JSONDecodeError as error:
             what, todo = f"this line is not JSON ({error.msg} at character {error.colno})", "Repair or remove the line."
         except BraidError as error:

@@ -34,14 +34,7 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
     suffix = Path(path).suffix.lower()
     try:
         with open(path, "rb") as raw:
-            if suffix == ".gz":
-                yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-            elif suffix == ".xz":
-                yield cast(BinaryIO, lzma.LZMAFile(raw))
-            elif suffix == ".zst":
-                yield cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK))
-            else:
-                yield raw
+            yield _UNPACK.get(suffix, lambda plain: plain)(raw)
     except FileNotFoundError:
         raise BraidError("this file does not exist", path) from None
     except PermissionError:
@@ -93,6 +86,13 @@ class _ZstdReader(io.RawIOBase):
         return len(taken)
 
 
+_UNPACK: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115: the file below it is closed
+    ".zst": lambda raw: cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK)),
+}
+
+
 def divisible(path: str, reading: Reading) -> bool:
     """Whether a file can be read from the middle."""
     return not is_compressed(path) and reading.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
@@ -135,7 +135,9 @@ def lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[tuple[int,
     if shard.start:
         file.seek(shard.start)
     for line in file:
-        if 0 <= shard.stop <= position:
+        if 0 <= shard.stop < position + len(line):
+            if shard.stop > position:  # documents parted by a marker may end within a line
+                yield position, line[: shard.stop - position]
             return
         yield position, line
         position += len(line)

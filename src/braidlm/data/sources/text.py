@@ -45,7 +45,8 @@ class Text(Format):
 
 
 def _paragraphs(numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    begun, held = 0, []
+    begun = 0
+    held: list[bytes] = []
     for position, line in numbered:
         if line.strip():
             begun = begun if held else position

@@ -1,0 +1,77 @@
+"""The verb `convert`: between Braid model folders and Hugging Face checkpoints of known architectures."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import braidlm.bridges
+from braidlm.bridges.bridge import bridges
+from braidlm.bridges.exporting import Export
+from braidlm.bridges.importing import Import
+from braidlm.bridges.locate import find_model, find_tokenizer
+from braidlm.bridges.plan import Plan
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.files import read_json
+
+for _module in pkgutil.iter_modules(braidlm.bridges.__path__):  # a new format is a new file
+    if _module.name != "convert":
+        importlib.import_module(f"braidlm.bridges.{_module.name}")
+
+
+def convert(
+    source: str | Path,
+    out: str | Path | None = None,
+    from_: str | None = None,
+    to: str | None = None,
+    dry_run: bool = False,
+) -> Plan:
+    """Convert a Hugging Face checkpoint into a Braid model folder (`from_`), or the other way round (`to`).
+
+    `source` is a folder, or a name on the Hub where there is no such folder. Nothing is written before every tensor
+    is accounted for; with `dry_run` nothing is written at all. Without `from_` and `to` the source says what it is.
+    """
+    if from_ is not None and to is not None:
+        raise BraidError("give either `--from` or `--to`", todo="One side of a conversion is always Braid.")
+    for name in filter(None, (from_, to)):
+        _ = bridges[name]  # an unknown name is an error before anything is looked for or downloaded
+    if not dry_run:
+        _check_out(out)
+    found = find_model(source)
+    tokenizer = find_tokenizer(found.folder)
+    if tokenizer is None:
+        console.warn(f"{source}: no tokenizer.json (nor vocab.json with merges.txt); the result has no tokenizer")
+    kind = to or from_ or _kind_of(found.folder)
+    conversion = (Export if to else Import)(found, kind, bridges[kind](), tokenizer)
+    for line in conversion.plan.lines():
+        (console.show if dry_run else console.say)(line)
+    if not dry_run:
+        assert out is not None
+        conversion.write(Path(out).expanduser())
+        console.say(f"written: {out}")
+    return conversion.plan
+
+
+def _check_out(out: str | Path | None) -> None:
+    if out is None:
+        raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
+    if Path(out).expanduser().exists():
+        raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
+
+
+def _kind_of(folder: Path) -> str:
+    """The format that a folder says it has."""
+    data = read_json(folder / "config.json")
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    known = ", ".join(bridges)
+    if kind == "braid":
+        raise BraidError(
+            "this is a Braid model already", str(folder), f"Say what to make of it: `--to` one of {known}."
+        )
+    if kind not in bridges:
+        raise BraidError(
+            f"this folder holds a '{kind}' model; Braid reads {known}",
+            str(folder),
+            "If it is one of these under another name, say so with `--from`.",
+        )
+    return str(kind)

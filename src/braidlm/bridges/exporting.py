@@ -1,0 +1,108 @@
+"""From a Braid model folder to a plain Hugging Face folder that needs no code of ours."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from braidlm.bridges.bridge import Bridge, Shapes, compare_shapes, listed
+from braidlm.bridges.locate import Found
+from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.plan import Plan, counted_patterns
+from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder, sha256_of, write_json
+from braidlm.core.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
+from braidlm.data.tokenizers import BraidTokenizer
+
+
+class Export:
+    """One model on its way out: everything is checked when it is made, nothing written before `write`."""
+
+    def __init__(self, found: Found, kind: str, bridge: Bridge, tokenizer: BraidTokenizer | None):
+        folder = found.folder
+        self.found, self.kind, self.bridge, self.tokenizer = found, kind, bridge, tokenizer
+        config = load_config(folder)
+        check_weights(folder, config)
+        plain = PlainModel(config)
+        if problems := bridge.export_problems(plain):
+            raise BraidError(f"{bridge.title} cannot express this model:{listed(problems)}", str(folder))
+        self.target = _empty_model(bridge, plain)
+        self.links = bridge.checked_links(plain)
+        shapes = bridge.foreign_shapes(plain, self.links)
+        self.zeros = self._missing_biases(shapes)
+        if problems := compare_shapes(self._target_shapes(), shapes | self.zeros):
+            raise BraidError(f"the tensors do not fit transformers' {bridge.title}:{listed(problems)}", str(folder))
+        notes = bridge.export_notes(plain)
+        if self.zeros:
+            added = counted_patterns(self.zeros)
+            notes.append(f"{bridge.title} always has biases; added as zeros (logits do not change): {added}")
+        self.plan = Plan(f"Braid to {bridge.title}", self.links, shapes, True, notes)
+
+    def write(self, out: Path) -> None:
+        """Write the folder in one atomic step."""
+        tensors = self._tensors()
+        if self.target.config.tie_word_embeddings:
+            tensors[self.bridge.head] = tensors[self.bridge.embedding]
+        self.target.load_state_dict(tensors, assign=True)
+        self.target.tie_weights()
+        with atomic_folder(out) as folder:
+            if self.tokenizer is not None:
+                self.tokenizer.save(folder)
+            with _full_disk_as_such():
+                self.target.save_pretrained(folder)
+            write_json(folder / "lineage.json", self._lineage())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state = load_model(self.found.folder).state_dict()
+        made = ((link.foreign, link.to_foreign(state[link.braid].float())) for link in self.links)
+        tensors = {name: part for names, parts in made for name, part in zip(names, parts, strict=True)}
+        return tensors | {name: torch.zeros(shape) for name, shape in self.zeros.items()}
+
+    def _target_shapes(self) -> Shapes:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.target.state_dict().items()}
+        if self.target.config.tie_word_embeddings:
+            del shapes[self.bridge.head]
+        return shapes
+
+    def _missing_biases(self, shapes: Shapes) -> Shapes:
+        if not self.bridge.zero_biases:
+            return {}
+        return {n: s for n, s in self._target_shapes().items() if n.endswith(".bias") and n not in shapes}
+
+    def _lineage(self) -> dict[str, Any]:
+        source = {"path": self.found.name, "format": "braid"}
+        return {
+            "format": 1,
+            "made_by": f"convert to {self.kind}",
+            "sources": [
+                {
+                    **source,
+                    "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.found.folder / WEIGHTS)}],
+                    "lineage": load_lineage(self.found.folder),
+                }
+            ],
+            "versions": versions(),
+        }
+
+
+def _empty_model(bridge: Bridge, plain: PlainModel) -> Any:
+    """Transformers' own model without memory: what it asks for is what we must give."""
+    config = bridge.config_class(**bridge.settings(plain), dtype="float32")
+    with torch.device("meta"):
+        return bridge.model_class(config)
+
+
+@contextlib.contextmanager
+def _full_disk_as_such() -> Iterator[None]:
+    """safetensors wraps the system's error in text; `atomic_folder` explains the error itself."""
+    try:
+        yield
+    except SafetensorError as error:
+        if "No space left" in str(error) or "os error 28" in str(error):
+            raise OSError(errno.ENOSPC, "No space left on device") from error
+        raise

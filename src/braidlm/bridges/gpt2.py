@@ -1,0 +1,138 @@
+"""GPT-2 as Hugging Face stores it: learned positions, LayerNorm, Conv1D matrices, biases everywhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from braidlm.bridges.bridge import Bridge, Link, bridges
+from braidlm.bridges.plain import PlainModel, stack_problems, wrong_kind
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "relu": "relu",
+}
+"""Transformers' names, several of which are ways to write the same function, and ours."""
+
+
+@bridges.register("gpt2")
+class GPT2Bridge(Bridge):
+    """GPT2LMHeadModel."""
+
+    title = "GPT-2"
+    config_class = GPT2Config
+    model_class = GPT2LMHeadModel
+    body = "transformer."
+    embedding = "transformer.wte.weight"
+    ignorable = {
+        r"transformer\.h\.\d+\.attn\.bias": "the causal mask, which old versions stored",
+        r"transformer\.h\.\d+\.attn\.masked_bias": "a constant of the causal mask, which old versions stored",
+    }
+    zero_biases = True
+
+    def import_problems(self, config: Any) -> list[str]:
+        problems = []
+        if config.activation_function not in ACTIVATIONS:
+            known = ", ".join(sorted(set(ACTIVATIONS.values())))
+            problems.append(f"activation_function is '{config.activation_function}'; Braid has {known}")
+        if not config.scale_attn_weights:
+            problems.append("scale_attn_weights is false; Braid always divides scores by the root of the head size")
+        if config.scale_attn_by_inverse_layer_idx:
+            problems.append("scale_attn_by_inverse_layer_idx is true; Braid's attention is the same in every layer")
+        if config.add_cross_attention:
+            problems.append("add_cross_attention is true; Braid has no encoder to attend to")
+        if config.n_embd % config.n_head:
+            problems.append(f"n_embd ({config.n_embd}) is not a multiple of n_head ({config.n_head})")
+        return problems
+
+    def architecture(self, config: Any) -> dict[str, Any]:
+        return {
+            "width": config.n_embd,
+            "context": config.n_positions,
+            "positions": "learned",
+            "tie_embeddings": config.tie_word_embeddings,
+            "dropout": {
+                "embedding": float(config.embd_pdrop),
+                "attention": float(config.attn_pdrop),
+                "residual": float(config.resid_pdrop),
+            },
+            "initialisation": {"kind": "gpt2", "std": config.initializer_range},
+            "block": {
+                "norm": {"kind": "layer", "eps": config.layer_norm_epsilon},
+                "attention": {"heads": config.n_head, "bias": True},
+                "feed": {
+                    "kind": "mlp",
+                    "hidden": config.n_inner or 4 * config.n_embd,
+                    "activation": ACTIVATIONS[config.activation_function],
+                    "bias": True,
+                },
+            },
+            "stages": [{"block": {"layers": config.n_layer}}],
+        }
+
+    def export_problems(self, plain: PlainModel) -> list[str]:
+        problems = stack_problems(plain, self.title)
+        problems += wrong_kind("positions are", plain.architecture.positions.kind, "learned", self.title)
+        if not plain.is_stack:
+            return problems
+        problems += wrong_kind("the norm is", plain.block.norm.kind, "layer", self.title)
+        problems += wrong_kind("the feed-forward is", plain.block.feed.kind, "mlp", self.title)
+        if plain.block.attention.kind == "softmax":
+            attention, width = plain.attention, plain.architecture.width
+            if attention.kv_heads != attention.heads:
+                problems.append(
+                    f"attention has {attention.heads} query and {attention.kv_heads} key heads; "
+                    f"{self.title} has as many of both"
+                )
+            if attention.heads * attention.head_dim != width:
+                problems.append(
+                    f"{attention.heads} heads of {attention.head_dim} do not make the width {width}, as {self.title}'s do"
+                )
+        return problems
+
+    def settings(self, plain: PlainModel) -> dict[str, Any]:
+        architecture, block = plain.architecture, plain.block
+        return {
+            "vocab_size": plain.config.vocab_size,
+            "n_positions": architecture.context,
+            "n_embd": architecture.width,
+            "n_layer": len(plain.layers),
+            "n_head": plain.attention.heads,
+            "n_inner": plain.feed_hidden,
+            "activation_function": block.feed.options.activation,
+            "layer_norm_epsilon": block.norm.options.eps,
+            "embd_pdrop": architecture.dropout.embedding,
+            "attn_pdrop": block.dropout.attention,
+            "resid_pdrop": block.dropout.residual,
+            "initializer_range": plain.initial_std,
+            "tie_word_embeddings": architecture.tie_embeddings,
+            **plain.token_ids,
+        }
+
+    def export_notes(self, plain: PlainModel) -> list[str]:
+        return plain.uneven_dropout()
+
+    def links(self, plain: PlainModel) -> Iterator[Link]:
+        yield Link("model.embedding.weight", (self.embedding,))
+        yield Link("model.positions.weight", ("transformer.wpe.weight",))
+        for number, ours in enumerate(plain.layers):
+            theirs = f"transformer.h.{number}"
+            for kind in ("weight", "bias"):
+                yield Link(f"{ours}.attention_norm.{kind}", (f"{theirs}.ln_1.{kind}",))
+                yield Link(f"{ours}.feed_norm.{kind}", (f"{theirs}.ln_2.{kind}",))
+                for our_name, their_name in (
+                    ("attention.qkv", "attn.c_attn"),
+                    ("attention.out", "attn.c_proj"),
+                    ("feed.up", "mlp.c_fc"),
+                    ("feed.out", "mlp.c_proj"),
+                ):
+                    yield Link(f"{ours}.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",), (), kind == "weight")
+        yield Link("model.norm.weight", ("transformer.ln_f.weight",))
+        yield Link("model.norm.bias", ("transformer.ln_f.bias",))
+        yield Link("head.weight", (self.head,))

@@ -1,0 +1,69 @@
+"""Finding what to convert: a folder here, or a model on the Hub by name; and its tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from braidlm.core.errors import BraidError
+from braidlm.data.tokenizers import BraidTokenizer, load_tokenizer
+
+WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's folder and the name that its lineage gives it."""
+
+    folder: Path
+    name: str
+
+
+def find_model(source: str | Path) -> Found:
+    """The folder of a model; what does not exist here is looked for on the Hub if it could be a name there."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BraidError("this is not a model folder (no config.json)", str(source))
+        return Found(path, path.resolve().name)
+    if path.exists():
+        raise BraidError("this is a file; give the folder that holds config.json and the weights", str(source))
+    if path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
+        raise BraidError("there is no such folder", str(source))
+    return _download(str(source))
+
+
+def find_tokenizer(folder: Path) -> BraidTokenizer | None:
+    """The tokenizer of a model folder, or None where it has none that Braid reads."""
+    has_bpe = any(folder.glob("*vocab.json")) and any(folder.glob("*merges.txt"))
+    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() or has_bpe else None
+
+
+def _download(name: str) -> Found:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        raise BraidError(
+            f"'{name}' on the Hub asks you to accept its terms first",
+            todo=f"Accept them at https://huggingface.co/{name} and log in with `hf auth login`.",
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise BraidError(
+            f"there is no folder '{name}', and no model of that name on the Hub",
+            todo="Check the spelling; for a private model log in with `hf auth login`.",
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise BraidError(
+            f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
+            todo="Check the path; or download the model where there is a connection and give its folder.",
+        ) from None
+    if not (folder / "config.json").is_file():
+        raise BraidError(f"'{name}' on the Hub has no config.json", todo="It is not a transformers model.")
+    return Found(folder, f"{name}@{folder.name}")  # a snapshot's folder is named after its commit

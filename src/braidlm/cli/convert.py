@@ -1,0 +1,26 @@
+"""`braid convert`: models from and to Hugging Face formats."""
+
+import argparse
+
+HELP = "convert a model from or to a Hugging Face format (gpt2, llama)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `braid convert`."""
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a model folder, or a name on the Hub such as openai-community/gpt2"
+    )
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument(
+        "--from", dest="from_", metavar="FORMAT", help="read SOURCE as gpt2 or llama and write a Braid model folder"
+    )
+    way.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
+    parser.add_argument("--out", metavar="DIR", help="the folder to write; it must not exist yet")
+    parser.add_argument("--dry-run", action="store_true", help="show what would become what, and write nothing")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Convert as the arguments say."""
+    from braidlm.bridges.convert import convert
+
+    convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run)

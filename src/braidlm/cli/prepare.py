@@ -1,0 +1,101 @@
+"""`braid prepare`: text into packed token files."""
+
+import argparse
+
+HELP = "text, JSONL, parquet or a Hub data set, into packed token files (parallel, resumable)"
+EPILOG = """examples:
+  braid prepare stories --documents 20000 --vocab-size 1024 --out data/stories
+  braid prepare 'corpus/*.txt.gz' --separator lines --out data/childes
+  braid prepare maths.jsonl --field question --field answer --out data/maths --tokenizer data/stories
+  braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("sources", nargs="+", metavar="SOURCE", help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths")
+    add("--out", required=True, metavar="DIR", help="the folder to write")
+    add("--name", help="the data set's name (the folder's, unless given)")
+    add("--replace", action="store_true", help="put the result in the place of another data set")
+    add("--workers", type=int, metavar="N", help="processes (all cores, unless given)")
+
+    group = parser.add_argument_group("tokenizer").add_argument
+    group("--tokenizer", default="bpe", metavar="T", help="bpe (train one), bytes, a folder or file, or a Hub name")
+    group("--vocab-size", type=int, metavar="N", help="tokens of a trained one (16384)")
+    group(
+        "--special",
+        action="append",
+        metavar="[ROLE=]TOKEN",
+        help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
+    )
+    group("--sample-mb", type=float, default=64, metavar="MB", help="text to train on, spread over the data (64)")
+
+    group = parser.add_argument_group("reading").add_argument
+    group(
+        "--field",
+        action="append",
+        metavar="NAME",
+        help="JSONL, parquet, Hub: field with the text (text); several: joined",
+    )
+    group("--joiner", default="\\n", metavar="TEXT", help="what stands between fields (\\n)")
+    group("--separator", default="blank", metavar="S", help="text files: blank (lines), lines, file, or a text (blank)")
+    group("--encoding", default="utf-8", help="text files, JSONL (utf-8)")
+    group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")
+    group("--split", default="train", help="Hub: split (train)")
+    group("--subset", help="Hub: configuration of the data set")
+    group("--documents", type=int, default=10_000, metavar="N", help="built-in corpora: documents (10000)")
+    group("--first", type=int, default=0, metavar="N", help="built-in corpora: number of the first document (0)")
+    group("--seed", type=int, default=0, metavar="N", help="built-in corpora: seed (0)")
+    group("--limit-documents", type=int, metavar="N", help="take at most so many documents")
+    group("--limit-words", type=int, metavar="N", help="take whole documents up to so many words")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prepare, then show what came out."""
+    from braidlm.core.console import table
+    from braidlm.data.prepare import prepare
+    from braidlm.data.tokenizers import load_tokenizer
+
+    data = prepare(
+        args.sources,
+        args.out,
+        name=args.name,
+        tokenizer=args.tokenizer,
+        vocab_size=args.vocab_size,
+        special_tokens=args.special,
+        fields=args.field or ("text",),
+        joiner=_unescaped(args.joiner),
+        separator=_unescaped(args.separator),
+        encoding=args.encoding,
+        errors=args.errors,
+        documents=args.documents,
+        first=args.first,
+        seed=args.seed,
+        split=args.split,
+        subset=args.subset,
+        limit_documents=args.limit_documents,
+        limit_words=args.limit_words,
+        sample_mb=args.sample_mb,
+        workers=args.workers,
+        replace=args.replace,
+    )
+    facts = data.manifest
+    vocabulary = load_tokenizer(data.tokenizer_folder)
+    rows = [
+        ("documents", f"{facts.documents:,}"),
+        ("words", f"{facts.words:,}"),
+        ("tokens", f"{facts.tokens:,} ({facts.dtype})"),
+        ("bytes", f"{facts.bytes:,}"),
+        ("bytes per token", f"{facts.bytes / facts.tokens:.2f}"),
+        ("tokenizer", f"{vocabulary.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
+        ("folder", str(data.folder)),
+    ]
+    table((facts.name, ""), rows)
+
+
+def _unescaped(text: str) -> str:
+    """What a shell cannot easily pass: \\n and \\t."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")

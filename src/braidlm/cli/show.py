@@ -1,0 +1,113 @@
+"""`braid show`: what a recipe, a model folder, a run or a packed data set is and costs."""
+
+import argparse
+import json
+from typing import Any
+
+HELP = "look at a recipe, a model folder, a run or packed data: stages, parameters, FLOPs, memory, lineage, problems"
+MEMORY = {
+    "weights_float32": "weights, float32",
+    "weights_bfloat16": "weights, bf16",
+    "training_adamw": "training with AdamW, without activations",
+    "cache_float32": "keys and values of one text, float32",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("x", metavar="X", help="a recipe's name or file, or a folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to a recipe")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens per text for FLOPs (default: the context)")
+    parser.add_argument("--json", action="store_true", help="print facts for programs")
+
+
+def run(args: argparse.Namespace) -> None:
+    from braidlm.core import console
+    from braidlm.training.show import show
+
+    facts = show(args.x, args.overrides, args.length)
+    if args.json:
+        console.show(json.dumps(facts, ensure_ascii=False, indent=2))
+    elif facts["kind"] == "data":
+        _print_data(facts)
+    else:
+        _print_model(facts)
+    if not args.json:
+        for note in facts["notes"]:
+            console.show(f"note: {note}")
+        for problem in facts["problems"]:
+            console.show(f"problem: {problem}")
+
+
+def _print_model(facts: dict[str, Any]) -> None:
+    from braidlm.core.console import count, show, table
+
+    show(f"{facts['kind']} {facts['name']}\n")
+    columns = ("stage", "layers", "parameters", "active", "FLOPs per token")
+    keys = ("parameters", "active_parameters", "flops_per_token")
+    rows = [(row["name"], row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
+    table(columns, [*rows, ("total", facts["layers"], *(facts[key] for key in keys))])
+    show("")
+    assumed = " (assumed)" if facts["vocab_size_assumed"] else ""
+    about = [
+        ("width", f"{facts['width']:,}"),
+        ("context", f"{facts['context']:,} tokens"),
+        ("vocabulary", f"{facts['vocab_size']:,}{assumed}"),
+        ("forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"),
+        *((text, size(facts["memory"][key])) for key, text in MEMORY.items()),
+        *_run_rows(facts.get("run") or {}),
+        *_lineage_rows(facts["lineage"] or {}),
+        ("tokenizer", (facts["tokenizer"] or "-")[:16]),
+    ]
+    table(("", ""), about)
+
+
+def _run_rows(run: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("checkpoint", run["checkpoint"] or "none yet")] if run else []
+    for kind in ("train", "validation"):
+        numbers = [f"{key} {_number(value)}" for key, value in run.get(kind, {}).items() if _is_plain(value)]
+        rows += [(f"last {kind} record", ", ".join(numbers))] if numbers else []
+    return rows
+
+
+def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("made by", str(lineage["made_by"]))] if "made_by" in lineage else []
+    if training := lineage.get("training"):
+        rows.append(("trained", ", ".join(f"{_number(v)} {k}" for k, v in training.items() if _is_plain(v))))
+    for source in lineage.get("sources") or []:
+        rows.append(("source", str(source)))
+    if "created" in lineage:
+        rows.append(("created", str(lineage["created"])))
+    if "versions" in lineage:
+        rows.append(("versions", ", ".join(f"{name} {number}" for name, number in lineage["versions"].items())))
+    return rows
+
+
+def _print_data(facts: dict[str, Any]) -> None:
+    from braidlm.core.console import show, table
+
+    show(f"packed data {facts['name']}\n")
+    counts = ("tokens", "documents", "words", "bytes", "vocab_size")
+    rows: list[tuple[str, str]] = [(key, _number(facts[key])) for key in counts if key in facts]
+    if facts.get("words"):
+        rows.append(("tokens per word", f"{facts['tokens'] / facts['words']:.2f}"))
+    rows += [("token type", str(facts.get("dtype"))), ("tokenizer", str(facts.get("tokenizer"))[:16])]
+    rows += [(f"source {key}", json.dumps(value, ensure_ascii=False)) for key, value in facts.get("source", {}).items()]
+    table(("", ""), rows)
+
+
+def size(amount: int) -> str:
+    """1500000 bytes as 1.5 MB."""
+    value = float(amount)
+    for unit in ("bytes", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} GB"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,22 @@
+"""`braid train`."""
+
+import argparse
+
+HELP = "train a model as a recipe says; the same command goes on after a stop"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes, e.g. training.batch=16 seed=2")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    parser.add_argument("--fresh", action="store_true", help="throw away what the run folder holds and begin anew")
+    parser.add_argument("--multirun", action="store_true", help="one run for each combination of key=a,b,c")
+
+
+def run(args: argparse.Namespace) -> None:
+    from braidlm.core import console
+    from braidlm.training.train import train
+
+    done = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    console.say(f"{done.progress.steps:,} steps, {done.progress.tokens:,} tokens, {done.progress.words:,} words.")
+    console.show(str(done.model))

@@ -1,0 +1,1 @@
+"""Floor 2: a finished model at work."""

@@ -1,0 +1,69 @@
+"""Which process this is, on which device, and data parallelism around a single-device model."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among its peers."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@contextlib.contextmanager
+def join_group(device: str | None = None) -> Iterator[Place]:
+    """Join the processes that torchrun started, or be the only one."""
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    chosen = _device(device)
+    if world == 1:
+        yield Place(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Place(rank, world, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str | None) -> torch.device:
+    if name is not None and name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+def data_parallel(module: nn.Module, place: Place) -> nn.Module:
+    """The module with its gradients averaged over processes."""
+    if place.world == 1:
+        return module
+    return DistributedDataParallel(module, device_ids=[place.device.index] if place.device.type == "cuda" else None)
+
+
+def sum_over_processes(value: torch.Tensor, place: Place) -> torch.Tensor:
+    """The sum of a number over all processes."""
+    if place.world > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def wait_for_all(place: Place) -> None:
+    """Return when every process has come here."""
+    if place.world > 1:
+        dist.barrier()

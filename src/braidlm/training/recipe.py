@@ -1,0 +1,193 @@
+"""A recipe: one file that says everything about a run, decoded strictly."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from braidlm.core.errors import BraidError
+from braidlm.core.recipes import compose_recipe
+from braidlm.data.catalog import DataConfig
+from braidlm.model.architecture import Architecture, read_architecture, write_architecture
+from braidlm.model.registry import Choice
+from braidlm.model.strict import PartOf, decode, encode
+from braidlm.training.amounts import Amount, Pace
+from braidlm.training.schedules import dropout_schedules, schedules
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: float = 1e-3
+    """The highest learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Memory of the gradient and of its square."""
+    eps: float = 1e-8
+    """Added to the root of the squares."""
+    weight_decay: float = 0.1
+    """Pull towards zero."""
+    decay: Literal["matrices", "everything"] = "matrices"
+    """What is pulled: matrices only, or also norms, biases and vectors, as the papers do."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise BraidError(f"lr must be above 0, got {self.lr:g}")
+        if self.weight_decay < 0:
+            raise BraidError(f"weight_decay must be 0 or more, got {self.weight_decay:g}")
+
+
+@dataclass
+class TrainingConfig:
+    """How the model is trained."""
+
+    budget: Amount
+    """How much: `2000 steps`, `50M tokens` or `10M words`; met exactly."""
+    batch: int = 32
+    """Sequences per process in one forward pass."""
+    accumulation: int = 1
+    """Forward passes per optimizer step."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: Annotated[Choice, PartOf(schedules, "cosine")] = "cosine"  # type: ignore[assignment]
+    """The learning rate over the training."""
+    warmup: Amount = field(default_factory=lambda: Amount(0))
+    """How long the rate rises from zero."""
+    clip: float | None = 1.0
+    """The longest a gradient may be; null for any length."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """auto: bf16 autocast on a GPU, float32 on a CPU."""
+    compile: bool | None = None
+    """torch.compile; by default on a GPU only."""
+    graph: bool | None = None
+    """Replay the whole step as one CUDA graph; by default on a single GPU."""
+    activation_checkpointing: bool = False
+    """Recompute blocks in the backward pass: less memory, about a third slower."""
+    dropout: Annotated[Choice, PartOf(dropout_schedules, "constant")] = "constant"  # type: ignore[assignment]
+    """The model's dropout rates over the training."""
+
+    def __post_init__(self) -> None:
+        if self.budget.count < 1:
+            raise BraidError("budget must be at least 1")
+        for name in ("batch", "accumulation"):
+            if getattr(self, name) < 1:
+                raise BraidError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass
+class CheckpointConfig:
+    """When the run is saved."""
+
+    every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
+    """`500 steps`, or `1M words to 10M, then 10M`; each mark is met exactly. The end is always saved."""
+    keep: int | None = 3
+    """How many model folders to keep (the newest); null keeps all."""
+
+
+@dataclass
+class ValidationConfig:
+    """When held-out text is scored."""
+
+    every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
+    tokens: int | None = 100_000
+    """At most this many tokens of each data set (whole documents); null for all."""
+
+
+@dataclass
+class SampleConfig:
+    """Texts that the model writes during the training."""
+
+    every: Pace | None = None
+    """By default with each validation."""
+    prompts: list[str] = field(default_factory=list)
+    tokens: int = 80
+    temperature: float = 0.8
+
+
+@dataclass
+class LogConfig:
+    """What is recorded. metrics.jsonl is always written."""
+
+    every: int = 10
+    """Steps between records."""
+    track: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    """Also send the metrics there."""
+    project: str = "braid"
+    """The Weights & Biases project."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise BraidError(f"every must be at least 1, got {self.every}")
+
+
+@dataclass
+class Recipe:
+    """Everything about a run."""
+
+    data: DataConfig
+    training: TrainingConfig
+    name: str = "run"
+    """The run's name; its folder is `runs/NAME` unless `out` says otherwise."""
+    out: str | None = None
+    """The run's folder."""
+    seed: int = 1
+    """Fixes weights, order of data and dropout."""
+    model: Any = None
+    """The architecture; see `braid list parts`."""
+    start_from: str | None = None
+    """A model folder whose weights the training begins with; its architecture is used when `model` is not given."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    samples: SampleConfig = field(default_factory=SampleConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def folder(self) -> str:
+        return self.out or f"runs/{self.name}"
+
+
+@dataclass
+class LoadedRecipe:
+    """A recipe with its architecture decoded."""
+
+    recipe: Recipe
+    architecture: Architecture | None
+    vocab_size: int | None
+    """Given in the recipe, or None: the tokenizer's."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved recipe, as written into the run folder."""
+        data = encode(self.recipe)
+        if self.architecture is not None:
+            data["model"] = {"vocab_size": self.vocab_size} | write_architecture(self.architecture)
+        return data
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
+    """Compose and decode a recipe; every problem in it is in one error."""
+    return decode_recipe(compose_recipe(name, overrides))
+
+
+def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
+    """A recipe from plain data."""
+    problems: list[str] = []
+    architecture, vocab_size = None, None
+    model = data.get("model")
+    if isinstance(model, dict):
+        model = dict(model)
+        vocab_size = model.pop("vocab_size", None)
+        try:
+            architecture = read_architecture(model)
+        except BraidError as error:
+            problems.append(error.what)
+        if vocab_size is not None and (not isinstance(vocab_size, int) or vocab_size < 1):
+            problems.append(f"model.vocab_size: expected a whole number above 0, got {vocab_size!r}")
+    elif model is not None:
+        problems.append(f"model: expected a mapping, got '{model}'")
+    elif not data.get("start_from"):
+        problems.append("model: missing; give an architecture, or start_from a model folder")
+    recipe = None
+    try:
+        recipe = decode(Recipe, {key: value for key, value in data.items() if key != "model"})
+    except BraidError as error:
+        problems.append(error.what)
+    if problems or recipe is None:
+        raise BraidError("\n".join(problems), todo="Nothing was started. `braid show RECIPE` checks a recipe.")
+    return LoadedRecipe(recipe, architecture, vocab_size)

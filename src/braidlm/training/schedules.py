@@ -1,0 +1,152 @@
+"""How the learning rate and dropout change with training progress; each schedule is a class of its own config."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from braidlm.core.errors import BraidError
+from braidlm.model.registry import Registry
+
+schedules = Registry("schedule")
+dropout_schedules = Registry("dropout schedule")
+
+
+@dataclass
+class Decay:
+    """Options of schedules that end lower than they began."""
+
+    final: float = 0.1
+    """The rate at the end, as a share of the highest."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.final <= 1.0:
+            raise BraidError(f"final must lie between 0 and 1, got {self.final:g}")
+
+
+class Schedule:
+    """The contract: called with progress in [0, 1] after warm-up, gives the share of the highest rate."""
+
+    Config: Any = Decay
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def __call__(self, progress: float) -> float:
+        raise NotImplementedError("abstract: each schedule has its own curve")
+
+
+@schedules.register("cosine")
+class Cosine(Schedule):
+    """Half a cosine wave from 1 down to `final`."""
+
+    def __call__(self, progress: float) -> float:
+        final = self.config.final
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+@schedules.register("linear")
+class Linear(Schedule):
+    """A straight line from 1 down to `final`."""
+
+    def __call__(self, progress: float) -> float:
+        return 1 - (1 - self.config.final) * min(progress, 1.0)
+
+
+@schedules.register("constant")
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __call__(self, progress: float) -> float:
+        return 1.0
+
+
+@schedules.register("wsd")
+class WarmupStableDecay(Schedule):
+    """Stable, then a straight line down to `final` over the last part."""
+
+    @dataclass
+    class Config(Decay):
+        final: float = 0.0
+        """The rate at the end, as a share of the highest."""
+        decay: float = 0.2
+        """The share of the training that the decay takes."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if not 0.0 < self.decay <= 1.0:
+                raise BraidError(f"decay must be above 0 and at most 1, got {self.decay:g}")
+
+    def __call__(self, progress: float) -> float:
+        into = max(0.0, progress - (1 - self.config.decay)) / self.config.decay
+        return 1 - (1 - self.config.final) * min(into, 1.0)
+
+
+@dataclass
+class NoOptions:
+    """A schedule without options."""
+
+
+@dataclass
+class Turn:
+    """Options of dropout schedules that switch once."""
+
+    at: float = 0.5
+    """The progress at which dropout changes."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.at <= 1.0:
+            raise BraidError(f"at must lie between 0 and 1, got {self.at:g}")
+
+
+@dropout_schedules.register("constant")
+class ConstantDropout(Schedule):
+    """The configured rates throughout."""
+
+    Config = NoOptions
+
+    def __call__(self, progress: float) -> float:
+        return 1.0
+
+
+@dropout_schedules.register("early")
+class EarlyDropout(Schedule):
+    """The configured rates at first, none after `at`."""
+
+    Config = Turn
+
+    def __call__(self, progress: float) -> float:
+        return 1.0 if progress < self.config.at else 0.0
+
+
+@dropout_schedules.register("late")
+class LateDropout(Schedule):
+    """None at first, the configured rates after `at`."""
+
+    Config = Turn
+
+    def __call__(self, progress: float) -> float:
+        return 0.0 if progress < self.config.at else 1.0
+
+
+@dropout_schedules.register("linear")
+class LinearDropout(Schedule):
+    """From none to the configured rates in `levels` even steps (each one rebuilds a compiled or captured step)."""
+
+    @dataclass
+    class Config:
+        levels: int = 10
+        """How many steps the line is made of."""
+        falling: bool = False
+        """From the configured rates down to none instead."""
+
+        def __post_init__(self) -> None:
+            if self.levels < 1:
+                raise BraidError(f"levels must be at least 1, got {self.levels}")
+
+    def __call__(self, progress: float) -> float:
+        level = min(int(progress * (self.config.levels + 1)), self.config.levels) / self.config.levels
+        return 1 - level if self.config.falling else level

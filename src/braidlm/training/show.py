@@ -1,0 +1,173 @@
+"""The facts behind `braid show`: a recipe, a model folder, a run or a packed data set, without running anything."""
+
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.facts import model_facts
+from braidlm.core.files import read_json
+from braidlm.core.folders import check_weights, load_config, load_lineage
+from braidlm.core.models import is_preset, read_model
+from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
+from braidlm.core.runs import RECIPE, is_run, last_records, newest_checkpoint
+from braidlm.data.catalog import DataConfig
+from braidlm.data.packed import MANIFEST, PackedData, is_packed
+from braidlm.data.prepare import USUAL_VOCABULARY
+from braidlm.data.tokenizers import load_tokenizer
+from braidlm.model.architecture import Architecture
+from braidlm.model.configuration_braid import BraidConfig
+from braidlm.training.recipe import decode_recipe
+
+ASSUMED_VOCABULARY = 50_257
+"""GPT-2's: counted with where a recipe leaves the vocabulary to a tokenizer that does not exist yet."""
+
+
+def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
+    """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, run or data folder."""
+    folder = Path(x)
+    if not folder.is_dir():
+        return recipe_facts(str(x), overrides, length)
+    if overrides:
+        raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", str(x))
+    if is_packed(folder):
+        return {"kind": "data", "name": str(x), **read_json(folder / MANIFEST), "notes": [], "problems": []}
+    if is_run(folder):
+        return run_facts(folder, length)
+    if (folder / "config.json").is_file():
+        return {"kind": "model", **folder_facts(folder, length)}
+    raise BraidError(
+        "this folder is no model (config.json), no run (recipe.yaml) and no packed data set (data.json)", str(x)
+    )
+
+
+def recipe_facts(name: str, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
+    """A recipe, composed and checked in full; its model as it would be built."""
+    _check_exists(name)
+    data = compose_recipe(name, overrides)
+    notes: list[str] = []
+    problems: list[str] = []
+    if is_preset(data):
+        kind, key = "preset", "vocab_size"
+        architecture, vocab_size = read_model(data, name)
+    else:
+        kind, key = "recipe", "model.vocab_size"
+        architecture, vocab_size = _read_run(data, name, problems)
+    if vocab_size is None:
+        notes.append(
+            f"The vocabulary comes from the tokenizer; counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. "
+            f"{key}=N counts with another."
+        )
+    try:
+        facts = model_facts(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
+    except BraidError as error:
+        raise BraidError(error.what, name, error.todo) from error
+    return {
+        "kind": kind,
+        "name": name,
+        **facts,
+        "vocab_size_assumed": vocab_size is None,
+        "lineage": None,
+        "tokenizer": None,
+        "recipe": data,
+        "notes": notes,
+        "problems": problems,
+    }
+
+
+def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
+    """A model folder, with what is wrong with it."""
+    config = load_config(folder)
+    problems = []
+    try:
+        check_weights(folder, config)
+    except BraidError as error:
+        problems.append(error.what)
+    lineage = load_lineage(folder)
+    if lineage is None:
+        problems.append("lineage.json is missing: where the model came from is not known")
+    fingerprint = None
+    try:
+        tokenizer = load_tokenizer(folder)
+        fingerprint = tokenizer.fingerprint
+        if tokenizer.vocab_size > config.vocab_size:
+            problems.append(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {config.vocab_size}"
+            )
+    except BraidError as error:
+        problems.append(error.what)
+    recorded = (lineage or {}).get("tokenizer")
+    if fingerprint and recorded and fingerprint != recorded:
+        problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
+    return {
+        "name": str(folder),
+        **model_facts(config, length),
+        "vocab_size_assumed": False,
+        "lineage": lineage,
+        "tokenizer": fingerprint,
+        "recipe": config.architecture,
+        "notes": [],
+        "problems": problems,
+    }
+
+
+def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
+    """A run: its newest checkpoint and how far it has come; before the first checkpoint, its recipe."""
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        facts = recipe_facts(str(folder / RECIPE), length=length)
+        facts["notes"].append("This run has no checkpoint yet: the model is as its recipe says.")
+    else:
+        facts = folder_facts(newest, length)
+    records = last_records(folder)
+    run: dict[str, Any] = {"checkpoint": newest.name if newest else None}
+    run |= {kind: _without_kind(records[kind]) for kind in ("train", "validation") if kind in records}
+    return {**facts, "kind": "run", "name": str(folder), "run": run}
+
+
+def _check_exists(name: str) -> None:
+    try:
+        find_recipe(name)
+    except BraidError as error:
+        if Path(name).suffix in (".yaml", ".yml"):
+            raise
+        hint = did_you_mean(name, [known for known, _ in list_recipes()])
+        raise BraidError(
+            f"there is no recipe and no folder '{name}'.{hint}",
+            todo="`braid list recipes` shows the recipes that come with Braid; a recipe of your own is FILE.yaml.",
+        ) from error
+
+
+def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None]:
+    """A run's model and vocabulary; what would stop the run at its start is added to `problems`."""
+    try:
+        loaded = decode_recipe(data)
+    except BraidError as error:
+        raise BraidError(error.what, name) from error
+    tokens = _tokenizer_size(loaded.recipe.data, problems)
+    architecture, vocab_size = loaded.architecture, loaded.vocab_size
+    if architecture is None:
+        config = load_config(str(loaded.recipe.start_from))
+        architecture, vocab_size = config.decoded(), config.vocab_size
+    if vocab_size and tokens and tokens > vocab_size:
+        problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")
+    length = loaded.recipe.data.length
+    if architecture.positions.kind == "learned" and length > architecture.context:
+        problems.append(f"data.length is {length}, and the model has {architecture.context} learned positions")
+    return architecture, vocab_size or tokens
+
+
+def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
+    """How many tokens a run's tokenizer has or will have, where that is known without fetching or training it."""
+    packed = {name: spec.path for name, spec in config.sets.items() if spec.path is not None}
+    missing = {name: path for name, path in packed.items() if not is_packed(path)}
+    problems += [f"data.sets.{name}.path: {path} is not a packed data set" for name, path in missing.items()]
+    for path in packed.values():
+        return PackedData(path).manifest.vocab_size if not missing else None
+    kind = config.tokenizer.kind
+    if kind == "bpe":
+        return config.tokenizer.vocab_size or USUAL_VOCABULARY
+    return load_tokenizer(kind).vocab_size if kind == "bytes" or Path(kind).exists() else None
+
+
+def _without_kind(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "kind"}

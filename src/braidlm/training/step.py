@@ -1,0 +1,116 @@
+"""One optimizer step: forward and backward over the micro-batches, clipping, AdamW; eager or as a replayed graph."""
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from braidlm.model.dropout import scale_dropout
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.optimizers import make_adamw, set_learning_rate
+from braidlm.training.parallel import Place, data_parallel
+from braidlm.training.precision import autocast
+from braidlm.training.recipe import TrainingConfig
+
+EAGER_STEPS_BEFORE_CAPTURE = 3
+"""Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
+
+
+class Objective(nn.Module):
+    """The model as a function from a batch to its loss."""
+
+    def __init__(self, model: BraidForCausalLM):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Tensor:
+        return self.model.training_loss(inputs, labels, count)
+
+
+class Stepper:
+    """Runs optimizer steps for one model; nothing in a step waits for the device."""
+
+    def __init__(self, model: BraidForCausalLM, config: TrainingConfig, place: Place, dtype: torch.dtype):
+        self.model, self.config, self.place, self.dtype = model.train(), config, place, dtype
+        on_gpu = place.device.type == "cuda"
+        self.use_graph = (on_gpu and place.world == 1) if config.graph is None else config.graph and on_gpu
+        self.use_compile = on_gpu if config.compile is None else config.compile
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.objective = data_parallel(Objective(model), place)
+        self.run: Callable[..., Tensor] = self.objective
+        if self.use_compile:
+            self.run = torch.compile(self.objective, dynamic=False)
+        self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.dropout_scale = 1.0
+        self.steps = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self.results: tuple[Tensor, Tensor] | None = None
+
+    def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> tuple[Tensor, Tensor]:
+        """Train on this process's rows; `count` labels are in the batch of all processes. Gives loss and norm."""
+        batch = (self._load(inputs), self._load(labels), torch.tensor(float(count)).to(self.place.device))
+        set_learning_rate(self.optimizer, rate)
+        self.steps += 1
+        if not self.use_graph or self.steps <= EAGER_STEPS_BEFORE_CAPTURE:
+            return self._train(*batch)
+        return self._replay(batch)
+
+    def scale_dropout(self, scale: float) -> None:
+        """Change every dropout rate; a captured step is recorded again."""
+        if scale != self.dropout_scale:
+            self.dropout_scale, self.graph, self.steps = scale, None, 0
+            scale_dropout(self.model, scale)
+
+    def _load(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.place.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.place.device, non_blocking=True)
+
+    def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.zeros((), device=self.place.device)
+        pieces = list(zip(inputs.chunk(self.config.accumulation), labels.chunk(self.config.accumulation), strict=True))
+        for index, (tokens, targets) in enumerate(pieces):
+            last = index + 1 == len(pieces)
+            with self._without_sync() if not last else contextlib.nullcontext():
+                with autocast(self.place.device, self.dtype):
+                    loss = self.run(tokens, targets, count)
+                # DDP averages gradients, and the loss is already divided by the count of all processes.
+                (loss * self.place.world).backward()
+            total += loss.detach()
+        longest = self.config.clip if self.config.clip is not None else float("inf")
+        norm = nn.utils.clip_grad_norm_(self.parameters, longest, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm.detach()
+
+    def _without_sync(self) -> contextlib.AbstractContextManager:
+        if isinstance(self.objective, DistributedDataParallel):
+            return self.objective.no_sync()
+        return contextlib.nullcontext()
+
+    def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if self.graph is None:
+            self._capture(batch)
+        assert self.graph is not None
+        assert self.buffers is not None
+        assert self.results is not None
+        for buffer, value in zip(self.buffers, batch, strict=True):
+            buffer.copy_(value, non_blocking=True)
+        self.graph.replay()
+        loss, norm = self.results
+        return loss.clone(), norm.clone()
+
+    def _capture(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Record the step without running it; gradients get their fixed places inside the graph's memory."""
+        self.buffers = (batch[0].clone(), batch[1].clone(), batch[2].clone())
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.results = self._train(*self.buffers)

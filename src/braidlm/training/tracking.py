@@ -1,0 +1,123 @@
+"""Metrics: metrics.jsonl always, TensorBoard and Weights & Biases when asked."""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from braidlm.core.errors import BraidError
+from braidlm.core.files import explained_disk_errors
+from braidlm.training.recipe import LogConfig
+
+
+class Sink(Protocol):
+    """Where numbers go."""
+
+    def write(self, step: int, numbers: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """Writes records of a run; `kind` is train, validation or sample."""
+
+    def __init__(self, folder: Path, config: LogConfig, name: str, resumed_step: int):
+        self.path = folder / "metrics.jsonl"
+        drop_records_after(self.path, resumed_step)
+        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        self.sinks: list[Sink] = []
+        if "tensorboard" in config.track:
+            self.sinks.append(TensorBoardSink(folder / "tensorboard", resumed_step))
+        if "wandb" in config.track:
+            self.sinks.append(WandbSink(folder, config.project, name))
+
+    def record(self, kind: str, step: int, **facts: Any) -> None:
+        """One line of metrics.jsonl; numbers also go to the other sinks."""
+        with explained_disk_errors(self.path):
+            self.file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
+            self.file.flush()
+        numbers = dict(_numbers(kind, facts))
+        for sink in self.sinks:
+            sink.write(step, numbers)
+
+    def close(self) -> None:
+        self.file.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def drop_records_after(path: Path, step: int) -> None:
+    """Records of work that a crash undid, and a last line cut off by it, are removed when a run goes on."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (json.JSONDecodeError, KeyError):
+            continue
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run folder, of one kind if given."""
+    path = Path(folder) / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [r for r in records if kind is None or r["kind"] == kind]
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard."""
+
+    def __init__(self, folder: Path, resumed_step: int):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise BraidError("TensorBoard is not installed", todo="pip install 'braidlm[track]'") from error
+        self.writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbSink:
+    """A Weights & Biases run that goes on when the run does; offline with WANDB_MODE=offline."""
+
+    def __init__(self, folder: Path, project: str, name: str):
+        try:
+            import wandb
+        except ImportError as error:
+            raise BraidError("Weights & Biases is not installed", todo="pip install 'braidlm[track]'") from error
+        self.run = wandb.init(project=project, name=name, dir=str(folder), id=_run_id(folder), resume="allow")
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        self.run.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def _run_id(folder: Path) -> str:
+    """The same id each time this run folder is opened."""
+    import secrets
+
+    path = folder / "wandb-id"
+    if not path.is_file():
+        path.write_text(secrets.token_hex(4))
+    return path.read_text()
+
+
+def _numbers(prefix: str, facts: dict[str, Any]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            found += _numbers(f"{prefix}/{name}", value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.append((f"{prefix}/{name}", float(value)))
+    return found

@@ -1,0 +1,47 @@
+"""What every test shares: no network, no caches outside a temporary folder, one thread for tiny models."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports transformers, which reads these once.
+_cache = tempfile.TemporaryDirectory(prefix="braid-tests-")
+os.environ["HF_HOME"] = _cache.name
+os.environ["HF_MODULES_CACHE"] = str(Path(_cache.name) / "modules")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# Examples take milliseconds, but a busy machine may pause in the middle of one.
+settings.register_profile("braid", deadline=None)
+settings.load_profile("braid")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Tiny models are slower on two threads, and the other core may be busy."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_seed() -> None:
+    """A test that forgets to seed still does the same every time."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny() -> "torch.nn.Module":  # noqa: F821
+    """A Llama-like model of two blocks with random weights."""
+    from tiny_models import tiny_model
+
+    return tiny_model()

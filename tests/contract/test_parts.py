@@ -1,0 +1,283 @@
+"""What every registered part promises, whatever it is: a tiny model with it is put through the same contract.
+
+In float64, so that a difference is a mistake and not rounding.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
+from torch import Tensor
+from transformers import DynamicCache
+
+from braidlm.core.folders import load_model, save_model
+from braidlm.model.accounting import model_cost, skeleton, stage_table
+from braidlm.model.decoding import Decoder, Sampling, decode_tokens
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.parts import REGISTRIES
+
+PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "stage": lambda part: {"stages": [{part.pop("kind"): part}] * 2},
+    "attention": lambda part: {"block": {"attention": {"heads": 4, **part}}},
+    "feed-forward": lambda part: {"block": {"feed": part}},
+    "norm": lambda part: {"block": {"norm": part}},
+    "positions": lambda part: {"positions": part},
+    "embedding": lambda part: {"embedding": part},
+    "head": lambda part: {"head": part},
+    "initialisation": lambda part: {"initialisation": part},
+}
+"""Where a part of each kind stands in an architecture."""
+
+OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("stage", "block"): [{}, {"layers": 3}],
+    ("attention", "softmax"): [
+        {"kv_heads": 4},
+        {"kv_heads": 2},
+        {"kv_heads": 1},
+        {"head_dim": 6},
+        {"out_projection": False},
+        {"window": 3},
+        {"window": 1},
+        {"bias": True},
+    ],
+    ("feed-forward", "mlp"): [
+        {"activation": "gelu", "hidden": 24},
+        {"activation": "gelu_new", "hidden": 24, "bias": True},
+        {"activation": "relu", "hidden": 24},
+    ],
+    ("feed-forward", "swiglu"): [{}, {"hidden": 24, "bias": True}, {"hidden": 24, "learned_beta": True}],
+    ("feed-forward", "geglu"): [{"hidden": 24}, {"hidden": 24, "bias": True}],
+    ("norm", "layer"): [{}, {"bias": False}],
+    ("positions", "rope"): [{"pairs": "half"}, {"pairs": "interleaved", "theta": 500.0}],
+    ("head", "linear"): [{}, {"bias": True}],
+}
+"""Variants worth a test of their own; a part that is not named here is tested with its defaults."""
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "untied": {"tie_embeddings": False},
+    "dropout": {"dropout": 0.2},
+    "mixed stages": {
+        "stages": [
+            {"block": {"attention": {"window": 2, "kv_heads": 2}}},
+            {"block": {"attention": {"heads": 2, "kv_heads": 1}, "feed": {"kind": "mlp", "hidden": 20}}},
+        ]
+    },
+}
+"""Variants of a whole model."""
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    found = dict(WHOLE)
+    for noun, registry in REGISTRIES.items():
+        for kind in registry:
+            for options in OPTIONS.get((noun, kind), [{}]):
+                label = " ".join([noun, kind, *(f"{k}={v}" for k, v in options.items())])
+                found[label] = PLACES[noun]({"kind": kind, **options})
+    return found
+
+
+VARIANTS = variants() if set(PLACES) >= set(REGISTRIES) else {}
+TOLERANCE = {"rtol": 0.0, "atol": 1e-9}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pristine(request: pytest.FixtureRequest) -> BraidForCausalLM:
+    return tiny_model(torch.float64, **VARIANTS[request.param])
+
+
+@pytest.fixture
+def model(pristine: BraidForCausalLM) -> BraidForCausalLM:
+    """For tests that change it."""
+    return copy.deepcopy(pristine)
+
+
+def logits(model: BraidForCausalLM, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, use_cache=False).logits
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, **TOLERANCE)
+
+
+def padded(rows: list[Tensor], left: bool, time: int = 9) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths with random tokens as padding, and the mask."""
+    ids, mask = random_ids(len(rows), time, seed=99), torch.zeros(len(rows), time, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(time - len(row), None) if left else slice(len(row))
+        ids[i, place], mask[i, place] = row, 1
+    return ids, mask
+
+
+ROWS = [random_ids(1, length, seed=length)[0] for length in (9, 5, 1, 7)]
+
+
+def test_every_kind_of_part_has_a_place_here() -> None:
+    assert set(PLACES) == set(REGISTRIES), "say in PLACES where a part of the new kind stands in an architecture"
+    named = {(noun, kind) for noun, registry in REGISTRIES.items() for kind in registry}
+    assert set(OPTIONS) <= named, "OPTIONS names a part that is not registered"
+
+
+@pytest.mark.parametrize("pieces", [[1] * 9, [4, 5], [1, 3, 1, 4], [8, 1]], ids=str)
+def test_a_cache_gives_the_full_forward(pristine: BraidForCausalLM, pieces: list[int]) -> None:
+    ids = random_ids(3, 9)
+    cache, got = DynamicCache(), []
+    for piece in ids.split(pieces, dim=1):
+        with torch.no_grad():
+            got.append(pristine(piece, past_key_values=cache, use_cache=True).logits)
+    close(torch.cat(got, dim=1), logits(pristine, ids))
+
+
+def test_a_cache_with_left_padding_gives_the_full_forward(pristine: BraidForCausalLM) -> None:
+    ids, mask = padded(ROWS, left=True)
+    cache, got, done = DynamicCache(), [], 0
+    for piece in ids.split([4, 3, 1, 1], dim=1):
+        done += piece.shape[1]
+        with torch.no_grad():
+            got.append(pristine(piece, attention_mask=mask[:, :done], past_key_values=cache).logits)
+    real = mask.bool()
+    close(torch.cat(got, dim=1)[real], logits(pristine, ids, mask)[real])
+
+
+class FixedSteps(Decoder):
+    """What a CUDA graph replays, run without one."""
+
+    def _replay(self, ids: Tensor) -> Tensor:
+        self.graph_token.copy_(ids)
+        self.cache.replaying = True
+        found = self._fixed_step()
+        self.cache.replaying = False
+        self.cache.advance(1)
+        return found
+
+
+@pytest.mark.parametrize(("kind", "graph"), [(Decoder, False), (FixedSteps, True)], ids=["eager", "replayed"])
+def test_our_decoder_gives_the_full_forward(pristine: BraidForCausalLM, kind: type[Decoder], graph: bool) -> None:
+    prompts = [row[: len(row) // 2 + 1] for row in ROWS]
+    decoder = kind(pristine, len(ROWS), 12, graph=graph)
+    for round_ in range(2):  # a decoder is used again, and old keys must not show
+        ids, mask = padded(prompts, left=True, time=5)
+        rows = list(prompts)
+        got = decoder.prefill(ids, mask)
+        for step in range(5):
+            for i, row in enumerate(rows):
+                close(got[i], logits(pristine, row[None])[0, -1])
+            chosen = random_ids(len(rows), 1, seed=10 * round_ + step)[:, 0]
+            rows = [torch.cat((row, token[None])) for row, token in zip(rows, chosen, strict=True)]
+            got = decoder.step(chosen)
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+def test_padding_changes_nothing(pristine: BraidForCausalLM, left: bool) -> None:
+    ids, mask = padded(ROWS, left)
+    got = logits(pristine, ids, mask)
+    for i, row in enumerate(ROWS):
+        close(got[i][mask[i].bool()], logits(pristine, row[None])[0])
+
+
+def test_a_batch_equals_its_rows(pristine: BraidForCausalLM) -> None:
+    ids = random_ids(5, 8)
+    close(logits(pristine, ids), torch.cat([logits(pristine, row[None]) for row in ids]))
+
+
+def test_evaluation_is_deterministic(pristine: BraidForCausalLM) -> None:
+    ids = random_ids(2, 8)
+    assert torch.equal(logits(pristine, ids), logits(pristine, ids))
+
+
+def test_gradients_reach_every_parameter(model: BraidForCausalLM) -> None:
+    model.train()
+    ids = random_ids(4, 12)
+    model(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_a_row_of_padding_alone_is_finite_and_harms_no_other(model: BraidForCausalLM) -> None:
+    ids = random_ids(3, 6)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    output = model(ids, attention_mask=mask, labels=labels)
+    assert output.logits.isfinite().all()
+    close(output.logits[[0, 2]].detach(), logits(model, ids[[0, 2]]))
+    output.loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, tmp_path: Any) -> None:
+    model = model.float()
+    ids = random_ids(2, 8)
+    loaded = load_model(save_model(model, tmp_path / "m", None, {"made_by": "a test"}))
+    assert loaded.config.architecture == model.config.architecture
+    ours, theirs = model.state_dict(), loaded.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_activation_checkpointing_changes_neither_loss_nor_gradients(model: BraidForCausalLM) -> None:
+    ids, found = random_ids(3, 10), []
+    for on in (False, True):
+        model.train().zero_grad()
+        model.gradient_checkpointing_enable() if on else model.gradient_checkpointing_disable()
+        assert model.is_gradient_checkpointing == on
+        torch.manual_seed(5)  # dropout, where there is any, must be the same the second time
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for plain, checkpointed in zip(*found, strict=True):
+        close(plain, checkpointed)
+
+
+def test_generate_and_our_decoder_agree(pristine: BraidForCausalLM) -> None:
+    ids, mask = padded(ROWS, left=True)
+    theirs = pristine.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    decoder = Decoder(pristine, len(ROWS), 32)
+    prompts = [row.tolist() for row in ROWS]
+    ours = [tokens for tokens, _ in decode_tokens(decoder, prompts, 10, Sampling(temperature=0))]
+    assert torch.tensor(ours).T.tolist() == theirs[:, 9:].tolist()
+
+
+def test_a_later_token_changes_nothing_before_it(pristine: BraidForCausalLM) -> None:
+    ids = random_ids(1, 9)
+    before = logits(pristine, ids)
+    for place in range(9):
+        changed = ids.clone()
+        changed[0, place] = (ids[0, place] + 1) % VOCABULARY
+        after = logits(pristine, changed)
+        close(after[:, :place], before[:, :place])
+        assert not torch.allclose(after[:, place], before[:, place])
+
+
+def test_cost_counts_what_is_there(pristine: BraidForCausalLM) -> None:
+    cost = model_cost(pristine, 16)
+    assert cost.parameters == sum(p.numel() for p in pristine.parameters())
+    assert 0 < cost.active_parameters <= cost.parameters
+    assert cost.flops_per_token > 2 * pristine.head.weight.numel()
+    assert model_cost(skeleton(pristine.config), 16) == cost
+    rows = stage_table(pristine, 16)
+    for fact, total in vars(cost).items():
+        assert sum(row[fact] for row in rows) == total, fact
+
+
+def test_training_loss_is_the_loss_of_shifted_labels(pristine: BraidForCausalLM) -> None:
+    ids = random_ids(2, 9)
+    with torch.no_grad():
+        close(pristine.training_loss(ids[:, :-1], ids[:, 1:]), pristine(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_initialisation_is_seeded_and_finite(name: str) -> None:
+    made = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        made.append(BraidForCausalLM(tiny_config(**VARIANTS[name])).state_dict())
+    for key, value in made[0].items():
+        assert value.isfinite().all(), key
+        assert torch.equal(value, made[1][key]), key
