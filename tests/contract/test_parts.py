@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -18,6 +17,7 @@ from braidlm.model.accounting import model_cost, skeleton, stage_table
 from braidlm.model.decoding import Decoder, Sampling, decode_tokens
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.parts import REGISTRIES
+from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "stage": lambda part: {"stages": [{part.pop("kind"): part}] * 2},
@@ -158,16 +158,13 @@ class FixedSteps(Decoder):
 def test_our_decoder_gives_the_full_forward(pristine: BraidForCausalLM, kind: type[Decoder], graph: bool) -> None:
     prompts = [row[: len(row) // 2 + 1] for row in ROWS]
     decoder = kind(pristine, len(ROWS), 12, graph=graph)
-    for round_ in range(2):  # a decoder is used again, and old keys must not show
-        ids, mask = padded(prompts, left=True, time=5)
-        rows = list(prompts)
-        got = decoder.prefill(ids, mask)
-        for step in range(5):
-            for i, row in enumerate(rows):
-                close(got[i], logits(pristine, row[None])[0, -1])
-            chosen = random_ids(len(rows), 1, seed=10 * round_ + step)[:, 0]
-            rows = [torch.cat((row, token[None])) for row, token in zip(rows, chosen, strict=True)]
-            got = decoder.step(chosen)
+    for seed in (1, 2):  # a decoder is used again, and old keys must not show
+        chosen = random_ids(len(ROWS), 4, seed)
+        got = [decoder.prefill(*padded(prompts, left=True, time=5))]
+        got += [decoder.step(tokens).clone() for tokens in chosen.T]
+        for i, prompt in enumerate(prompts):
+            whole = logits(pristine, torch.cat((prompt, chosen[i]))[None])[0]
+            close(torch.stack([step[i] for step in got]), whole[-5:])
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])

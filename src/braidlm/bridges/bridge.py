@@ -48,10 +48,10 @@ class Link:
         tensor = torch.cat(list(parts)) if len(parts) > 1 else parts[0].contiguous()
         return tensor if self.rows is None else tensor[torch.tensor(self.rows).argsort()]
 
-    @property
-    def manner(self) -> str:
+    def manner(self, outward: bool) -> str:
         """In a word what happens on the way."""
-        stacked = f"{len(self.foreign)} stacked" if len(self.foreign) > 1 else ""
+        many = len(self.foreign)
+        stacked = "" if many == 1 else f"split in {many}" if outward else f"{many} stacked"
         reordered = "rows reordered" if self.rows is not None else ""
         return ", ".join(filter(None, (stacked, "transposed" if self.transposed else "", reordered)))
 

@@ -87,7 +87,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return paths
     if pickles := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
         raise BraidError(
-            f"the weights are a pickle ({pickles[0]}), which runs any code it likes when opened; Braid does not open it",
+            f"the weights are a pickle ({pickles[0]}), which may run any code when opened; Braid does not open it",
             str(folder),
             'If you trust it, rewrite it as safetensors first: python -c "from transformers import '
             f"AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('NEW_FOLDER')\"",

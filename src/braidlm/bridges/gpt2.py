@@ -92,7 +92,7 @@ class GPT2Bridge(Bridge):
                 )
             if attention.heads * attention.head_dim != width:
                 problems.append(
-                    f"{attention.heads} heads of {attention.head_dim} do not make the width {width}, as {self.title}'s do"
+                    f"{attention.heads} heads of {attention.head_dim} do not make the width {width}; {self.title}'s do"
                 )
         return problems
 

@@ -45,13 +45,14 @@ class Import:
 
     def write(self, out: Path) -> None:
         """Read the tensors one after another and write the model folder."""
-        lineage = {
+        lineage: dict[str, Any] = {
             "made_by": f"convert from {self.kind}",
             "sources": [
                 {"path": self.found.name, "format": self.kind, "weights": self.checkpoint.hashes()},
             ],
-            "ignored": self.checkpoint.ignored,
         }
+        if self.checkpoint.ignored:
+            lineage["ignored"] = self.checkpoint.ignored
         save_model(self._model(), out, self.tokenizer, lineage)
 
     def _model(self) -> BraidForCausalLM:

@@ -38,6 +38,7 @@ def find_tokenizer(folder: Path) -> BraidTokenizer | None:
 
 
 def _download(name: str) -> Found:
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -59,7 +60,7 @@ def _download(name: str) -> Found:
             f"there is no folder '{name}', and no model of that name on the Hub",
             todo="Check the spelling; for a private model log in with `hf auth login`.",
         ) from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError, OSError) as error:
         raise BraidError(
             f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
             todo="Check the path; or download the model where there is a connection and give its folder.",

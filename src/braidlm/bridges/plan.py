@@ -33,7 +33,9 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str, str, int]]:
         """From, to, how, and how many times, with layer numbers written as *."""
-        pairs = ((", ".join(map(_pattern, link.foreign)), _pattern(link.braid), link.manner) for link in self.links)
+        pairs = (
+            (_pattern(_together(link.foreign)), _pattern(link.braid), link.manner(self.outward)) for link in self.links
+        )
         counted = Counter(
             (braid, foreign, how) if self.outward else (foreign, braid, how) for foreign, braid, how in pairs
         )
@@ -52,6 +54,12 @@ class Plan:
 def counted_patterns(names: Iterable[str]) -> str:
     """'12 x h.*.attn.bias, 1 x ...' of many names."""
     return ", ".join(f"{times} x {pattern}" for pattern, times in Counter(map(_pattern, names)).items())
+
+
+def _together(names: tuple[str, ...]) -> str:
+    """`self_attn.{q_proj,k_proj}.weight` for names that differ in one place."""
+    places = (list(dict.fromkeys(place)) for place in zip(*(name.split(".") for name in names), strict=True))
+    return ".".join(words[0] if len(words) == 1 else f"{{{','.join(words)}}}" for words in places)
 
 
 def _pattern(name: str) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 HELP = "list what exists: recipes, parts, data"
@@ -45,18 +46,27 @@ def _data() -> list[Row]:
     from braidlm.data.corpora import CORPORA
     from braidlm.data.sources import FORMATS
 
-    corpora = [{"kind": "corpus", "name": name, "about": _first_line(make)} for name, make in CORPORA.items()]
+    corpora = [
+        {"kind": "corpus", "name": name, "about": _home_doc(make), "files": []} for name, make in CORPORA.items()
+    ]
     formats = [
-        {"kind": "source", "name": name, "about": _first_line(FORMATS[name]), "files": list(FORMATS[name].extensions)}
+        {"kind": "source", "name": name, "about": _home_doc(FORMATS[name]), "files": list(FORMATS[name].extensions)}
         for name in FORMATS
+        if name != "builtin"  # the corpora above
     ]
     return corpora + formats
 
 
 def _show_data(rows: list[Row]) -> None:
-    from braidlm.core.console import table
+    from braidlm.core.console import show, table
+    from braidlm.data.sources.hub import PREFIX
+    from braidlm.data.sources.streams import COMPRESSIONS
 
-    table(("", "name", "", "files"), [(r["kind"], r["name"], r["about"], " ".join(r.get("files", []))) for r in rows])
+    table(("", "name", "files", ""), [(r["kind"], r["name"], " ".join(r["files"]), r["about"]) for r in rows])
+    show(
+        f"\nA source is a corpus, a file (also with {', '.join(COMPRESSIONS)}), a folder or glob of files, or "
+        f"{PREFIX}NAME for a Hub data set."
+    )
 
 
 def _parts() -> list[Row]:
@@ -87,8 +97,9 @@ def _written(option: Row) -> str:
     return default if isinstance(default, str) else json.dumps(default)
 
 
-def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
+def _home_doc(thing: Any) -> str:
+    """The first line of the file that defines something: files say what they are for."""
+    return (import_module(thing.__module__).__doc__ or "").strip().split("\n")[0]
 
 
 WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {

@@ -8,8 +8,8 @@ HELP = "look at a recipe, a model folder, a run or packed data: stages, paramete
 MEMORY = {
     "weights_float32": "weights, float32",
     "weights_bfloat16": "weights, bf16",
-    "training_adamw": "training with AdamW, without activations",
-    "cache_float32": "keys and values of one text, float32",
+    "training_adamw": "training state, AdamW",
+    "cache_float32": "cache of one text, float32",
 }
 
 
@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         _print_model(facts)
     if not args.json:
+        if facts["notes"] or facts["problems"]:
+            console.show("")
         for note in facts["notes"]:
             console.show(f"note: {note}")
         for problem in facts["problems"]:
@@ -41,12 +43,11 @@ def run(args: argparse.Namespace) -> None:
 def _print_model(facts: dict[str, Any]) -> None:
     from braidlm.core.console import count, show, table
 
-    show(f"{facts['kind']} {facts['name']}\n")
+    show(f"{facts['kind']} {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
     columns = ("stage", "layers", "parameters", "active", "FLOPs per token")
     keys = ("parameters", "active_parameters", "flops_per_token")
     rows = [(row["name"], row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
     table(columns, [*rows, ("total", facts["layers"], *(facts[key] for key in keys))])
-    show("")
     assumed = " (assumed)" if facts["vocab_size_assumed"] else ""
     about = [
         ("width", f"{facts['width']:,}"),
@@ -56,7 +57,7 @@ def _print_model(facts: dict[str, Any]) -> None:
         *((text, size(facts["memory"][key])) for key, text in MEMORY.items()),
         *_run_rows(facts.get("run") or {}),
         *_lineage_rows(facts["lineage"] or {}),
-        ("tokenizer", (facts["tokenizer"] or "-")[:16]),
+        *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),
     ]
     table(("", ""), about)
 
@@ -74,7 +75,7 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
     if training := lineage.get("training"):
         rows.append(("trained", ", ".join(f"{_number(v)} {k}" for k, v in training.items() if _is_plain(v))))
     for source in lineage.get("sources") or []:
-        rows.append(("source", str(source)))
+        rows.append(("source", json.dumps(source, ensure_ascii=False)))
     if "created" in lineage:
         rows.append(("created", str(lineage["created"])))
     if "versions" in lineage:
@@ -85,13 +86,17 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
 def _print_data(facts: dict[str, Any]) -> None:
     from braidlm.core.console import show, table
 
-    show(f"packed data {facts['name']}\n")
+    show(f"packed data {facts['name']}")
     counts = ("tokens", "documents", "words", "bytes", "vocab_size")
     rows: list[tuple[str, str]] = [(key, _number(facts[key])) for key in counts if key in facts]
     if facts.get("words"):
         rows.append(("tokens per word", f"{facts['tokens'] / facts['words']:.2f}"))
     rows += [("token type", str(facts.get("dtype"))), ("tokenizer", str(facts.get("tokenizer"))[:16])]
-    rows += [(f"source {key}", json.dumps(value, ensure_ascii=False)) for key, value in facts.get("source", {}).items()]
+    rows += [
+        (f"source {key}", json.dumps(value, ensure_ascii=False))
+        for key, value in facts.get("source", {}).items()
+        if key != "key"
+    ]
     table(("", ""), rows)
 
 
@@ -110,4 +115,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"

@@ -42,7 +42,7 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
         "",
         'folder = "."',
         "model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        "tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
         'text = tokenizer("Once upon a time", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**text, max_new_tokens=50)[0]))",
         "```",

@@ -100,6 +100,8 @@ def load_config(folder: Path | str) -> BraidConfig:
         raise BraidError("this is not a model folder (no config.json)", str(folder))
     data = read_json(folder / "config.json")
     kind = data.get("model_type") if isinstance(data, dict) else None
+    if kind is None:
+        raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
     if kind != BraidConfig.model_type:
         raise BraidError(
             f"this folder holds a '{kind}' model, not a Braid model",

@@ -130,6 +130,9 @@ def encode_prompts(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[lis
     """Token ids; an empty prompt is the beginning of a text."""
     if not prompts:
         raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
+    for prompt in prompts:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # what Python makes of such arguments
+            raise BraidError(f"the prompt {prompt!a} is not valid UTF-8")
     start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
     encoded = [tokenizer.encode(prompt) or ([] if start is None else [start]) for prompt in prompts]
     if not all(encoded):

@@ -51,6 +51,7 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     path = find_recipe(name)
     root = str(recipe_root()).replace("\\", "\\\\").replace("'", "\\'")
@@ -61,11 +62,11 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
         with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
             config = compose(path.stem, overrides=[search, *map(_force, overrides or [])])
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         first = str(error).strip().split("\n")[0]
         raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
-    except Exception as error:  # the YAML parser's own errors have no common base in Hydra
-        raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 

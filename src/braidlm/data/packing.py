@@ -7,16 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_json
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.data.packed import token_dtype
-from braidlm.data.words import TextBatch, parts_of
+from braidlm.data.words import PART_CHARS, TextBatch, parts_of
 
 BATCH_CHARS = 1 << 18
 """Text encoded at a time: enough to keep numpy busy, little enough to stay small."""
+PROBE = "It's 12 o'clock  now 3.5, said   Zoë Ärm \n\n to 你好 x: the end of\tit all 7 \n."
+"""A text with spaces of every kind, to see whether a tokenizer may be given a document in parts."""
+WORD_PATTERNS = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 FILES = ("tokens", "words", "documents")
 
 
@@ -57,6 +62,9 @@ class Packer:
         spans = TextBatch(texts)
         ids, counts, words = self._encode(texts, spans)
         kept = counts > 0
+        if any(len(texts[index]) >= PART_CHARS for index in np.flatnonzero(~kept).tolist()):
+            # It could be a part of a document, which cannot be left out.
+            raise BraidError("the tokenizer gives no tokens at all for a long text", todo="Choose another tokenizer.")
         ending = np.array(ends) & kept
         eos = self.tokenizer.eos_id
         if eos is not None:
@@ -99,15 +107,19 @@ class Packer:
 
     @cached_property
     def divides(self) -> bool:
-        """Whether a text can be encoded in parts: GPT-2's patterns and their kin never join a letter and a space."""
+        """Whether a text can be encoded in parts, each but the first beginning with a space, for the same tokens."""
+        if self.tokenizer.is_plain_bytes:
+            return True
         definition = self.tokenizer.definition
-        patterns = json.dumps(definition.get("pre_tokenizer"))
-        splits = '"use_regex": true' in patterns or '"Isolated"' in patterns or self.tokenizer.is_plain_bytes
         # An added token with a space inside would be cut in two; special tokens are never looked for in text.
-        spaced = any(
-            " " in token["content"] and not token.get("special") for token in definition.get("added_tokens", [])
+        added = definition.get("added_tokens", [])
+        if any(" " in token["content"] and not token.get("special") for token in added):
+            return False
+        cuts = [place for place in range(1, len(PROBE)) if PROBE[place] == " " and PROBE[place - 1].isalnum()]
+        whole, encode = self.tokenizer.encode(PROBE), self.tokenizer.encode
+        return _parts_words(definition.get("pre_tokenizer")) and all(
+            encode(PROBE[:cut]) + encode(PROBE[cut:]) == whole for cut in cuts
         )
-        return self.tokenizer.is_byte_level and splits and not spaced and "normalizer" not in definition
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
         """A document as (text, whether it ends the document): in one part unless it is long and may be divided."""
@@ -188,6 +200,19 @@ def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.n
     closed = totals[texts[:, 3].astype(bool)]
     behind = totals[-1] - (closed[-1] if len(closed) else 0)
     return np.diff(closed, axis=0, prepend=np.zeros((1, 3), dtype=np.int64)), behind
+
+
+def _parts_words(pre_tokenizer: Any) -> bool:
+    """Whether a pre-tokenizer keeps words apart, so that no token can reach from a letter over a space."""
+    if not pre_tokenizer:
+        return False
+    kind = pre_tokenizer["type"]
+    if kind == "Sequence":
+        return any(_parts_words(step) for step in pre_tokenizer["pretokenizers"])
+    if kind == "Split":
+        return pre_tokenizer.get("behavior") in ("Isolated", "Removed")
+    regex, split = pre_tokenizer.get("use_regex"), pre_tokenizer.get("split")
+    return kind in WORD_PATTERNS or bool(kind == "ByteLevel" and regex) or bool(kind == "Metaspace" and split)
 
 
 def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

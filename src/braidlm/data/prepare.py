@@ -87,7 +87,8 @@ def prepare(
         "reading": asdict(reading),
         "tokenizer": choice.facts,
         "limit": asdict(limit),
-        "shards": len(shards.shards),
+        # Where the pieces are cut, too: half of the work cut one way and half another would lose documents.
+        "shards": [[shard.place, shard.start, shard.stop] for shard in shards.shards],
     }
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     if (finished := _finished(out, key, replace)) is not None:
@@ -234,7 +235,7 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     with progress("packing", total, "MB") as advance:
         packing = pack_all(job, left, workers)
         try:
-            while not limit.reached_by(_in_order(known)):
+            while not (limit and limit.reached_by(_in_order(known))):
                 index, facts = next(packing, (None, None))
                 if index is None or facts is None:
                     break

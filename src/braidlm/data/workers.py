@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -81,6 +82,9 @@ def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tu
             process.wait()
         for thread in threads:
             thread.join()
+        for process in processes:
+            with contextlib.suppress(OSError), process:
+                pass  # closes the pipes
 
 
 def _start(folder: Path) -> "subprocess.Popen[str]":
@@ -161,6 +165,7 @@ def _work(folder: Path, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the one who asked, who ends us
     # Libraries may print; only answers go to the one who asked.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

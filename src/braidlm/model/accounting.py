@@ -30,12 +30,14 @@ def skeleton(config: BraidConfig) -> BraidForCausalLM:
 
 def cost_of(module: nn.Module, length: int) -> Cost:
     """The cost of a module at sequences of `length`; a part that is not all used for a token has its own `cost`."""
-    if hasattr(module, "cost"):
-        return module.cost(length)
+    own_cost = getattr(module, "cost", None)
+    if own_cost is not None:
+        return own_cost(length)
     own = sum(p.numel() for p in module.parameters(recurse=False))
     total = Cost(own, own, 2 * module.weight.numel() if isinstance(module, nn.Linear) else 0)
-    if hasattr(module, "score_flops"):
-        total.flops_per_token += module.score_flops(length)
+    score_flops = getattr(module, "score_flops", None)
+    if score_flops is not None:
+        total.flops_per_token += score_flops(length)
     for child in module.children():
         total += cost_of(child, length)
     return total
@@ -63,7 +65,8 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     for name, module in named:
         cost = cost_of(module, length)
         if module is model.head and model.config.tie_word_embeddings:
-            cost.parameters = cost.active_parameters = 0
+            cost.parameters -= module.weight.numel()
+            cost.active_parameters -= module.weight.numel()
         row = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
         rows.append(row | vars(cost))
     return rows

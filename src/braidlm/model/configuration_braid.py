@@ -39,6 +39,8 @@ class BraidConfig(PreTrainedConfig):
         kwargs["tie_word_embeddings"] = decoded.tie_embeddings
         kwargs.pop("auto_map", None)
         self.use_cache = kwargs.pop("use_cache", True)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # tools read them of every configuration
+            setattr(self, name, kwargs.pop(name, None))
         super().__init__(**kwargs)
         self.auto_map = dict(AUTO_MAP)
 

@@ -58,6 +58,7 @@ class BraidModel(BraidPreTrainedModel):
             stage = stage_kinds.build(choice, width)
             width = stage.width_out
             self.stages.append(stage)
+        self.width_out: int = width
         self.norm = norms.build(architecture.norm, width)
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
@@ -172,7 +173,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = BraidModel(config)
         architecture = config.decoded()
-        self.head = heads.build(architecture.head, self.model.stages[-1].width_out, config.vocab_size)
+        self.head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         if config.tie_word_embeddings and self.head.weight.shape != self.model.embedding.weight.shape:
             raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
         self.post_init()
@@ -230,7 +231,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = BraidModel(config)
-        self.score = nn.Linear(self.model.stages[-1].width_out, config.num_labels, bias=False)
+        self.score = nn.Linear(self.model.width_out, config.num_labels, bias=False)
         self.post_init()
 
     def forward(

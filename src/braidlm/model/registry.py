@@ -19,7 +19,7 @@ class Choice:
     options: Any
 
 
-@dataclass
+@dataclass(eq=False)
 class Registry:
     """Names for parts of one kind. A part is a class with its own `Config` dataclass, or a plain typed function."""
 

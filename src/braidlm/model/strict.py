@@ -112,7 +112,7 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
             values[name] = _decode(hints[name], data[name], path, problems)
         elif field.default is MISSING and field.default_factory is MISSING:
             problems.append(f"{path}: missing; it has no default")
-        elif (part := part_of(hints[name])) is not None and part.default == field.default:
+        elif (part := part_of(hints[name])) is not None and isinstance(field.default, str):
             values[name] = _decode_choice(part, field.default, path, problems)
     if len(problems) > before:
         return None
@@ -134,7 +134,6 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
             problems.append(f"{where}: expected one {part.registry.noun} name with its options, got {_show(data)}")
             return None
         kind, options = next(iter(data.items()))
-        where = f"{where}.{kind}"
     elif isinstance(data, dict):
         options = {k: v for k, v in data.items() if k != "kind"}
         kind = data.get("kind", part.default)
@@ -143,12 +142,16 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     else:
         problems.append(f"{where}: expected a {part.registry.noun} name or a mapping, got {_show(data)}")
         return None
+    if kind is None:
+        problems.append(f"{where}: no kind of {part.registry.noun} is given.{did_you_mean('', part.registry)}")
+        return None
     try:
         cls = part.registry[str(kind)]
     except BraidError as error:
         problems.append(f"{where}: {error.what}")
         return None
-    return Choice(str(kind), _decode_dataclass(cls.Config, options, where, problems))
+    inside = f"{where}.{kind}" if part.by_key else where
+    return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems))
 
 
 def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:

@@ -30,7 +30,8 @@ def show(x: str | Path, overrides: list[str] | None = None, length: int | None =
     if overrides:
         raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", str(x))
     if is_packed(folder):
-        return {"kind": "data", "name": str(x), **read_json(folder / MANIFEST), "notes": [], "problems": []}
+        facts = read_json(folder / MANIFEST)
+        return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
     if is_run(folder):
         return run_facts(folder, length)
     if (folder / "config.json").is_file():
@@ -64,6 +65,7 @@ def recipe_facts(name: str, overrides: list[str] | None = None, length: int | No
     return {
         "kind": kind,
         "name": name,
+        "about": dict(list_recipes()).get(name),
         **facts,
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,

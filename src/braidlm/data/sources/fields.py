@@ -32,15 +32,15 @@ def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping) or step not in value:
-            raise _unknown(name, value if isinstance(value, Mapping) else (), where)
+            raise _unknown(name, value if isinstance(value, Mapping) else (), where, step)
         value = value[step]
     return value
 
 
-def _unknown(name: str, known: Any, where: str) -> BraidError:
+def _unknown(name: str, known: Any, where: str, step: str | None = None) -> BraidError:
     names = [str(item) for item in known]
     listed = f" It has: {', '.join(names)}." if names else ""
-    hint = did_you_mean(name, names) if names else ""
+    hint = did_you_mean(step or name, names) if names else ""
     return BraidError(
         f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}",
         where,

@@ -88,7 +88,7 @@ class _ZstdReader(io.RawIOBase):
 
 _UNPACK: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115: the file below it is closed
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115
     ".zst": lambda raw: cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK)),
 }
 

@@ -72,9 +72,11 @@ def _between_markers(numbered: Iterator[tuple[int, bytes]], marker: bytes) -> It
             yield begun, held[:cut]
             begun, held, searched = begun + cut + len(marker), held[cut + len(marker) :], 0
         searched = max(0, len(held) - len(marker) + 1)
-    for piece in (held + b"".join(waiting)).split(marker):
-        yield begun or 0, piece
-        begun = (begun or 0) + len(piece) + len(marker)
+    begun = begun or 0
+    *pieces, last = (held + b"".join(waiting)).split(marker)
+    for piece in [*pieces, last] if last else pieces:  # a marker at the very end parts nothing
+        yield begun, piece
+        begun += len(piece) + len(marker)
 
 
 def _after_blank_line(file: BinaryIO, at: int, size: int) -> int:

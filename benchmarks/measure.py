@@ -1,0 +1,88 @@
+"""Timing and recording shared by the benchmarks: medians over repeats, results with hardware and date."""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def median_seconds(work: Callable[[], Any], repeats: int, warmup: int, device: torch.device) -> float:
+    """The median time of a call, after warm-up calls, with the device idle before and after each."""
+    for _ in range(warmup):
+        work()
+    times = []
+    for _ in range(repeats):
+        _wait(device)
+        begun = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def pipelined_seconds(work: Callable[[], Any], repeats: int, warmup: int, device: torch.device) -> float:
+    """Seconds per call when calls follow each other as in a training loop: the best of three runs of `repeats`."""
+    for _ in range(warmup):
+        work()
+    runs = []
+    for _ in range(3):
+        _wait(device)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        _wait(device)
+        runs.append((time.perf_counter() - begun) / repeats)
+    return min(runs)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def hardware(device: torch.device) -> str:
+    """A name for the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return f"{platform.machine()} CPU"
+
+
+def record(name: str, device: torch.device, rows: list[dict[str, Any]], out: Path | None = None) -> Path:
+    """Write rows as a dated result and print them as a table."""
+    facts = {
+        "benchmark": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "command": " ".join(["python", *sys.argv]),
+        "rows": rows,
+    }
+    kind = "gpu" if device.type == "cuda" else "cpu"
+    path = (out or RESULTS) / f"{facts['date']}-{name}-{kind}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts, indent=2) + "\n")
+    print(f"\n{name} on {facts['hardware']}, torch {facts['torch']}, {facts['date']}")
+    columns = list(rows[0])
+    print("| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
+    for row in rows:
+        print("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+    return path

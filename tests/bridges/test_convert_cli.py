@@ -1,0 +1,212 @@
+"""`braid convert` end to end: the plan, the tokenizer, the Hub, and errors with exit code 2."""
+
+import pytest
+import torch
+from checkpoints import braid, gpt2, llama, saved
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from braidlm.bridges import locate
+from braidlm.bridges.convert import convert
+from braidlm.cli import main as command
+from braidlm.core.errors import BraidError
+from braidlm.core.folders import load_config, load_lineage
+from braidlm.data.tokenizers import bytes_tokenizer, load_tokenizer
+
+TEXT = "Once upon a time there was a naïve cat."
+
+
+@pytest.fixture(autouse=True)
+def _this_verb_alone(monkeypatch):
+    """No other verb need exist, or be imported, for this one."""
+    monkeypatch.setattr(command, "VERBS", ("convert",))
+
+
+def braid_command(*words: object) -> int:
+    """`braid convert ...` in this process; the exit code."""
+    return command.main(["convert", *map(str, words)])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A GPT-2 with a tokenizer."""
+    gpt2(vocab_size=300).save_pretrained(tmp_path / "hf")
+    bytes_tokenizer().save(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_there_and_back_with_the_tokenizer(tmp_path, kind, capsys):
+    theirs = {"gpt2": gpt2, "llama": llama}[kind](vocab_size=300)
+    theirs.save_pretrained(tmp_path / "hf")
+    bytes_tokenizer().save(tmp_path / "hf")
+    assert braid_command(tmp_path / "hf", "--from", kind, "--out", tmp_path / "braid") == 0
+    assert braid_command(tmp_path / "braid", "--to", kind, "--out", tmp_path / "back") == 0
+    captured = capsys.readouterr()
+    assert f"written: {tmp_path / 'back'}" in captured.out
+    assert captured.err == ""
+    source = load_tokenizer(tmp_path / "hf")
+    for folder in (tmp_path / "braid", tmp_path / "back"):
+        assert load_tokenizer(folder).identity() == source.identity()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer(TEXT, add_special_tokens=False)["input_ids"] == source.encode(TEXT)
+        assert tokenizer.eos_token_id == source.eos_id
+    config = load_config(tmp_path / "braid")
+    assert (config.eos_token_id, config.pad_token_id) == (source.eos_id, source.pad_id)
+    assert load_lineage(tmp_path / "braid")["tokenizer"] == source.fingerprint
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")  # no remote code
+    assert back.config.model_type == kind
+    assert back.config.eos_token_id == source.eos_id
+    assert not list((tmp_path / "back").glob("*.py"))
+
+
+def test_both_continue_a_text_alike(tmp_path, checkpoint):
+    convert(checkpoint, tmp_path / "braid")
+    prompt = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    folders = (checkpoint, tmp_path / "braid")
+    models = [AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True) for folder in folders]
+    texts = [model.generate(**prompt, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist() for model in models]
+    assert texts[0] == texts[1]
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path, checkpoint, capsys):
+    assert braid_command(checkpoint, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "GPT-2 to Braid: 28 tensors of theirs, 28 of ours, 35,840 parameters" in out
+    assert "2 x transformer.h.*.attn.c_attn.weight -> model.stages.*.layers.*.attention.qkv.weight (transposed)" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+def test_the_plan_of_an_export(tmp_path, capsys):
+    architecture = {"positions": {"pairs": "interleaved"}, "block": {"attention": {"heads": 4}}, "stages": ["block"]}
+    saved(braid(architecture), tmp_path / "braid")
+    plan = convert(tmp_path / "braid", to="llama", dry_run=True)
+    assert (plan.tensors, len(plan.links)) == (11, 8)
+    qkv = "1 x model.stages.*.layers.*.attention.qkv.weight -> model.layers.*.self_attn.{q_proj,k_proj,v_proj}.weight"
+    assert f"{qkv} (split in 3, rows reordered)" in capsys.readouterr().out
+
+
+def test_a_source_without_tokenizer_is_a_warning(tmp_path, capsys):
+    gpt2().save_pretrained(tmp_path / "hf")
+    assert braid_command(tmp_path / "hf", "--out", tmp_path / "braid") == 0
+    assert "no tokenizer.json (nor vocab.json with merges.txt); the result has no tokenizer" in capsys.readouterr().err
+    config = load_config(tmp_path / "braid")
+    assert (config.bos_token_id, config.eos_token_id) == (1, 2)
+
+
+def test_a_tokenizer_larger_than_the_model(tmp_path, capsys):
+    gpt2(vocab_size=257).save_pretrained(tmp_path / "hf")
+    bytes_tokenizer().save(tmp_path / "hf")
+    assert braid_command(tmp_path / "hf", "--out", tmp_path / "braid") == 2
+    assert "the tokenizer has 258 tokens, the model only 257 rows for them" in capsys.readouterr().err
+    assert not (tmp_path / "braid").exists()
+
+
+def _pickle_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _truncated(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def _bad_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+def _no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def _bad_index(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "texts"),
+    [
+        (_pickle_only, ["the weights are a pickle (pytorch_model.bin)", "save_pretrained('NEW_FOLDER')"]),
+        (_truncated, ["model.safetensors: this file is damaged", "Download or copy it again."]),
+        (_no_weights, ["there are no weights here"]),
+        (_bad_json, ["config.json: this is not valid JSON"]),
+        (_no_config, ["this is not a model folder (no config.json)"]),
+        (_bad_index, ["this index has no weight_map"]),
+    ],
+)
+def test_broken_sources(tmp_path, checkpoint, capsys, spoil, texts):
+    spoil(checkpoint)
+    assert braid_command(checkpoint, "--from", "gpt2", "--out", tmp_path / "braid") == 2
+    err = capsys.readouterr().err
+    assert [text for text in texts if text not in err] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+def test_wrong_commands(tmp_path, checkpoint, capsys):
+    (tmp_path / "there").mkdir()
+    saved(braid({"stages": ["block"]}), tmp_path / "ours")
+    out = ["--out", tmp_path / "new"]
+    for words, text in (
+        ([checkpoint, "--from", "gpt3", *out], "unknown format 'gpt3'. Did you mean 'gpt2'?"),
+        ([checkpoint, "--from", "gpt2"], "give the folder to write"),
+        ([checkpoint, "--from", "gpt2", "--out", tmp_path / "there"], "there: this folder exists already"),
+        ([checkpoint, "--from", "llama", *out], "this folder holds a 'gpt2' model, not a 'llama' model"),
+        ([checkpoint, "--to", "gpt2", *out], "this folder holds a 'gpt2' model, not a Braid model"),
+        ([tmp_path / "ours", *out], "this is a Braid model already"),
+        ([tmp_path / "nowhere", *out], "nowhere: there is no such folder"),
+        ([checkpoint / "config.json", *out], "this is a file; give the folder"),
+    ):
+        assert braid_command(*words) == 2, text
+        assert text in capsys.readouterr().err
+    with pytest.raises(BraidError, match="give either `--from` or `--to`"):
+        convert(checkpoint, tmp_path / "new", from_="gpt2", to="gpt2")
+    assert not (tmp_path / "new").exists()
+
+
+def test_quiet_shows_errors_only(tmp_path, checkpoint, capsys):
+    assert braid_command(checkpoint, "--out", tmp_path / "braid", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    assert braid_command(checkpoint, "--dry-run", "--quiet") == 0
+    assert "GPT-2 to Braid" in capsys.readouterr().out
+    assert braid_command(checkpoint, "--out", tmp_path / "braid", "--quiet") == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, checkpoint, monkeypatch, capsys):
+    from safetensors import SafetensorError
+    from transformers import GPT2LMHeadModel
+
+    def fill_the_disk(self, folder, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    convert(checkpoint, tmp_path / "braid")
+    monkeypatch.setattr(GPT2LMHeadModel, "save_pretrained", fill_the_disk)
+    assert braid_command(tmp_path / "braid", "--to", "gpt2", "--out", tmp_path / "back") == 2
+    assert "the disk is full; nothing was written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["braid", "hf"]
+
+
+def test_a_name_on_the_hub(tmp_path, checkpoint, monkeypatch):
+    asked = []
+
+    def download(name, **options):
+        asked.append(name)
+        return str(checkpoint)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    convert("someone/gpt2", tmp_path / "braid")
+    assert asked == ["someone/gpt2"]
+    assert load_lineage(tmp_path / "braid")["sources"][0]["path"] == "someone/gpt2@hf"
+    assert not any(pattern.endswith((".bin", ".py")) for pattern in locate.WANTED)
+
+
+def test_the_hub_out_of_reach(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # conftest has put the Hub's library offline
+    assert braid_command("openai-community/gpt2", "--from", "gpt2", "--out", "braid") == 2
+    err = capsys.readouterr().err
+    assert "there is no folder 'openai-community/gpt2', and the Hub cannot be reached" in err
+    assert "download the model where there is a connection" in err

@@ -1,0 +1,133 @@
+"""`braid generate` and the streaming of text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import braidlm
+from braidlm.core.folders import load_model
+from braidlm.core.generation import TextStream, continue_text, encode_prompts, next_tokens
+from braidlm.data.tokenizers import bytes_tokenizer
+from braidlm.model.decoding import Sampling
+
+
+def test_greedy_is_what_transformers_generates(braid, model_folder: Path):
+    import torch
+
+    model, tokenizer = load_model(model_folder), bytes_tokenizer()
+    ids = tokenizer.encode("Hello")
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0].tolist()
+    result = braid("generate", model_folder, "Hello", "--greedy", "--max-tokens", 12, "--json").json()
+    text = result["texts"][0]
+    assert text["prompt"] + text["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert text["tokens"] == 12
+    assert text["stopped"] == "max_tokens"
+    assert result["model"] == str(model_folder)
+    assert result["tokens_per_second"] > 0
+
+
+def test_printed_text_is_the_returned_text(braid, model_folder: Path):
+    prompts = ["Hello there", "x", ""]
+    options = ("--seed", 3, "--max-tokens", 20, "--temperature", 1.5)
+    shown = braid("generate", model_folder, *prompts, *options, "--quiet").out
+    heard: list[tuple[int, str]] = []
+    result = braidlm.generate(
+        model_folder, prompts, max_tokens=20, temperature=1.5, seed=3, on_text=lambda n, text: heard.append((n, text))
+    )
+    assert shown == "\n\n".join(text.prompt + text.text for text in result.texts) + "\n"
+    for number, text in enumerate(result.texts):
+        assert "".join(piece for n, piece in heard if n == number) == text.text
+    again = braidlm.generate(model_folder, prompts, max_tokens=20, temperature=1.5, seed=3)
+    assert [text.text for text in again.texts] == [text.text for text in result.texts]
+
+
+def test_a_run_folder_means_its_newest_checkpoint(braid, run_folder: Path):
+    result = braid("generate", run_folder, "Hello", "--max-tokens", 2, "--json").json()
+    assert result["model"] == str(run_folder / "checkpoints" / "step-10")
+
+
+def test_top_next(braid, model_folder: Path):
+    result = braid("generate", model_folder, "Hello", "--max-tokens", 1, "--greedy", "--top-next", 4, "--json").json()
+    following = result["texts"][0]["next"]
+    assert [token["probability"] for token in following] == sorted((t["probability"] for t in following), reverse=True)
+    assert len(following) == 4
+    assert result["texts"][0]["text"] in (following[0]["text"], "")
+    shown = braid("generate", model_folder, "Hello", "--max-tokens", 1, "--top-next", 4).out
+    assert "after 'Hello'" in shown
+    assert "probability" in shown
+    everything = next_tokens(load_model(model_folder), bytes_tokenizer(), ["Hello"], 1000)[0]
+    assert len(everything) == 258
+    assert sum(token.probability for token in everything) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_end_of_text_ends_it(model_folder: Path):
+    model, tokenizer = load_model(model_folder), bytes_tokenizer()
+    model.head.weight.data.zero_()
+    model.model.norm.bias.data.fill_(1.0)
+    model.model.norm.weight.data.zero_()
+    model.head.weight.data[tokenizer.eos_id] = 1.0
+    pieces = list(continue_text(model, tokenizer, ["a", "bc"], 10, Sampling(0.0)))
+    assert [(p.prompt, p.text, p.stopped, p.tokens) for p in pieces] == [(0, "", "end", 1), (1, "", "end", 1)]
+
+
+def test_learned_positions_end_a_text(braid, model_folder: Path):
+    shown = braid("generate", model_folder, "Hello", "--max-tokens", 100, "--greedy")
+    result = braidlm.generate(model_folder, "Hello", greedy=True)
+    assert result.texts[0].stopped in ("limit", "end")
+    assert ("longest text this model can read" in shown.out) == (result.texts[0].stopped == "limit")
+
+
+@pytest.mark.parametrize("text", ["naïve café", "日本語の話", "a 😀 b", "plain"])
+def test_characters_come_whole_and_once(text: str):
+    tokenizer = bytes_tokenizer()
+    ids = tokenizer.encode(text)
+    for cut in range(len(text)):
+        begun = tokenizer.encode(text[:cut]) or [tokenizer.eos_id]
+        stream = TextStream(tokenizer, begun)
+        pieces = [stream.add(token) for token in ids[len(tokenizer.encode(text[:cut])) :]]
+        assert "".join(pieces) + stream.finish() == text[cut:]
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_bytes_that_never_become_a_character_are_shown_at_the_end():
+    stream = TextStream(bytes_tokenizer(), [104, 105])
+    assert [stream.add(0xE6), stream.add(0x97)] == ["", ""]
+    assert stream.finish() == "\ufffd"
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_text():
+    tokenizer = bytes_tokenizer()
+    assert encode_prompts(tokenizer, ["", "a"]) == [[tokenizer.bos_id], [97]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["x" * 70], "the prompt has 70 tokens, and the model's limit is 64"),
+        (["a", "--temperature", "-1"], "temperature must be 0 or more, got -1.0"),
+        (["a", "--top-k", "0"], "top_k must be at least 1, got 0"),
+        (["a", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
+        (["a", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["a", "--top-next", "-1"], "top_next must be 0 or more, got -1"),
+        (["a", "--device", "toaster"], "there is no device 'toaster' here"),
+        (["a\udcff"], "is not valid UTF-8"),
+    ],
+)
+def test_wrong_arguments(braid, model_folder: Path, arguments: list[str], text: str):
+    shown = braid("generate", model_folder, *arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert text in shown.err
+
+
+def test_folders_that_cannot_generate(braid, tmp_path: Path, model_folder: Path):
+    assert f"{tmp_path / 'none'}: there is no such folder" in braid("generate", tmp_path / "none", "a").err
+    assert "neither a model folder (no config.json) nor a run folder" in braid("generate", tmp_path, "a").err
+    (tmp_path / "recipe.yaml").write_text("name: x\n")
+    assert "this run has no checkpoint yet" in braid("generate", tmp_path, "a").err
+    for kind in ("gpt2", "llama"):
+        (model_folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        shown = braid("generate", model_folder, "a")
+        assert shown.code == 2
+        assert f"this folder holds a '{kind}' model, not a Braid model" in shown.err
+        assert f"braid convert {model_folder} --from {kind} --out DIR" in shown.err

@@ -1,0 +1,90 @@
+"""`braid list`, and what must not be imported to answer it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from braidlm.core.catalogue import attribute_docs, list_options
+from braidlm.model.attention import SoftmaxAttention
+from braidlm.model.parts import REGISTRIES
+from braidlm.model.stages import BlockStage
+
+
+def test_recipes(braid):
+    names = [row["name"] for row in braid("list", "recipes", "--json").json()]
+    assert "models/gpt2-28m" in names
+    assert "models/stlm-50m" in braid("list", "recipes").out
+
+
+def test_parts_are_all_that_is_registered(braid):
+    rows = braid("list", "parts", "--json").json()
+    assert {(r["kind"], r["name"]) for r in rows} == {(kind, name) for kind, reg in REGISTRIES.items() for name in reg}
+    assert all(row["about"] for row in rows)
+    rope = next(row for row in rows if row["name"] == "rope")
+    assert rope["options"][0] == {
+        "name": "theta",
+        "default": 10000.0,
+        "required": False,
+        "about": "Base of the wavelengths.",
+    }
+    shown = braid("list", "parts").out
+    assert "kv_heads" in shown
+    assert "Query heads." in shown
+
+
+def test_help_text_comes_from_under_the_attributes():
+    docs = attribute_docs(SoftmaxAttention.Config)
+    assert docs["heads"] == "Query heads."
+    inherited = {option["name"]: option for option in list_options(BlockStage.Config)}
+    assert inherited["layers"]["about"] == "How many blocks in a row."
+    assert inherited["norm"] == {
+        "name": "norm",
+        "default": "rms",
+        "required": False,
+        "about": "Before attention and before feed-forward.",
+    }
+    assert inherited["dropout"]["default"] == {"attention": 0.0, "residual": 0.0}
+
+
+def test_data(braid):
+    rows = {row["name"]: row for row in braid("list", "data", "--json").json()}
+    assert rows["stories"]["kind"] == rows["maths"]["kind"] == "corpus"
+    assert ".jsonl" in rows["jsonl"]["files"]
+    assert "hub:NAME" in braid("list", "data").out
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [("recipe", "Did you mean 'recipes'?"), ("xyz", "There are: data, parts, recipes.")]
+)
+def test_unknown_lists(braid, what: str, text: str):
+    shown = braid("list", what)
+    assert shown.code == 2
+    assert f"there is no list of '{what}'. {text}" in shown.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "recipes"], ["list", "data"], ["show", "--help"]])
+def test_light_commands_import_no_torch(arguments: list[str]):
+    code = (
+        "import sys, contextlib, braidlm, braidlm.cli.main as command\n"
+        "command.VERBS = ('generate', 'show', 'list')\n"
+        f"with contextlib.suppress(SystemExit): command.main({arguments})\n"
+        "heavy = {'torch', 'transformers', 'hydra', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_knows_its_verbs():
+    code = (
+        "import sys, braidlm\n"
+        "assert 'torch' not in sys.modules and 'show' in dir(braidlm)\n"
+        "assert callable(braidlm.load_tokenizer) and 'torch' not in sys.modules\n"
+        "assert callable(braidlm.generate) and callable(braidlm.show) and callable(braidlm.load_model)\n"
+        "try: braidlm.nothing\n"
+        "except AttributeError as error: assert 'nothing' in str(error)\n"
+        "else: sys.exit('no error')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

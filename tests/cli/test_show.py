@@ -1,0 +1,176 @@
+"""`braid show`: facts of presets, recipes, model folders, runs and packed data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import braidlm
+
+
+def test_a_preset_as_json(braid):
+    facts = braid("show", "models/gpt2-28m", "--json").json()
+    assert facts["kind"] == "preset"
+    assert facts["about"].startswith("GPT-2 28M")
+    assert facts["parameters"] == facts["active_parameters"] == 27_782_400
+    assert (facts["vocab_size"], facts["width"], facts["context"], facts["layers"]) == (16_384, 384, 512, 12)
+    assert facts["lineage"] is None
+    assert not facts["vocab_size_assumed"]
+    assert sum(stage["parameters"] for stage in facts["stages"]) == facts["parameters"]
+    assert sum(stage["flops_per_token"] for stage in facts["stages"]) == facts["flops_per_token"]
+    memory = facts["memory"]
+    assert memory["weights_float32"] == 2 * memory["weights_bfloat16"] == 4 * 27_782_400
+    assert memory["training_adamw"] == 16 * 27_782_400
+    assert memory["cache_float32"] == 4 * 12 * 2 * 384 * 512
+
+
+def test_flops_by_hand_and_by_length(braid):
+    width, vocab, length = 384, 16_384, 128
+    facts = braid("show", "models/gpt2-28m", "--json", "--length", length).json()
+    products = 12 * 12 * width * width + vocab * width
+    scores = 12 * 4 * width * (length + 1) / 2
+    assert facts["flops_per_token"] == 2 * products + scores
+    assert facts["length"] == length
+
+
+def test_a_vocabulary_that_is_assumed_is_said(braid):
+    shown = braid("show", "models/gpt2")
+    assert shown.code == 0
+    assert "124,439,808" in shown.out
+    assert "50,257 (assumed)" in shown.out
+    assert "note: The vocabulary comes from the tokenizer; counted here with GPT-2's 50,257 tokens." in shown.out
+    assert braid("show", "models/gpt2", "vocab_size=1000", "--json").json()["notes"] == []
+
+
+def test_overrides(braid):
+    facts = braid("show", "models/gpt2-28m", "stages.0.block.layers=3", "--json").json()
+    assert facts["layers"] == 3
+    assert facts == braidlm.show("models/gpt2-28m", ["stages.0.block.layers=3"])
+
+
+RECIPE = """
+name: mine
+model: {width: 32, context: 64, positions: learned, stages: [block]}
+data: {length: 64, tokenizer: {kind: bpe, vocab_size: 300}, sets: {stories: {source: stories}}}
+training: {budget: 9 steps}
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vocab_size", "problems"),
+    [
+        ([], 300, []),
+        (["model.vocab_size=512"], 512, []),
+        (["data.tokenizer.vocab_size=null"], 16_384, []),
+        (["data.tokenizer.kind=bytes"], 258, []),
+        (["data.tokenizer=some/hub-name"], 50_257, []),
+        (["model.vocab_size=256"], 256, ["the tokenizer has 300 tokens, the model a vocabulary of 256"]),
+        (["data.length=128"], 300, ["data.length is 128, and the model has 64 learned positions"]),
+        (
+            ["data.sets={a: {path: nowhere}}", "model.vocab_size=9"],
+            9,
+            ["data.sets.a.path: nowhere is not a packed data set"],
+        ),
+    ],
+)
+def test_a_recipe_of_a_run(braid, tmp_path: Path, overrides: list[str], vocab_size: int, problems: list[str]):
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    facts = braid("show", tmp_path / "mine.yaml", *overrides, "--json").json()
+    assert facts["kind"] == "recipe"
+    assert (facts["vocab_size"], facts["problems"]) == (vocab_size, problems)
+    assert facts["recipe"]["training"] == {"budget": "9 steps"}
+
+
+def test_every_problem_of_a_recipe_at_once(braid, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    shown = braid("show", tmp_path / "mine.yaml", "model.widht=3", "training.batch=x", "data.lenght=1")
+    assert shown.code == 2
+    assert shown.out == ""
+    assert "model: unknown key 'widht'. Did you mean 'width'?" in shown.err
+    assert "training.batch: expected a whole number, got 'x'" in shown.err
+    assert "data: unknown key 'lenght'. Did you mean 'length'?" in shown.err
+
+
+def test_a_model_folder(braid, model_folder: Path):
+    facts = braid("show", model_folder, "--json").json()
+    assert facts["kind"] == "model"
+    assert facts["problems"] == []
+    assert facts["lineage"]["made_by"] == "a test"
+    assert facts["tokenizer"] == facts["lineage"]["tokenizer"]
+    assert facts["vocab_size"] == 258
+    shown = braid("show", model_folder)
+    for text in ("0: block", "total", "made by", "a test", "7 steps, 700 tokens, 70 words", facts["tokenizer"][:16]):
+        assert text in shown.out
+    assert "problem" not in shown.out
+
+
+def test_a_damaged_model_folder_is_shown_with_its_problems(braid, model_folder: Path):
+    config = json.loads((model_folder / "config.json").read_text())
+    config["vocab_size"] = 200
+    (model_folder / "config.json").write_text(json.dumps(config))
+    (model_folder / "lineage.json").unlink()
+    problems = "\n".join(braid("show", model_folder, "--json").json()["problems"])
+    assert "model.embedding.weight is [258, 32], the configuration says [200, 32]" in problems
+    assert "lineage.json is missing" in problems
+    assert "the tokenizer has 258 tokens, the model a vocabulary of 200" in problems
+    assert "problem: lineage.json is missing" in braid("show", model_folder).out
+
+
+def test_a_run_shows_its_newest_checkpoint_and_last_records(braid, run_folder: Path):
+    facts = braid("show", run_folder, "--json").json()
+    assert facts["kind"] == "run"
+    assert facts["lineage"]["training"] == {"steps": 10}
+    assert facts["run"] == {
+        "checkpoint": "step-10",
+        "train": {"step": 10, "loss": 4.5, "tokens": 1000},
+        "validation": {"step": 10, "loss": 4.75},
+    }
+    shown = braid("show", run_folder).out
+    assert "step 10, loss 4.5, tokens 1,000" in shown
+    assert "step-10" in shown
+
+
+def test_a_run_before_its_first_checkpoint(braid, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    facts = braid("show", tmp_path, "--json").json()
+    assert (facts["kind"], facts["vocab_size"], facts["run"]) == ("run", 300, {"checkpoint": None})
+    assert "no checkpoint yet" in facts["notes"][0]
+
+
+def test_packed_data(braid, tmp_path: Path):
+    manifest = {
+        **{"name": "a", "tokens": 1500, "documents": 10, "words": 1000, "bytes": 5000, "dtype": "uint16"},
+        **{"vocab_size": 300, "eos_id": 0, "tokenizer": "abcdef", "source": {"files": ["x.txt"]}, "format": 1},
+    }
+    (tmp_path / "data.json").write_text(json.dumps(manifest))
+    facts = braid("show", tmp_path, "--json").json()
+    assert (facts["kind"], facts["tokens"]) == ("data", 1500)
+    shown = braid("show", tmp_path).out
+    for text in ("1,500", "tokens per word", "1.50", "x.txt"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["models/gpt2-82m"], "there is no recipe and no folder 'models/gpt2-82m'. Did you mean 'models/gpt2-28m'?"),
+        (["nothing.yaml"], "nothing.yaml: this recipe file does not exist"),
+        (["models/gpt2", "width=100"], "models/gpt2: width 100 does not divide into 12 heads"),
+        (["models/gpt2", "--length", "0"], "length must be at least 1, got 0"),
+        (["models/gpt2", "--length", "2000"], "length 2000 is more than the model's 1024 learned positions"),
+    ],
+)
+def test_errors(braid, arguments: list[str], text: str):
+    shown = braid("show", *arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert text in shown.err
+
+
+def test_folders_that_are_nothing_or_cannot_change(braid, tmp_path: Path, model_folder: Path):
+    (tmp_path / "empty").mkdir()
+    assert "this folder is no model (config.json), no run" in braid("show", tmp_path / "empty").err
+    shown = braid("show", model_folder, "width=3")
+    assert shown.code == 2
+    assert "overrides change a recipe, and this is a folder: width=3" in shown.err
+    (model_folder / "config.json").write_text('{"model_type": "gpt2"}')
+    assert f"braid convert {model_folder} --from gpt2 --out DIR" in braid("show", model_folder).err

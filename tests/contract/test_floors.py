@@ -1,0 +1,149 @@
+"""The floors: a file imports only from lower ones, and the model folder stands alone. Read from the sources."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import braidlm
+
+SOURCE = Path(braidlm.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+FLOORS = {
+    "model": 0,
+    "core": 1,
+    "data": 2,
+    "training": 3,
+    "edits": 3,
+    "bridges": 3,
+    "evals": 3,
+    "routes": 3,
+    "serving": 3,
+    "cli": 4,
+}
+"""Design, section 4. Folders of one number are siblings, which do not import each other."""
+MODEL_MAY_IMPORT = {"torch", "transformers", "safetensors", "triton"} | sys.stdlib_module_names
+LONGEST = 450
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything a file imports, relative names made absolute."""
+    package = ["braidlm", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                yield node.lineno, ".".join([*module, alias.name])
+
+
+def floor_of(name: str) -> str | None:
+    """The folder of ours that a dotted name lies in; None for other packages and for braidlm's own `__version__`."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "braidlm" and len(parts) > 1 and (SOURCE / parts[1]).is_dir() else None
+
+
+def upward(path: Path) -> list[str]:
+    """The lines of a file that import from its own height or above, elsewhere."""
+    parts = path.relative_to(SOURCE).parts
+    if len(parts) == 1:  # braidlm/__init__.py and __main__.py stand above everything
+        return []
+    own = parts[0]
+    found = []
+    for line, name in imports(path):
+        other = floor_of(name)
+        if other is not None and other != own and FLOORS[other] >= FLOORS[own]:
+            found.append(f"{path}:{line}: {own}/ (floor {FLOORS[own]}) imports {name} (floor {FLOORS[other]})")
+    return found
+
+
+def test_every_folder_has_a_floor() -> None:
+    folders = {path.relative_to(SOURCE).parts[0] for path in FILES if path.parent != SOURCE}
+    assert folders <= set(FLOORS), "say in FLOORS where the new folder stands"
+
+
+def test_a_file_imports_only_from_lower_floors() -> None:
+    assert not [line for path in FILES for line in upward(path)]
+
+
+def test_the_model_stands_alone() -> None:
+    """Flat, relative, and nothing but torch, transformers and the standard library: transformers can copy it."""
+    problems = []
+    for path in (SOURCE / "model").rglob("*.py"):
+        if path.parent != SOURCE / "model":
+            problems.append(f"{path}:1: the model folder is flat")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ImportFrom) and node.level:
+                if node.level > 1 or not node.module or "." in node.module:
+                    problems.append(f"{where}: a relative import names one file of this folder")
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                problems += [f"{where}: imports {name}" for name in names if name.split(".")[0] not in MODEL_MAY_IMPORT]
+    assert not problems
+
+
+def test_this_test_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
+    for folder in FLOORS:
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "evals" / "a.py"
+    path.write_text(
+        "from braidlm import __version__\n"
+        "from braidlm.core import files\n"
+        "from . import b\n"
+        "def late():\n"
+        "    from braidlm.training.loop import train\n"
+        "import braidlm.cli.main\n"
+        "from braidlm import serving\n"
+        "from ..bridges import gpt2\n"
+        "import torch\n"
+    )
+    assert [line.split(": ")[0].rsplit(":", 1)[1] for line in sorted(upward(path))] == ["5", "6", "7", "8"]
+    assert "imports braidlm.training.loop.train (floor 3)" in "".join(upward(path))
+
+
+def test_files_stay_readable() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert not {str(path): lines for path, lines in lengths.items() if lines > LONGEST}
+
+
+def test_only_the_command_line_prints() -> None:
+    found = []
+    for path in FILES:
+        if path.relative_to(SOURCE).parts[0] == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                found.append(f"{path}:{node.lineno}")
+    assert not found
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    assert not [str(p) for p in FILES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
+
+
+HELP = """
+import sys
+from braidlm.cli.main import main
+try:
+    main({arguments})
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = [name for name in ("torch", "transformers", "datasets", "hydra") if name in sys.modules]
+assert not heavy, f"imported on the way: {{heavy}}"
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "recipes"]], ids=" ".join)
+def test_help_and_lists_answer_without_torch(arguments: list[str]) -> None:
+    script = HELP.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout

@@ -1,0 +1,229 @@
+"""Files and folders that are whole or not there: failures, full disks, kill -9."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidlm.core import files
+from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder, explained_disk_errors, read_json, sha256_of, write_json, write_text
+
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def make(target: Path, text: str, replace: bool = False) -> None:
+    with atomic_folder(target, replace=replace) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a.txt").write_text(text)
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "down" / "target"
+    with atomic_folder(target) as folder:
+        (folder / "a.txt").write_text("hello")
+        assert not target.exists()
+        assert folder.parent == target.parent
+    assert (target / "a.txt").read_text() == "hello"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_others_may_read_a_folder(tmp_path: Path) -> None:
+    make(tmp_path / "target", "x")
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o755
+    write_text(tmp_path / "file", "x")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), BraidError("no"), KeyboardInterrupt()], ids=repr)
+def test_a_failure_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    def fail() -> None:
+        with atomic_folder(tmp_path / "target") as folder:
+            (folder / "a.txt").write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
+    make(tmp_path / "target", "old")
+    with pytest.raises(BraidError, match="target: this folder exists already") as caught:
+        make(tmp_path / "target", "new")
+    assert "Choose another name or remove it first." in str(caught.value)
+    assert (tmp_path / "target" / "inner" / "a.txt").read_text() == "old"
+
+
+def test_a_replaced_folder_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    make(target, "old")
+    with atomic_folder(target, replace=True) as folder:
+        (folder / "b.txt").write_text("new")
+        assert (target / "inner" / "a.txt").read_text() == "old"
+    assert [path.name for path in target.iterdir()] == ["b.txt"]
+    with pytest.raises(RuntimeError), atomic_folder(target, replace=True):
+        raise RuntimeError("no")
+    assert [path.name for path in target.iterdir()] == ["b.txt"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    make(target, "old")
+    rename = os.rename
+
+    def second_fails(source: Any, to: Any) -> None:
+        if str(source).endswith(".part"):
+            raise OSError(errno.EIO, "the disk failed")
+        rename(source, to)
+
+    monkeypatch.setattr(os, "rename", second_fails)
+    with pytest.raises(OSError, match="the disk failed"):
+        make(target, "new", replace=True)
+    assert (target / "inner" / "a.txt").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_explained_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    target = tmp_path / "target"
+    monkeypatch.setattr(os, "fsync", failing(number))
+    with pytest.raises(BraidError) as caught:
+        make(target, "x")
+    assert str(caught.value) == (
+        f"{target}: the disk is full; nothing was written\nFree some space and run the same command again."
+    )
+    with pytest.raises(BraidError, match="the disk is full; nothing was written"):
+        write_text(target, "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "a.json", {"old": 1})
+    monkeypatch.setattr(files.os, "fsync", failing(errno.ENOSPC))
+    with pytest.raises(BraidError, match="the disk is full"):
+        write_json(tmp_path / "a.json", {"new": 1})
+    assert read_json(tmp_path / "a.json") == {"old": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_real_full_device_is_explained() -> None:
+    with pytest.raises(BraidError, match="the disk is full"), explained_disk_errors("/dev/full"):
+        Path("/dev/full").write_text("x")
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root may write everywhere")
+def test_a_forbidden_place_is_explained(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    for write in (lambda: make(tmp_path / "a" / "b", "x"), lambda: write_text(tmp_path / "c", "x")):
+        with pytest.raises(BraidError, match="no permission to write here"):
+            write()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_no_permission_is_explained_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(files.tempfile, "mkdtemp", failing(number))
+    with pytest.raises(BraidError, match="no permission to write here") as caught:
+        make(tmp_path / "target", "x")
+    assert "Choose a folder you may write to." in str(caught.value)
+
+
+def test_other_errors_of_the_system_are_not_disguised(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="odd"), explained_disk_errors(tmp_path):
+        raise OSError(errno.EIO, "odd")
+
+
+@pytest.mark.parametrize("below", ["target", "deeper/target"])
+def test_a_file_in_the_way_is_explained(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("x")
+    for write in (lambda p: make(p, "x"), lambda p: write_text(p, "x")):
+        with pytest.raises(BraidError, match="a file stands where a folder is needed"):
+            write(tmp_path / "file" / below)
+
+
+KILLED = """
+import sys, time
+from braidlm.core.files import atomic_folder
+with atomic_folder(sys.argv[1], replace=sys.argv[2] == "replace") as folder:
+    (folder / "a.txt").write_text("half")
+    print("inside", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("mode", ["new", "replace"])
+def test_kill_9_in_the_middle_leaves_nothing_that_looks_finished(tmp_path: Path, mode: str) -> None:
+    target = tmp_path / "target"
+    if mode == "replace":
+        make(target, "old")
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(target), mode], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "inside\n"
+        child.send_signal(signal.SIGKILL)
+    if mode == "replace":
+        assert (target / "inner" / "a.txt").read_text() == "old"
+    else:
+        assert not target.exists()
+    left = [path.name for path in tmp_path.iterdir() if path != target]
+    assert all(name.startswith(".target.") and name.endswith(".part") for name in left)
+    make(target, "again", replace=True)
+    assert (target / "inner" / "a.txt").read_text() == "again"
+
+
+def test_a_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from braidlm.core import files\n"
+        "files.os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.write_text(sys.argv[1], 'new')\n"
+    )
+    write_text(tmp_path / "a.txt", "old")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.txt")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_json_is_written_for_people_and_read_back(tmp_path: Path) -> None:
+    data = {"name": "Zoë", "list": [1, 2.5, None]}
+    write_json(tmp_path / "a.json", data)
+    assert "Zoë" in (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "a.json") == data
+
+
+def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(BraidError, match=r"a\.json: this file does not exist"):
+        read_json(path)
+    path.write_text('{"half": ')
+    with pytest.raises(BraidError, match=r"a\.json: this is not valid JSON \(Expecting value: line 1"):
+        read_json(path)
+    path.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(BraidError, match=r"a\.json: this is not valid JSON \('utf-8' codec"):
+        read_json(path)
+
+
+def test_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,171 @@
+"""Recipes: found by name, composed with defaults and overrides, and clear about what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidlm.core import recipes
+from braidlm.core.errors import BraidError
+from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes, recipe_root
+from braidlm.model.architecture import read_architecture
+
+FILES = {
+    "models/small.yaml": "# A small model\nwidth: 8\nstages:\n  - block: {layers: 2}\n  - block\n",
+    "models/large.yaml": "width: 64\nstages: [block]\n",
+    "tiny/gpt2.yaml": (
+        "# GPT-2, tiny\ndefaults:\n  - /models/small@model\n  - _self_\n\n"
+        "model:\n  context: 16\nsteps: 10\nlabel: ${model.width} wide\n"
+    ),
+}
+
+
+@pytest.fixture(params=["recipes", "my recipes, (new) it's"])
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A folder of recipes in place of Braid's own, also under a name with signs that mean something to Hydra."""
+    folder = tmp_path / request.param
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(recipes, "recipe_root", lambda: folder)
+    return folder
+
+
+def refused(name: str | Path, *overrides: str) -> str:
+    with pytest.raises(BraidError) as caught:
+        compose_recipe(str(name), list(overrides))
+    return str(caught.value)
+
+
+def written(folder: Path, text: str | bytes, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_recipes_are_listed_with_their_first_line(root: Path) -> None:
+    assert list_recipes() == [
+        ("models/large", "width: 64"),
+        ("models/small", "A small model"),
+        ("tiny/gpt2", "GPT-2, tiny"),
+    ]
+
+
+def test_a_recipe_is_found_by_name_and_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_recipe("tiny/gpt2") == root / "tiny" / "gpt2.yaml"
+    assert find_recipe(str(root / "tiny" / "gpt2.yaml")) == root / "tiny" / "gpt2.yaml"
+    monkeypatch.chdir(root / "tiny")
+    assert find_recipe("gpt2.yaml") == root / "tiny" / "gpt2.yaml"
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest(root: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        find_recipe("tiny/gtp2")
+    assert str(caught.value) == (
+        "there is no recipe 'tiny/gtp2'. Did you mean 'tiny/gpt2'?\n"
+        "`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml."
+    )
+    with pytest.raises(BraidError, match=r"no/such\.yaml: this recipe file does not exist"):
+        find_recipe("no/such.yaml")
+    with pytest.raises(BraidError, match=r"a recipe file ends in \.yaml"):
+        find_recipe(str(written(root, "a: 1", "mine.yml")))
+
+
+def test_defaults_are_followed_and_interpolations_resolved(root: Path) -> None:
+    assert compose_recipe("tiny/gpt2") == {
+        "model": {"width": 8, "stages": [{"block": {"layers": 2}}, "block"], "context": 16},
+        "steps": 10,
+        "label": "8 wide",
+    }
+
+
+def test_a_recipe_outside_finds_braids_own_parts(root: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, "defaults:\n  - /models/large@model\n  - _self_\nmodel: {context: 4}\n")
+    assert compose_recipe(str(path)) == {"model": {"width": 64, "stages": ["block"], "context": 4}}
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("steps=3", ["steps"], 3),
+        ("model.width=32", ["model", "width"], 32),
+        ("model.context=1e3", ["model", "context"], 1000.0),
+        ("model.dropout=0.1", ["model", "dropout"], 0.1),
+        ("model.block.norm=layer", ["model", "block", "norm"], "layer"),
+        ("model.stages[0].block.layers=5", ["model", "stages", 0, "block", "layers"], 5),
+        ("model.stages.0.block.layers=5", ["model", "stages", 0, "block", "layers"], 5),
+        ("model.stages=[block,{block: {layers: 3}}]", ["model", "stages"], ["block", {"block": {"layers": 3}}]),
+        ("label='a=b'", ["label"], "a=b"),
+        ("label='with space, and comma'", ["label"], "with space, and comma"),
+        ("label=null", ["label"], None),
+        ("+extra.deep=1", ["extra", "deep"], 1),
+        ("++steps=4", ["steps"], 4),
+    ],
+)
+def test_an_override_sets_a_value(root: Path, override: str, path: list[Any], value: Any) -> None:
+    found: Any = compose_recipe("tiny/gpt2", [override])
+    for step in path:
+        found = found[step]
+    assert found == value
+
+
+def test_overrides_keep_what_stands_beside_them(root: Path) -> None:
+    model = compose_recipe("tiny/gpt2", ["model.width=32", "~steps"])["model"]
+    assert model["context"] == 16
+    assert "steps" not in compose_recipe("tiny/gpt2", ["~steps"])
+
+
+def test_another_choice_from_the_defaults(root: Path) -> None:
+    text = "defaults:\n  - /models@model: small\n  - _self_\n"
+    path = written(root, text)
+    assert compose_recipe(str(path))["model"]["width"] == 8
+    assert compose_recipe(str(path), ["models@model=large"])["model"]["width"] == 64
+
+
+def test_a_misspelled_override_is_found_by_strict_decoding(root: Path) -> None:
+    data = compose_recipe("tiny/gpt2", ["model.widht=32", "model.stages[0].block.layer=3"])
+    with pytest.raises(BraidError) as caught:
+        read_architecture(data["model"])
+    assert "model: unknown key 'widht'. Did you mean 'width'?" in str(caught.value)
+    assert "model.stages[0].block: unknown key 'layer'. Did you mean 'layers'?" in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["steps", "steps=[1", "=3", "~nothing", "model.stages[9].block=1"])
+def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) -> None:
+    text = refused("tiny/gpt2", override)
+    assert text.startswith(f"{root / 'tiny' / 'gpt2.yaml'}: this recipe cannot be composed: ")
+    assert text.endswith(f"\nOverrides are written key=value; given were: {override}")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a: [1\nb: 2\n", "this recipe is not valid YAML: while parsing a flow sequence"),
+        ("a: {b: 1}}\n", "this recipe is not valid YAML: "),
+        (b"a: \xff\xfe\n", "this recipe is not valid YAML: 'utf-8' codec can't decode byte 0xff"),
+        ("a: 1\na: 2\n", "found duplicate key a"),
+        ("- 1\n- 2\n", "this recipe cannot be composed: "),
+        ("a: ${nowhere}\n", "this recipe cannot be composed: Interpolation key 'nowhere' not found"),
+        ("a: ???\n", "this recipe cannot be composed: Missing mandatory value: a"),
+        ("defaults:\n  - /models/nope@model\n", "Could not load 'models/nope'"),
+    ],
+)
+def test_a_broken_recipe_is_named(root: Path, tmp_path: Path, content: str | bytes, text: str) -> None:
+    path = written(tmp_path, content)
+    message = refused(path)
+    assert message.startswith(f"{path}: ")
+    assert text in message
+
+
+def test_an_empty_recipe_is_empty(root: Path, tmp_path: Path) -> None:
+    assert compose_recipe(str(written(tmp_path, ""))) == {}
+
+
+def test_composing_twice_and_after_an_error_works(root: Path, tmp_path: Path) -> None:
+    refused(written(tmp_path, "a: [1\n"))
+    assert compose_recipe("tiny/gpt2") == compose_recipe("tiny/gpt2")
+
+
+def test_our_own_recipes_are_found() -> None:
+    assert recipe_root().is_dir()

@@ -1,0 +1,123 @@
+"""Model presets: each has exactly the parameters its paper's table means, counted a second time by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models import config_from
+from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.model.accounting import model_cost, skeleton
+
+
+def gpt2(vocab: int, positions: int, width: int, layers: int) -> int:
+    attention = 4 * width * width + 4 * width
+    feed = 8 * width * width + 5 * width
+    norms = 4 * width
+    return vocab * width + positions * width + layers * (attention + feed + norms) + 2 * width
+
+
+def llama(vocab: int, width: int, layers: int, hidden: int, tied: bool = True) -> int:
+    block = 4 * width * width + 3 * width * hidden + 2 * width
+    return (1 if tied else 2) * vocab * width + layers * block + width
+
+
+def papaformer(vocab: int, width: int, layers: int, hidden: int) -> int:
+    """No output projection, a Swish steepness per channel, untied."""
+    block = 3 * width * width + 3 * width * hidden + hidden + 2 * width
+    return 2 * vocab * width + layers * block + width
+
+
+PRESETS = {
+    "gpt2": (124_439_808, gpt2(50_257, 1024, 768, 12)),  # 124M: the real GPT-2 small
+    "llama": (123_551_232, llama(50_257, 768, 12, 2048)),  # ours: no paper's
+    "gpt2-28m": (27_782_400, gpt2(16_384, 512, 384, 12)),  # MoEP, Table 2: 28M
+    "papaformer-llama-256": (33_619_200, papaformer(50_278, 256, 8, 1024)),  # PaPaformer, Table 2: 32M
+    "papaformer-llama-192": (23_555_200, papaformer(50_278, 192, 8, 728)),  # PaPaformer, Table 2: 22.5M
+    "papaformer-path-128": (13_610_880, papaformer(50_278, 128, 3, 512)),  # PaPaformer, Table 2: 13.5M
+    "stlm-50m": (59_821_056, llama(50_257, 512, 10, 1536)),  # STLM, Table 2: 50M; its own Table 1 gives this
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters(name: str):
+    expected, by_hand = PRESETS[name]
+    config = config_from(f"models/{name}", vocab_size=50_257)
+    assert model_cost(skeleton(config)).parameters == expected == by_hand
+
+
+def test_every_preset_is_in_the_table():
+    assert {name.removeprefix("models/") for name, _ in list_recipes() if name.startswith("models/")} == set(PRESETS)
+
+
+def test_every_preset_says_what_it_is():
+    for name, about in list_recipes():
+        assert len(about) > 20, name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_same_inside_a_recipe_of_another_folder(name: str, tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"defaults:\n  - /models/{name}@model\n  - _self_\nseed: 3\n")
+    assert compose_recipe(str(file)) == {"seed": 3, "model": compose_recipe(f"models/{name}")}
+    assert (
+        config_from(str(file), vocab_size=50_257).to_dict()
+        == config_from(f"models/{name}", vocab_size=50_257).to_dict()
+    )
+
+
+def test_gpt2_28m_keeps_the_family_and_draws_weights_as_moep():
+    architecture = config_from("models/gpt2-28m").decoded()
+    block = architecture.stages[0].options
+    assert architecture.positions.kind == "learned"
+    assert block.norm.kind == architecture.norm.kind == "layer"
+    assert (block.feed.kind, block.feed.options.activation, block.feed.options.bias) == ("mlp", "gelu_new", True)
+    assert block.attention.options.bias
+    assert (architecture.initialisation.kind, architecture.initialisation.options.std) == ("normal", 0.02)
+    assert (architecture.dropout.embedding, block.dropout.attention, block.dropout.residual) == (0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("papaformer")])
+def test_papaformer_blocks(name: str):
+    architecture = config_from(f"models/{name}").decoded()
+    block = architecture.stages[0].options
+    assert architecture.width // block.attention.options.heads == 32
+    assert not block.attention.options.out_projection
+    assert block.feed.options.learned_beta
+    assert architecture.positions.options.pairs == "interleaved"
+    assert (architecture.context, architecture.tie_embeddings, architecture.norm.options.eps) == (256, False, 1e-5)
+
+
+def test_any_size_by_overrides():
+    changes = ["width=64", "stages.0.block.layers=2", "block.attention.heads=4", "context=32"]
+    config = config_from("models/gpt2", changes, vocab_size=100)
+    assert model_cost(skeleton(config)).parameters == gpt2(100, 32, 64, 2)
+    config = config_from(
+        "models/llama", ["width=64", "stages=[block,{block:{layers:2}}]", "block.attention.heads=4"], 100
+    )
+    assert model_cost(skeleton(config)).parameters == llama(100, 64, 3, 192)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["widht=3"], "models/gpt2-28m: unknown key 'widht'. Did you mean 'width'?"),
+        (["width=wide"], "models/gpt2-28m: width: expected a whole number, got 'wide'"),
+        (["block.attention.haeds=3"], "stages[0].block.attention: unknown key 'haeds'. Did you mean 'heads'?"),
+        (["vocab_size=0"], "vocab_size: expected a whole number above 0, got 0"),
+        (["vocab_size=many", "context=0"], "vocab_size: expected a whole number above 0, got 'many'\ncontext must be"),
+        (["model.width=3"], "a model preset has its keys at the top, not under 'model'"),
+    ],
+)
+def test_wrong_overrides(overrides: list[str], text: str):
+    with pytest.raises(BraidError) as error:
+        config_from("models/gpt2-28m", overrides)
+    assert text in str(error.value)
+
+
+def test_a_vocabulary_that_nobody_gives(tmp_path: Path):
+    with pytest.raises(BraidError, match="takes it from the tokenizer\nGive vocab_size=N"):
+        config_from("models/gpt2")
+    (tmp_path / "empty.yaml").write_text("seed: 1\n")
+    with pytest.raises(BraidError, match="describes no model"):
+        config_from(str(tmp_path / "empty.yaml"))
