@@ -48,11 +48,3 @@ def _same_seed() -> None:
     import torch
 
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def tiny() -> "torch.nn.Module":  # noqa: F821
-    """A Llama-like model of two blocks with random weights."""
-    from tiny_models import tiny_model
-
-    return tiny_model()

@@ -65,6 +65,15 @@ def test_beams_are_the_same_with_and_without_a_cache() -> None:
     assert torch.equal(*found)
 
 
+def test_a_mask_may_speak_of_the_new_tokens_alone() -> None:
+    model, ids = tiny_model(torch.float64), random_ids(2, 7)
+    cache = model(ids[:, :3]).past_key_values
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    got = model(ids[:, 3:], attention_mask=mask, past_key_values=cache).logits
+    real = mask.bool()
+    torch.testing.assert_close(got[real], model(ids).logits[:, 3:][real], rtol=0, atol=1e-9)
+
+
 def test_a_mask_of_another_shape_is_refused_and_not_ignored() -> None:
     with pytest.raises(BraidError, match=r"attention_mask must be \[batch, time\].* got 4 dimensions"):
         tiny_model()(random_ids(1, 3), attention_mask=torch.ones(1, 1, 3, 3))
