@@ -16,7 +16,7 @@ from .configuration_braid import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
 from .initialisation import Initialisation, ModelShape
-from .losses import next_token_loss, shift_labels
+from .losses import head_loss, next_token_loss, shift_labels
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
 from .routing import Routings
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
@@ -217,11 +217,11 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def training_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
+    def training_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float) -> Tensor:
         """The loss of targets that stand at the position predicting them: the training loop's straight way down."""
         embedded = self.model.embedding(inputs)
         hidden, _ = self.model.stream(embedded, self.model.span(embedded))
-        return next_token_loss(self.head(hidden), targets, count)
+        return head_loss(self.head, hidden, targets, count)
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):
