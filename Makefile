@@ -13,7 +13,7 @@ test: check
 	$(BIN)/python -m pytest
 
 check: $(READY)
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 
 setup: $(READY)

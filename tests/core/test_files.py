@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from braidlm.core import files
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, explained_disk_errors, read_json, sha256_of, write_json, write_text
+from braidlm.core.files import (
+    atomic_folder,
+    explained_disk_errors,
+    read_json,
+    sha256_of,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -116,6 +125,15 @@ def test_a_full_disk_is_explained_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_inside_a_folder_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    with pytest.raises(BraidError) as caught, atomic_folder(target) as folder:
+        write_text(folder / "a.txt", "x")
+    assert str(caught.value).startswith(f"{target}: the disk is full; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / "a.json", {"old": 1})
     monkeypatch.setattr(files.os, "fsync", failing(errno.ENOSPC))
@@ -152,6 +170,20 @@ def test_no_permission_is_explained_before_any_work(
 def test_other_errors_of_the_system_are_not_disguised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="odd"), explained_disk_errors(tmp_path):
         raise OSError(errno.EIO, "odd")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("I/O error: No space left on device (os error 28)", "the disk is full"),
+        ("I/O error: Read-only file system (os error 30)", "no permission to write here"),
+    ],
+)
+def test_errors_that_safetensors_wraps_are_explained(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(BraidError, match=what), explained_disk_errors(tmp_path):
+        raise SafetensorError(text)
+    with pytest.raises(SafetensorError, match="odd"), explained_disk_errors(tmp_path):
+        raise SafetensorError("odd")
 
 
 @pytest.mark.parametrize("below", ["target", "deeper/target"])
@@ -191,6 +223,52 @@ def test_kill_9_in_the_middle_leaves_nothing_that_looks_finished(tmp_path: Path,
     assert all(name.startswith(".target.") and name.endswith(".part") for name in left)
     make(target, "again", replace=True)
     assert (target / "inner" / "a.txt").read_text() == "again"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+KILLED_BETWEEN = """
+import os, signal, sys
+from braidlm.core import files
+rename = files.os.rename
+def rename_and_die(source, to):
+    rename(source, to)
+    if str(to).endswith(".old"):
+        os.kill(os.getpid(), signal.SIGKILL)
+files.os.rename = rename_and_die
+with files.atomic_folder(sys.argv[1], replace=True) as folder:
+    (folder / "a.txt").write_text("new")
+"""
+
+
+def test_kill_9_between_the_renames_loses_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    make(target, "old")
+    done = subprocess.run([sys.executable, "-c", KILLED_BETWEEN, str(target)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not target.exists()
+    with pytest.raises(BraidError, match="this folder exists already"):
+        make(target, "another")
+    assert (target / "inner" / "a.txt").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_only_what_the_killed_left_of_this_folder_is_cleared(tmp_path: Path) -> None:
+    others = [".target.part", ".target.more.abcdefgh.part", ".target.more.abcdefgh.old", ".other.abcdefgh.part"]
+    for name in [*others, ".target.abcdefgh.part", ".target.bcdefghi.old"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".target.cdefghij.part").write_text("a file that is being written")
+    make(tmp_path / "target", "x", replace=True)
+    assert {path.name for path in tmp_path.iterdir()} == {*others, ".target.cdefghij.part", "target"}
+
+
+def test_a_folder_that_a_living_process_writes_is_let_be(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with atomic_folder(target, replace=True) as first:
+        (first / "a.txt").write_text("first")
+        make(target, "second", replace=True)
+        assert (first / "a.txt").read_text() == "first"
+    assert [path.name for path in target.iterdir()] == ["a.txt"]
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -203,6 +281,12 @@ def test_a_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.txt")], check=False)
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "deep" / "a.png", b"\x89PNG\r\n")
+    assert (tmp_path / "deep" / "a.png").read_bytes() == b"\x89PNG\r\n"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.png"]
 
 
 def test_json_is_written_for_people_and_read_back(tmp_path: Path) -> None:

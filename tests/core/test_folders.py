@@ -97,6 +97,43 @@ def test_a_padding_token_is_always_named(good: Path) -> None:
     assert (config.eos_token_id, config.bos_token_id, config.pad_token_id) == (36, None, 36)
 
 
+@pytest.mark.parametrize(
+    ("given", "tokenizer", "kept"),
+    [
+        ((None, None, None), (36, 35, 34), (36, 35, 34)),  # missing: the tokenizer's
+        (([30, 36], 35, 34), (36, 35, 34), ([30, 36], 35, 34)),  # several ends, the tokenizer's among them
+        (([30, 31], 1, 2), (36, 35, 34), (36, 35, 34)),  # of another tokenizer
+        ((30, 31, 32), (None, None, None), (30, 31, 32)),  # a tokenizer without roles takes nothing away
+        (([30, 31], None, None), (None, None, None), ([30, 31], None, 30)),  # a padding token is always named
+        ((50_256, 50_256, None), (None, None, None), (None, None, None)),  # outside of the vocabulary
+        (([30, 50_256], None, 5), (30, None, None), (30, None, 5)),
+    ],
+)
+def test_ids_of_special_tokens(tmp_path: Path, given: tuple, tokenizer: tuple, kept: tuple) -> None:
+    model, toy = tiny_model(), ToyTokenizer()
+    names = ("eos_token_id", "bos_token_id", "pad_token_id")
+    for name, value in zip(names, given, strict=True):
+        setattr(model.config, name, value)
+    toy.eos_id, toy.bos_id, toy.pad_id = tokenizer
+    folder = save_model(model, tmp_path / "m", toy, {})  # type: ignore[arg-type]
+    config = load_config(folder)
+    assert tuple(getattr(config, name) for name in names) == kept
+    assert read_json(folder / "generation_config.json").get("eos_token_id") == kept[0]
+
+
+def test_weights_are_one_file_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+    save = BraidForCausalLM.save_pretrained
+
+    def spy(self: Any, folder: Any, **options: Any) -> None:
+        asked.update(options)
+        save(self, folder, **options)
+
+    monkeypatch.setattr(BraidForCausalLM, "save_pretrained", spy)
+    save_model(tiny_model(), tmp_path / "m", None, {})
+    assert asked == {"max_shard_size": "1000TB"}
+
+
 def test_plain_transformers_reads_it(good: Path) -> None:
     ids = random_ids(1, 5)
     assert torch.equal(BraidForCausalLM.from_pretrained(good)(ids).logits, load_model(good)(ids).logits)
@@ -126,6 +163,27 @@ def test_another_kind_of_model_is_sent_to_convert(tmp_path: Path) -> None:
     text = refused(tmp_path)
     assert text.startswith(f"{tmp_path}: this folder holds a 'gpt2' model, not a Braid model\n")
     assert f"braid convert {tmp_path} --from gpt2 --out DIR" in text
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert refused(tmp_path).endswith("\nBraid imports models of type gpt2 and llama (`braid convert`).")
+
+
+def test_what_convert_reads_is_known_here() -> None:
+    from braidlm.bridges.convert import bridges
+
+    assert tuple(bridges) == folders.IMPORTABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("banana", "There are: geglu, mlp, swiglu."), ("mlp2", "Did you mean 'mlp'?")]
+)
+def test_a_part_of_another_package_is_asked_for(folder: Path, name: str, nearest: str) -> None:
+    path = folder / "config.json"
+    config = read_json(path)
+    config["architecture"]["stages"][1]["block"]["feed"] = {"kind": name}
+    path.write_text(json.dumps(config))
+    text = refused(folder)
+    assert f"stages[1].block.feed: unknown feed-forward '{name}'. {nearest}" in text
+    assert text.count("needs that package installed (entry point 'braidlm.parts')") == 1
 
 
 def test_a_broken_configuration_is_named_with_its_file(folder: Path) -> None:
@@ -135,7 +193,7 @@ def test_a_broken_configuration_is_named_with_its_file(folder: Path) -> None:
     path.write_text(json.dumps(config))
     text = refused(folder)
     assert text.startswith(f"{path}: this configuration cannot be read:\n")
-    assert "stages[1].block.attention: unknown key 'haeds'. Did you mean 'heads'?" in text
+    assert text.endswith("stages[1].block.attention: unknown key 'haeds'. Did you mean 'heads'?")
     path.write_text('{"model_type": ')
     assert "this is not valid JSON" in refused(folder)
 

@@ -12,7 +12,7 @@ from braidlm.model.registry import Registry
 
 @pytest.fixture
 def colours() -> Registry:
-    made = Registry("colour")
+    made = Registry("colour", third_party=True)
     for name in ("red", "green"):
         made.register(name)(type(name, (), {"Config": SimpleNamespace}))
     return made
@@ -33,9 +33,18 @@ def test_a_name_taken_twice_is_our_own_mistake(colours: Registry) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest(colours: Registry) -> None:
     with pytest.raises(BraidError, match=r"unknown colour 'grene'\. Did you mean 'green'\?") as caught:
         colours["grene"]
-    assert "registered under the entry point 'braidlm.parts'" in str(caught.value)
+    assert "needs that package installed (entry point 'braidlm.parts')" in str(caught.value)
     with pytest.raises(BraidError, match=r"unknown colour 'xyz'\. There are: green, red\."):
         colours["xyz"]
+
+
+def test_only_the_models_parts_come_from_other_packages() -> None:
+    assert all(registry.third_party for registry in REGISTRIES.values())
+    own = Registry("shade")
+    own.register("dark")(object)
+    with pytest.raises(BraidError) as caught:
+        own["light"]
+    assert str(caught.value) == "unknown shade 'light'. There are: dark."
 
 
 def test_parts_of_other_packages_are_loaded_when_a_name_is_not_ours(
@@ -55,6 +64,26 @@ def test_parts_of_other_packages_are_loaded_when_a_name_is_not_ours(
     assert colours["blue"] is object
     assert "mauve" not in colours
     assert loads == [1]
+
+
+def test_a_list_of_parts_has_those_of_other_packages(colours: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = SimpleNamespace(load=lambda: colours.register("blue")(object))
+    monkeypatch.setattr(registry_file, "_third_party_loaded", False)
+    monkeypatch.setattr(registry_file, "entry_points", lambda group: [entry])
+    assert list(colours) == ["blue", "green", "red"]
+
+
+def test_a_broken_package_is_named_each_time(colours: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise ImportError("no module named 'paint'")
+
+    entry = SimpleNamespace(name="paints", value="paints.parts", load=load)
+    monkeypatch.setattr(registry_file, "_third_party_loaded", False)
+    monkeypatch.setattr(registry_file, "entry_points", lambda group: [entry])
+    assert "red" in colours  # ours need nobody
+    for _ in range(2):
+        with pytest.raises(BraidError, match=r"entry point 'paints' \(paints.parts\): .*no module named 'paint'"):
+            colours["blue"]
 
 
 @pytest.mark.parametrize("noun", REGISTRIES)

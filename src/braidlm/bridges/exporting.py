@@ -1,13 +1,9 @@
 """From a Braid model folder to a plain Hugging Face folder that needs no code of ours."""
 
-import contextlib
-import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from braidlm.bridges.bridge import Bridge, Shapes, compare_shapes, listed
@@ -53,8 +49,7 @@ class Export:
         with atomic_folder(out) as folder:
             if self.tokenizer is not None:
                 self.tokenizer.save(folder)
-            with _full_disk_as_such():
-                self.target.save_pretrained(folder)
+            self.target.save_pretrained(folder)
             write_json(folder / "lineage.json", self._lineage())
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -95,14 +90,3 @@ def _empty_model(bridge: Bridge, plain: PlainModel) -> Any:
     config = bridge.config_class(**bridge.settings(plain), dtype="float32")
     with torch.device("meta"):
         return bridge.model_class(config)
-
-
-@contextlib.contextmanager
-def _full_disk_as_such() -> Iterator[None]:
-    """safetensors wraps the system's error in text; `atomic_folder` explains the error itself."""
-    try:
-        yield
-    except SafetensorError as error:
-        if "No space left" in str(error) or "os error 28" in str(error):
-            raise OSError(errno.ENOSPC, "No space left on device") from error
-        raise

@@ -96,6 +96,6 @@ def _next_steps(page: Page, facts: "DemoFacts") -> None:
         f"braid show {facts.run.folder}\n"
         f"braid convert {model} --to llama --out my-llama\n"
         "braid prepare my-texts/*.txt --out data/mine\n"
-        "braid train demo/stories data.sets='{mine: {path: data/mine}}' name=mine"
+        "braid train demo/stories name=mine data.sets.stories.source=null data.sets.stories.path=data/mine"
     )
     page.code((facts.run.folder / RECIPE).read_text(encoding="utf-8"), summary="The whole recipe of this run")

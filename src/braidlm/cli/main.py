@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import sys
-from types import ModuleType
 
 from braidlm import __version__
 
@@ -13,8 +12,9 @@ VERBS = ("demo", "prepare", "train", "generate", "convert", "show", "list")
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parser = _parser(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser(_verb_of(argv))
+    args = _parse(parser, argv)
     if args.verb is None:
         parser.print_help()
         return 0
@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parser(argv: list[str]) -> argparse.ArgumentParser:
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all verbs; with `only`, the others are known by name and not imported."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quiet", action="store_true", help="show results and errors only")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -47,15 +48,36 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"braid {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in VERBS:
-        module = _verb_module(verb)
+        if only is not None and verb != only:
+            verbs.add_parser(verb)
+            continue
+        try:
+            module = importlib.import_module(f"braidlm.cli.{verb}")
+        except Exception as error:  # one broken verb must not take the help of the others with it
+            if only is not None:
+                raise
+            verbs.add_parser(verb, help=f"(does not load: {error})")
+            continue
         sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, parents=[common])
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return parser
 
 
-def _verb_module(verb: str) -> ModuleType:
-    return importlib.import_module(f"braidlm.cli.{verb}")
+def _verb_of(argv: list[str]) -> str | None:
+    """The verb of a command line, if it has one that exists."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    return first if first in VERBS else None
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The arguments; `key=value` may also stand behind an option, where argparse no longer looks for them."""
+    args, extra = parser.parse_known_args(argv)
+    if extra and (not hasattr(args, "overrides") or any(word.startswith("-") for word in extra)):
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    if extra:
+        args.overrides = [*args.overrides, *extra]
+    return args
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import argparse
 
 HELP = "train a model as a recipe says; the same command goes on after a stop"
+STOPPED = 130
+"""The exit code of a run that was asked to stop: saved, but not finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +16,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.multirun:
+        _sweep(args)
+    else:
+        _train(args)
+
+
+def _train(args: argparse.Namespace) -> None:
     from braidlm.core import console
+    from braidlm.training.parallel import is_main_process
     from braidlm.training.train import train
 
     done = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
-    console.say(f"{done.progress.steps:,} steps, {done.progress.tokens:,} tokens, {done.progress.words:,} words.")
-    console.show(str(done.model))
+    if is_main_process():
+        console.say(f"{done.progress.steps:,} steps, {done.progress.tokens:,} tokens, {done.progress.words:,} words.")
+        console.show(str(done.model))
+    if not done.finished:
+        raise SystemExit(STOPPED)
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    from braidlm.core.errors import BraidError
+    from braidlm.training.sweep import show_sweep, sweep
+
+    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    show_sweep(runs)
+    failed = [run.label for run in runs if run.failed]
+    if failed:
+        raise BraidError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")

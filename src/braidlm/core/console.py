@@ -52,8 +52,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
 
 
 @contextlib.contextmanager
-def progress(label: str, total: float | None, unit: str = "") -> Iterator[Callable[[float, str], None]]:
+def progress(
+    label: str, total: float | None, unit: str = "", start: float = 0.0
+) -> Iterator[Callable[[float, str], None]]:
     """Progress over `total` units: yields `advance(to, note)`, called with the amount done so far.
+
+    `start` was done before, so the estimate does not count it.
 
     A terminal gets a live bar; anything else a plain line every few seconds, and nothing when quiet.
     """
@@ -70,25 +74,26 @@ def progress(label: str, total: float | None, unit: str = "") -> Iterator[Callab
             TimeRemainingColumn(),
             console=_console,
         ) as bar:
-            task = bar.add_task(label, total=total, note="")
+            task = bar.add_task(label, total=total, completed=start, note="")  # type: ignore[arg-type]
             yield lambda done, note="": bar.update(task, completed=done, note=note)  # type: ignore[misc]
     else:
-        yield _plain_progress(label, total, unit)
+        yield _plain_progress(label, total, unit, start)
 
 
-def _plain_progress(label: str, total: float | None, unit: str) -> Callable[[float, str], None]:
+def _plain_progress(label: str, total: float | None, unit: str, start: float) -> Callable[[float, str], None]:
     begun = last = time.monotonic()
+    ended = False
 
     def advance(done: float, note: str = "") -> None:
-        nonlocal last
+        nonlocal last, ended
         now = time.monotonic()
         finished = total is not None and done >= total
-        if now - last < PLAIN_INTERVAL and not finished:
+        if ended or (now - last < PLAIN_INTERVAL and not finished):
             return
-        last = now
+        last, ended = now, finished
         parts = [f"{label}: {count(done)}{f' of {count(total)}' if total else ''} {unit}".rstrip(), note]
-        if total and 0 < done < total:
-            parts.append(f"{duration((now - begun) * (total - done) / done)} left")
+        if total and start < done < total:
+            parts.append(f"{duration((now - begun) * (total - done) / (done - start))} left")
         say("  ".join(p for p in parts if p))
 
     return advance

@@ -7,16 +7,14 @@ import hashlib
 import io
 import itertools
 import math
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors
+from braidlm.core.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,17 +181,10 @@ def to_svg(figure: "Figure") -> str:
 
 def save_png(figure: "Figure", path: Path | str) -> None:
     """Write the figure on white, sharp on dense screens; the file appears only when it is complete."""
-    path = Path(path)
-    with explained_disk_errors(path), _styled():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                figure.savefig(file, format="png", dpi=200, facecolor="white")
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
+    png = io.BytesIO()
+    with _styled():
+        figure.savefig(png, format="png", dpi=200, facecolor="white")
+    write_bytes(path, png.getvalue())
 
 
 def _matplotlib() -> Any:

@@ -5,13 +5,20 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from braidlm.core.errors import BraidError
+
+
+class DiskError(BraidError):
+    """The disk is full, or the place is forbidden."""
 
 
 @contextlib.contextmanager
@@ -21,31 +28,42 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     With `replace`, an existing `target` gives way only after the new folder is complete.
     """
     target = Path(target)
+    _clear_up_after_killed(target)
     if target.exists() and not replace:
         raise BraidError("this folder exists already", str(target), "Choose another name or remove it first.")
     with explained_disk_errors(target):
         _make_folder(target.parent)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
-        with explained_disk_errors(target):
+        with explained_disk_errors(target), _locked(scratch):
             os.chmod(scratch, 0o755)  # mkdtemp's folders are for their owner alone
             yield scratch
-            _sync_tree(scratch)
-            _put_in_place(scratch, target)
-            _sync(target.parent)
+            make_final(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def make_final(part: Path, target: Path) -> None:
+    """A complete folder into its place; when this returns, it would survive a power cut."""
+    _sync_tree(part)
+    _put_in_place(part, target)
+    _sync(target.parent)
+
+
 def write_text(path: Path | str, text: str) -> None:
+    """Write a whole file atomically, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
     """Write a whole file atomically."""
     path = Path(path)
     with explained_disk_errors(path):
         _make_folder(path.parent)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(scratch, 0o644)
@@ -78,17 +96,31 @@ def sha256_of(path: Path | str) -> str:
 
 @contextlib.contextmanager
 def explained_disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn a full disk or a forbidden place into an error that says so."""
+    """Turn a full disk or a forbidden place into an error that says so.
+
+    Of several around each other the outermost names its path: inside, it may be a scratch folder's.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BraidError(
+    except DiskError as error:
+        raise DiskError(error.what, str(path), error.todo) from error
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskError(
                 "the disk is full; nothing was written", str(path), "Free some space and run the same command again."
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS):
-            raise BraidError("no permission to write here", str(path), "Choose a folder you may write to.") from error
+        if number in (errno.EACCES, errno.EROFS):
+            raise DiskError("no permission to write here", str(path), "Choose a folder you may write to.") from error
         raise
+
+
+def _error_number(error: OSError | SafetensorError) -> int | None:
+    """The system's number of an error, which safetensors writes into its text as `(os error 28)`."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def _make_folder(folder: Path) -> None:
@@ -109,7 +141,58 @@ def _put_in_place(scratch: Path, target: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear_up_after_killed(target: Path) -> None:
+    """What processes killed while they wrote `target` left beside it: a replaced folder comes back, scratch goes.
+
+    A process that lives holds the lock of its scratch folder and is let be.
+    """
+    left_here = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.(part|old)")
+    with contextlib.suppress(OSError):  # no such place, or another process is clearing up as well
+        found = [path for path in target.parent.iterdir() if left_here.fullmatch(path.name) and path.is_dir()]
+        for path in [path for path in found if not _is_locked(path.with_suffix(".part"))]:
+            if path.suffix == ".old" and not target.exists():  # killed between the two renames
+                os.rename(path, target)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock; the system lets go of it when the process dies, however it dies."""
+    handle = _lock(folder)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process may be at work in a folder; where locks do not work, it may."""
+    if not folder.is_dir():
+        return False
+    handle = _lock(folder)
+    if handle is not None:
+        os.close(handle)
+    return handle is None
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows has neither
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another, or a file system without locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def _sync_tree(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Model folders: what every checkpoint, edit and import writes, and plain transformers opens."""
 
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,10 +19,15 @@ from braidlm.core.files import atomic_folder, read_json, sha256_of, write_json, 
 from braidlm.model.accounting import skeleton
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.registry import ADVICE
 
 transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
+IMPORTABLE = ("gpt2", "llama")
+"""The model types that `braid convert --from` reads; a test keeps it equal to the bridges, which stand higher."""
+ONE_FILE = "1000TB"
+"""transformers would divide weights above 50 GB; a model folder has one file of them."""
 
 
 class FolderTokenizer(Protocol):
@@ -61,18 +67,12 @@ def write_model_files(
     config = model.config
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
-        config.eos_token_id, config.bos_token_id = tokenizer.eos_id, tokenizer.bos_id
-        config.pad_token_id = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id
+        _settle_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
     )
-    try:
-        model.save_pretrained(folder)
-    except SafetensorError as error:  # safetensors wraps the system's error in text
-        if "No space left" in str(error) or "os error 28" in str(error):
-            raise OSError(28, "No space left on device") from error
-        raise
+    model.save_pretrained(folder, max_shard_size=ONE_FILE)
     record = {
         "format": 1,
         **lineage,
@@ -83,6 +83,23 @@ def write_model_files(
     }
     write_json(folder / "lineage.json", record)
     write_text(folder / "README.md", model_card(name, config, model, record))
+
+
+def _settle_special_ids(config: BraidConfig, tokenizer: FolderTokenizer) -> None:
+    """The tokenizer's ids, unless the configuration has them among its own: a model may end texts in several ways."""
+    for name, token in (
+        ("eos_token_id", tokenizer.eos_id),
+        ("bos_token_id", tokenizer.bos_id),
+        ("pad_token_id", tokenizer.pad_id),
+    ):
+        given = getattr(config, name)
+        known = [i for i in (given if isinstance(given, list) else [given]) if i is not None and i < config.vocab_size]
+        if token is not None and token not in known:
+            known = [token]
+        setattr(config, name, known if len(known) > 1 else (known or [None])[0])
+    if config.pad_token_id is None:  # batches need one, and what it is has no effect
+        eos = config.eos_token_id
+        config.pad_token_id = eos[0] if isinstance(eos, list) else eos
 
 
 def load_model(folder: Path | str, device: str | torch.device = "cpu") -> BraidForCausalLM:
@@ -106,12 +123,17 @@ def load_config(folder: Path | str) -> BraidConfig:
         raise BraidError(
             f"this folder holds a '{kind}' model, not a Braid model",
             str(folder),
-            f"Bring it in with `braid convert {folder} --from {kind} --out DIR`.",
+            f"Bring it in with `braid convert {folder} --from {kind} --out DIR`."
+            if kind in IMPORTABLE
+            else f"Braid imports models of type {' and '.join(IMPORTABLE)} (`braid convert`).",
         )
     try:
         return BraidConfig.from_pretrained(folder)
     except BraidError as error:
-        raise BraidError(f"this configuration cannot be read:\n{error}", str(folder / "config.json")) from error
+        # Nobody types a saved configuration: a name that is unknown, however near to ours, is another package's.
+        unknown = re.search(r": unknown (?!key )", error.what) and ADVICE not in error.what
+        where = str(folder / "config.json")
+        raise BraidError(f"this configuration cannot be read:\n{error}", where, ADVICE if unknown else None) from error
 
 
 def load_lineage(folder: Path | str) -> dict[str, Any] | None:

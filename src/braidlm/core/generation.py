@@ -88,12 +88,16 @@ def continue_text(
     prompts: Sequence[str],
     max_tokens: int = 100,
     sampling: Sampling | None = None,
+    graph: bool | None = None,
 ) -> Iterator[Piece]:
-    """Continue all prompts together; pieces come as their characters are complete, for each prompt one that ends it."""
+    """Continue all prompts together; pieces come as their characters are complete, for each prompt one that ends it.
+
+    `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
+    """
     if max_tokens < 1:
         raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
     encoded = encode_prompts(tokenizer, prompts)
-    decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens)
+    decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens, graph)
     streams = [TextStream(tokenizer, ids) for ids in encoded]
     counts = [0] * len(encoded)
     running = set(range(len(encoded)))

@@ -54,13 +54,11 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     from yaml import YAMLError
 
     path = find_recipe(name)
-    root = str(recipe_root()).replace("\\", "\\\\").replace("'", "\\'")
-    search = f"hydra.searchpath=['file://{root}']"
     try:
         # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
         # defaults list is found through the search path.
         with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
-            config = compose(path.stem, overrides=[search, *map(_force, overrides or [])])
+            config = compose(path.stem, overrides=hydra_overrides(overrides))
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
@@ -69,6 +67,17 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
         raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+def hydra_overrides(overrides: list[str] | None) -> list[str]:
+    """Overrides as Hydra needs them, the place of Braid's own recipes among them."""
+    return [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]", *map(_force, overrides or [])]
+
+
+def quoted(text: str) -> str:
+    """A text as a value in Hydra's language, whatever signs are in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _force(override: str) -> str:

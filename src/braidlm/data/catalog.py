@@ -5,16 +5,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from braidlm.core.console import say
+from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError
 from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens, differences
 from braidlm.data.chunking import chunkings
 from braidlm.data.mixing import MixConfig
-from braidlm.data.packed import PackedData
+from braidlm.data.packed import PackedData, is_packed
 from braidlm.data.prepare import USUAL_VOCABULARY, prepare
-from braidlm.data.sources import Reading, documents, plan
+from braidlm.data.sources import Plan, Reading, documents, plan
 from braidlm.data.streams import Subset, TokenStream
 from braidlm.data.tokenizers import load_tokenizer, train_bpe
 from braidlm.model.registry import Choice
@@ -58,6 +58,10 @@ class SetSpec:
     """What stands between the fields."""
     separator: str = "blank"
     """For text files: what parts documents (blank, lines, file, or a text)."""
+    encoding: str = "utf-8"
+    """For text files and JSONL."""
+    errors: Literal["strict", "replace", "ignore"] = "strict"
+    """What to do with bytes that are no text in that encoding."""
     split: str = "train"
     """For a Hub data set."""
     subset: Subset = field(default_factory=Subset)
@@ -79,6 +83,8 @@ class SetSpec:
             fields=tuple(self.fields),
             joiner=self.joiner,
             separator=self.separator,
+            encoding=self.encoding,
+            errors=self.errors,
             documents=self.documents,
             seed=self.seed,
             split=self.split,
@@ -119,7 +125,7 @@ class OpenData:
 
 def open_data(config: DataConfig) -> OpenData:
     """Open every data set, preparing what is not there yet."""
-    packed = {name: PackedData(spec.path) for name, spec in config.sets.items() if spec.path is not None}
+    packed = {name: _opened(spec.path, f"{name}.path") for name, spec in config.sets.items() if spec.path is not None}
     tokenizer = _shared_tokenizer(packed, config)
     for name, spec in config.sets.items():
         if spec.source is not None:
@@ -127,6 +133,13 @@ def open_data(config: DataConfig) -> OpenData:
     train = [TokenStream(packed[name], _training_share(spec), name) for name, spec in config.sets.items()]
     held = [_validation(name, spec, packed[name], tokenizer, config) for name, spec in config.sets.items()]
     return OpenData(train, [stream for stream in held if stream is not None], tokenizer)
+
+
+def _opened(path: str, key: str) -> PackedData:
+    try:
+        return PackedData(path)
+    except BraidError as error:
+        raise BraidError(error.what, f"data.sets.{key} ({path})", error.todo) from error
 
 
 def _training_share(spec: SetSpec) -> Subset:
@@ -140,18 +153,26 @@ def _validation(
 ) -> TokenStream | None:
     if spec.validation is not None:
         given = spec.validation
-        folder = Path(given) if isinstance(given, str) else None
-        if folder is not None and (folder / "data.json").is_file():
-            return TokenStream(_same_tokenizer(PackedData(folder), tokenizer, name), name=name)
+        if isinstance(given, str) and is_packed(given):
+            return TokenStream(_same_tokenizer(PackedData(given), tokenizer, name), name=name)
         return TokenStream(_prepared(f"{name}-validation", given, spec, tokenizer, config), name=name)
     if spec.holdout == 0.0:
         return None
-    return TokenStream(data, Subset(1.0 - spec.holdout, 1.0, spec.subset.seed), name)
+    held = Subset(1.0 - spec.holdout, 1.0, spec.subset.seed)
+    if not len(held.choose(data.manifest.documents)):
+        raise BraidError(
+            f"{spec.holdout:g} of {data.manifest.documents} documents is none to validate on",
+            f"data.sets.{name}.holdout",
+            "Raise it, name other text as `validation`, or set it to 0 to train without validation.",
+        )
+    return TokenStream(data, held, name)
 
 
 def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> BraidTokenizer:
     """The packed sets' tokenizer, or the one the recipe asks for."""
     if packed:
+        if config.tokenizer != TokenizerSpec():
+            warn("data.tokenizer has no effect: packed data sets bring their own tokenizer")
         first = next(iter(packed))
         tokenizer = load_tokenizer(packed[first].tokenizer_folder)
         for name, data in packed.items():
@@ -190,6 +211,8 @@ def _prepared(
         fields=reading.fields,
         joiner=reading.joiner,
         separator=reading.separator,
+        encoding=reading.encoding,
+        errors=reading.errors,
         documents=reading.documents,
         seed=reading.seed,
         split=reading.split,
@@ -200,31 +223,47 @@ def _prepared(
 def _trained(config: DataConfig) -> BraidTokenizer:
     """A BPE trained on all the sets that are prepared here, each giving an equal share of the sample."""
     spec = config.tokenizer
-    sources = {n: {"source": s.source, "reading": encode(s.reading())} for n, s in config.sets.items()}
-    key = _key({"tokenizer": encode(spec), "sources": sources})
+    plans = {name: plan(_listed(s), s.reading()) for name, s in config.sets.items()}
+    # The state of the files is in the key: a tokenizer of what a file held before would be a poor one for it now.
+    texts = {n: {"files": p.facts, "reading": encode(config.sets[n].reading())} for n, p in plans.items()}
+    key = _key({"tokenizer": encode(spec), "texts": texts})
     folder = Path(config.cache) / f"tokenizer-{key}"
     if (folder / "tokenizer_config.json").is_file():
         return load_tokenizer(folder)
     special = SpecialTokens.of(spec.special_tokens) if spec.special_tokens else SpecialTokens()
-    say(f"Training a tokenizer of {spec.vocab_size or USUAL_VOCABULARY:,} tokens on {', '.join(config.sets)}.")
+    size = spec.vocab_size or USUAL_VOCABULARY
+    say(f"Training a tokenizer of {size:,} tokens on {', '.join(config.sets)}.")
     share = SAMPLE_CHARACTERS // len(config.sets)
-    texts = (text for set_spec in config.sets.values() for text in _some_documents(set_spec, share))
-    made = BraidTokenizer(train_bpe(texts, spec.vocab_size or USUAL_VOCABULARY, special.order), special)
+    sample = (text for n, p in plans.items() for text in _some_documents(n, p, config.sets[n].reading(), share))
+    made = BraidTokenizer(train_bpe(sample, size, special.order), special)
+    if made.vocab_size < size:
+        warn(f"the text gives a vocabulary of only {made.vocab_size:,} of the {size:,} asked for")
     made.save(folder)
     return made
 
 
-def _some_documents(spec: SetSpec, characters: int) -> Iterator[str]:
-    reading = spec.reading()
-    sources = [spec.source] if isinstance(spec.source, str) else list(spec.source or [])
-    shards = plan(sources, reading).shards
-    for shard in shards:
-        quota = characters // len(shards)
+def _some_documents(name: str, texts: Plan, reading: Reading, characters: int) -> Iterator[str]:
+    seen = False
+    for shard in texts.shards:
+        quota = characters // len(texts.shards)
         for text in documents(shard, reading):
+            if not text.strip():
+                continue
+            seen = True
             yield text
             quota -= len(text)
             if quota <= 0:
                 break
+    if not seen:
+        raise BraidError(
+            "there are no documents in it, only empty ones or none",
+            f"data.sets.{name}.source",
+            "Check the source and its fields.",
+        )
+
+
+def _listed(spec: SetSpec) -> list[str]:
+    return [spec.source] if isinstance(spec.source, str) else list(spec.source or [])
 
 
 def _saved(tokenizer: BraidTokenizer, config: DataConfig) -> Path:

@@ -11,7 +11,7 @@ from .registry import Registry
 from .routing import Routings
 from .span import Span
 
-attentions = Registry("attention")
+attentions = Registry("attention", third_party=True)
 
 
 @attentions.register("softmax")
@@ -63,12 +63,12 @@ class SoftmaxAttention(nn.Module):
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         batch, time, _ = hidden.shape
         heads_BTNH = self.qkv(hidden).view(batch, time, -1, self.head_dim)
-        turning = self.heads + self.kv_heads
+        # Splits, not slices: a slice's gradient is a whole tensor of zeros with a piece filled in.
+        both_BTNH, value = heads_BTNH.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         turn = span.rotations[self.head_dim]
-        turned_BTNH = heads_BTNH[:, :, :turning] if turn is None else turn(heads_BTNH[:, :, :turning])
-        query = turned_BTNH[:, :, : self.heads].transpose(1, 2)
-        key = turned_BTNH[:, :, self.heads :].transpose(1, 2)
-        value = heads_BTNH[:, :, turning:].transpose(1, 2)
+        turned_BTNH = both_BTNH if turn is None else turn(both_BTNH)
+        query, key = turned_BTNH.split((self.heads, self.kv_heads), dim=2)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if span.cache is not None:
             key, value = span.cache.update(key, value, self.cache_slot)
         mask = span.masks[self.window]

@@ -6,8 +6,8 @@ from torch import nn
 
 from .registry import Registry
 
-embeddings = Registry("embedding")
-heads = Registry("head")
+embeddings = Registry("embedding", third_party=True)
+heads = Registry("head", third_party=True)
 
 
 @embeddings.register("tokens")

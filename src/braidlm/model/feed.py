@@ -13,7 +13,7 @@ from .errors import BraidError
 from .registry import Registry
 from .routing import Routings
 
-feeds = Registry("feed-forward")
+feeds = Registry("feed-forward", third_party=True)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -7,7 +7,7 @@ from torch import nn
 
 from .registry import Registry
 
-initialisations = Registry("initialisation")
+initialisations = Registry("initialisation", third_party=True)
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Normal(Initialisation):
     @dataclass
     class Config:
         std: float = 0.02
+        """Standard deviation."""
 
     def __init__(self, config: Config, shape: ModelShape):
         super().__init__(shape)
@@ -86,7 +87,9 @@ class FanIn(Initialisation):
     @dataclass
     class Config:
         gain: float = 1.0
+        """Standard deviation of a matrix times the root of its inputs."""
         embedding_std: float = 0.02
+        """Standard deviation of embeddings and learned positions."""
 
     def __init__(self, config: Config, shape: ModelShape):
         super().__init__(shape)

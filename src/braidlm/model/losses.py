@@ -1,16 +1,10 @@
 """Losses: pure functions of what the model returned."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HeadLoss: Any = None
-try:
-    from .head_loss_triton import HeadLoss
-except ImportError:  # no Triton here: the plain way serves every device
-    pass
+from .head_loss import HeadLoss
 
 IGNORED = -100
 """The label of a position that is not trained on."""
@@ -28,19 +22,22 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None
     return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED, reduction="sum") / count
 
 
-def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, count: Tensor | float) -> Tensor:
-    """The loss of a stream [batch, time, width] under a head, by the fused kernel where there is one."""
-    if not _can_fuse(head, hidden):
-        return next_token_loss(head(hidden), labels, count)
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden.dtype
-    total = torch.as_tensor(count, dtype=torch.float32, device=hidden.device)
-    rows, weight = hidden.flatten(0, -2).to(dtype), head.weight.to(dtype)
-    return HeadLoss.apply(rows, weight, labels.flatten(), total, IGNORED)
-
-
-def _can_fuse(head: nn.Module, hidden: Tensor) -> bool:
+def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
+    """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused."""
     # Evaluation keeps to the plain way: it needs no gradient, and its numbers should be the reference's own.
-    return HeadLoss is not None and hidden.is_cuda and torch.is_grad_enabled() and getattr(head, "bias", None) is None
+    if not torch.is_grad_enabled() or getattr(head, "bias", None) is not None:
+        return next_token_loss(head(hidden), labels, count)
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    found = (labels != IGNORED).sum() if count is None else count
+    total = torch.as_tensor(found, dtype=torch.float32, device=hidden.device)
+    return _fused(hidden.flatten(0, -2).to(dtype), head.weight.to(dtype), labels.flatten(), total)
+
+
+@torch.compiler.disable  # traced, the writing in place would cost a copy of all scores
+def _fused(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor) -> Tensor:
+    with torch.autocast(rows.device.type, enabled=False):
+        return HeadLoss.apply(rows, weight, labels, count, IGNORED)
 
 
 def shift_labels(labels: Tensor) -> Tensor:

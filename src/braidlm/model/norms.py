@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .registry import Registry
 
-norms = Registry("norm")
+norms = Registry("norm", third_party=True)
 
 
 @norms.register("layer")

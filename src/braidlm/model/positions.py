@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .errors import BraidError
 from .registry import Registry
 
-position_kinds = Registry("positions")
+position_kinds = Registry("positions", third_party=True)
 
 
 class Rotation(Protocol):

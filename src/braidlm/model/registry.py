@@ -9,6 +9,7 @@ from .errors import BraidError, did_you_mean
 
 T = TypeVar("T")
 ENTRY_POINTS = "braidlm.parts"
+ADVICE = f"A part of another package needs that package installed (entry point '{ENTRY_POINTS}')."
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Registry:
 
     noun: str
     parts: dict[str, Any] = field(default_factory=dict)
+    third_party: bool = False
+    """Whether other packages may add to it, as they may to the model's parts."""
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that files a part under `name`; a name taken twice is our bug, not a user's."""
@@ -39,20 +42,20 @@ class Registry:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
-            hint = did_you_mean(name, self.parts)
             raise BraidError(
-                f"unknown {self.noun} '{name}'.{hint}",
-                todo="A part from another package must be installed and registered under the entry point "
-                f"'{ENTRY_POINTS}'.",
+                f"unknown {self.noun} '{name}'.{did_you_mean(name, self.parts)}",
+                todo=ADVICE if self.third_party else None,
             )
         return self.parts[name]
 
     def __contains__(self, name: object) -> bool:
-        if name not in self.parts:
+        if name not in self.parts and self.third_party:
             _load_third_party_parts()
         return name in self.parts
 
     def __iter__(self) -> Iterator[str]:
+        if self.third_party:
+            _load_third_party_parts()
         return iter(sorted(self.parts))
 
     def build(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
@@ -64,9 +67,18 @@ _third_party_loaded = False
 
 
 def _load_third_party_parts() -> None:
-    """Import other packages' parts once, and only when a name is not ours."""
+    """Import other packages' parts once, and only when a name is not ours or all names are asked for."""
     global _third_party_loaded
-    if not _third_party_loaded:
-        _third_party_loaded = True
-        for entry in entry_points(group=ENTRY_POINTS):
+    if _third_party_loaded:
+        return
+    _third_party_loaded = True  # before the imports, which may come back here
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
             entry.load()
+        except Exception as error:  # anything may go wrong in another package
+            _third_party_loaded = False
+            raise BraidError(
+                f"the parts of another package cannot be loaded ({type(error).__name__}: {error})",
+                f"entry point '{entry.name}' ({entry.value})",
+                "Mend, update or uninstall that package.",
+            ) from error

@@ -12,7 +12,7 @@ from .registry import Registry
 from .routing import Routings
 from .span import Span
 
-stage_kinds = Registry("stage")
+stage_kinds = Registry("stage", third_party=True)
 
 
 class Stage(nn.Module):

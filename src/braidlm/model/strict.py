@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import BraidError, did_you_mean
-from .registry import Choice, Registry
+from .registry import ADVICE, Choice, Registry
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def decode(cls: Any, data: Any, where: str = "") -> Any:
     problems: list[str] = []
     value = _decode(cls, data, where, problems)
     if problems:
-        raise BraidError("\n".join(problems))
+        raise BraidError("\n".join(sorted(problems, key=ADVICE.__eq__)))  # what to do comes last
     return value
 
 
@@ -148,7 +148,10 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     try:
         cls = part.registry[str(kind)]
     except BraidError as error:
-        problems.append(f"{where}: {error.what}")
+        problem, *advice = error.lines()
+        problems.append(f"{where}: {problem}")
+        if "Did you mean" not in problem:  # it is not just misspelled
+            problems.extend(line for line in advice if line not in problems)
         return None
     inside = f"{where}.{kind}" if part.by_key else where
     return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems))

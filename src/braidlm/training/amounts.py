@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from braidlm.core.errors import BraidError
@@ -43,10 +45,11 @@ def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
             f"'{text}' is not an amount", todo="Write for example `500 steps`, `2.5M tokens`, `10M words`."
         )
     number, multiple, written = match.groups()
-    value = float(number.replace("_", "")) * _MULTIPLES[multiple.lower()]
-    if value != int(value):
-        raise BraidError(f"'{text}' is not a whole number of {written or unit}")
-    return {"count": int(value), "unit": written.lower().rstrip("s") + "s" if written else unit}
+    unit = written.lower().rstrip("s") + "s" if written else unit
+    value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
+    if value.denominator != 1:
+        raise BraidError(f"'{text}' is not a whole number of {unit}")
+    return {"count": value.numerator, "unit": unit}
 
 
 def short(count: int) -> str:
@@ -65,6 +68,17 @@ class Pace:
     """(every, until) one after another; the last has no end."""
     unit: str
 
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise BraidError(f"a pace is in {', '.join(UNITS)}, got '{self.unit}'")
+        ends = [until for _, until in self.parts]
+        if not self.parts or any(every < 1 for every, _ in self.parts):
+            raise BraidError(f"'{self}' is not a pace: amounts above 0 are needed")
+        if None in ends[:-1]:
+            raise BraidError(f"'{self}' is not a pace: each part but the last needs an end, as in `1M words to 10M`")
+        if any(later <= sooner for sooner, later in pairwise(end for end in (0, *ends) if end is not None)):
+            raise BraidError(f"'{self}' is not a pace: each part must end after the one before")
+
     @classmethod
     def from_shorthand(cls, text: Any) -> "Pace":
         """`EVERY [UNIT] to END, then EVERY`; the first unit written holds for all."""
@@ -75,12 +89,10 @@ class Pace:
             every = parse_amount(every_text, unit)
             if index == 0:
                 unit = every["unit"]
-            until = parse_amount(until_text, unit)["count"] if until_text else None
-            if every["unit"] != unit or every["count"] == 0:
-                raise BraidError(f"'{text}' is not a pace: amounts above 0 in one unit are needed")
-            parts.append((every["count"], until))
-        if any(until is None for _, until in parts[:-1]):
-            raise BraidError(f"'{text}' is not a pace: each part but the last needs an end, as in `1M words to 10M`")
+            until = parse_amount(until_text, unit) if until_text else None
+            if {every["unit"], until["unit"] if until else unit} != {unit}:
+                raise BraidError(f"'{text}' is not a pace: its amounts must be in one unit")
+            parts.append((every["count"], until["count"] if until else None))
         return cls(tuple(parts), unit)
 
     def to_shorthand(self) -> str:
@@ -97,7 +109,7 @@ class Pace:
         """The first mark beyond `done`, or None when the pace has ended."""
         begin = 0
         for every, until in self.parts:
-            mark = max(begin, begin + ((done - begin) // every + 1) * every) if done >= begin else begin + every
+            mark = begin + (max(done - begin, 0) // every + 1) * every
             if until is None or mark <= until:
                 return mark
             begin = until

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor, optim
+from torch.distributed.checkpoint.api import CheckpointException
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, read_json, sha256_of, write_json
-from braidlm.core.folders import WEIGHTS, FolderTokenizer, write_model_files
+from braidlm.core.files import explained_disk_errors, make_final, read_json, sha256_of, write_json
+from braidlm.core.folders import WEIGHTS, FolderTokenizer, load_lineage, write_model_files
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.parallel import Place, wait_for_all
 
 STATES_KEPT = 2
+POSITION, MANIFEST, TENSORS = "position.json", "manifest.json", "tensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Checkpoints:
@@ -54,24 +58,21 @@ class Checkpoints:
                     shutil.rmtree(part, ignore_errors=True)
                     part.mkdir(parents=True)
             wait_for_all(self.place)
-            dcp.save(
-                training_tensors(model, optimizer, self.place),
-                checkpoint_id=str(state_part / "tensors"),
-                no_dist=self.place.world == 1,
-            )
+            write_tensors(training_tensors(model, optimizer, self.place), state_part / TENSORS, self.place)
             if self.place.is_main:
                 write_model_files(model, model_part, tokenizer, lineage, name)
-                write_json(state_part / "position.json", {"saved": time.time_ns(), **position})
-                write_json(state_part / "manifest.json", manifest_of(state_part, model_part))
-                self._make_final(model_part, self.models / name)
-                self._make_final(state_part, self.states / name)
-                self._prune(name)
+                facts = {"saved": time.time_ns(), "processes": self.place.world, **position}
+                write_json(state_part / POSITION, facts)
+                write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
+                make_final(model_part, self.models / name)
+                make_final(state_part, self.states / name)
+                self._prune()
             wait_for_all(self.place)
         return self.models / name
 
     def newest_good(self) -> str | None:
         """The newest checkpoint whose every byte is as it was saved; damaged ones are named and passed over."""
-        for name in reversed(self._in_order(self.states)):
+        for name in reversed(self._in_order()):
             problem = state_problem(self.states / name, self.models / name)
             if problem is None:
                 return name
@@ -81,21 +82,42 @@ class Checkpoints:
 
     def restore(self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer) -> dict[str, Any]:
         """Put weights, optimizer and random states back; gives the saved position."""
+        position = read_json(self.states / name / POSITION)
+        if position["processes"] != self.place.world:
+            raise BraidError(
+                f"this run was begun by {position['processes']} processes, and now there are {self.place.world}",
+                str(self.states / name),
+                "Go on with as many as before; another number makes another batch, and so another run.",
+            )
         weights = load_file(self.models / name / WEIGHTS, device=str(self.place.device))
         left = model.load_state_dict(weights, strict=False)
         missing = [k for k in left.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
         if missing or left.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
-        tensors = training_tensors(model, optimizer, self.place, blank=True)
-        dcp.load(tensors, checkpoint_id=str(self.states / name / "tensors"), no_dist=self.place.world == 1)
+        tensors = read_tensors(self.states / name / TENSORS, model, self.place)
         put_training_tensors(tensors, model, optimizer, self.place)
-        return read_json(self.states / name / "position.json")
+        return position
 
     def remove_leftovers(self) -> None:
-        """Half-written folders of a run that was killed."""
+        """Half-written folders of a run that was killed; one that was just giving way comes back."""
         for folder in (self.models, self.states):
             for part in folder.glob(".*.part"):
                 shutil.rmtree(part, ignore_errors=True)
+            for old in folder.glob(".*.old"):
+                final = folder / old.stem.removeprefix(".")
+                if final.exists():
+                    shutil.rmtree(old, ignore_errors=True)
+                else:
+                    os.rename(old, final)
+
+    def forget_after(self, name: str | None) -> None:
+        """Remove the states that were passed over for `name`: they are of no use, and good ones must not go for them.
+
+        Their model folders stay: they are not written by half, and the run will come to them again.
+        """
+        names = self._in_order()
+        for other in names[names.index(name) + 1 :] if name is not None else names:
+            shutil.rmtree(self.states / other, ignore_errors=True)
 
     @contextlib.contextmanager
     def _removed_on_failure(self, *parts: Path) -> Iterator[None]:
@@ -107,73 +129,98 @@ class Checkpoints:
                     shutil.rmtree(part, ignore_errors=True)
             raise
 
-    @staticmethod
-    def _make_final(part: Path, final: Path) -> None:
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(part, final)
-
-    def _prune(self, newest: str) -> None:
-        names = self._in_order(self.states)
+    def _prune(self) -> None:
+        names = self._in_order()
         for name in names[:-STATES_KEPT]:
             shutil.rmtree(self.states / name, ignore_errors=True)
         if self.keep is not None:
-            kept = set(names[-max(self.keep, STATES_KEPT) :]) | {newest}
-            by_age = sorted((p for p in self.models.iterdir() if p.name not in kept), key=lambda p: p.stat().st_mtime)
-            surplus = len(by_age) + len(kept) - max(self.keep, STATES_KEPT)
-            for old in by_age[: max(surplus, 0)]:
+            needed = set(names[-STATES_KEPT:])
+            others = sorted((p for p in self.models.iterdir() if p.name not in needed), key=_steps)
+            for old in others[: max(len(others) + len(needed) - self.keep, 0)]:
                 shutil.rmtree(old, ignore_errors=True)
 
-    @staticmethod
-    def _in_order(folder: Path) -> list[str]:
+    def _in_order(self) -> list[str]:
         """Names of saved states, oldest first, by the time written inside them (file times do not survive a copy)."""
-        if not folder.is_dir():
-            return []
         found = []
-        for path in folder.iterdir():
-            if path.name.startswith("."):
-                continue
+        for path in self.states.glob("[!.]*"):
             try:
-                saved = read_json(path / "position.json")["saved"]
-            except (BraidError, KeyError):
+                saved = read_json(path / POSITION)["saved"]
+            except (BraidError, KeyError, TypeError):
                 saved = path.stat().st_mtime_ns
             found.append((saved, path.name))
         return [name for _, name in sorted(found)]
 
 
-def training_tensors(
-    model: BraidForCausalLM, optimizer: optim.Optimizer, place: Place, blank: bool = False
-) -> dict[str, Tensor]:
-    """Everything besides the weights that the next step depends on, as named tensors.
+def _steps(model: Path) -> int:
+    """How far a model folder is trained; one that does not say is the first to go."""
+    try:
+        return int((load_lineage(model) or {})["training"]["steps"])
+    except (BraidError, KeyError, TypeError):
+        return -1
 
-    `blank` gives empty tensors of the right shapes to load into, also before the first step.
-    """
+
+def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, place: Place) -> dict[str, Tensor]:
+    """Everything besides the weights that the next step depends on, as named tensors."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        state = optimizer.state.get(parameter, {})
-        for key in ("exp_avg", "exp_avg_sq"):
-            found[f"optimizer.{name}.{key}"] = torch.zeros_like(parameter) if blank else state[key]
-        found[f"optimizer.{name}.step"] = torch.zeros(()) if blank else state["step"].cpu()
+        state = optimizer.state.get(parameter)
+        if not state:  # frozen, or not yet used
+            continue
+        found |= {f"optimizer.{name}.{key}": state[key] for key in MOMENTS}
+        found[f"optimizer.{name}.step"] = state["step"].cpu()
     found[f"random.{place.rank}.cpu"] = torch.get_rng_state()
     if place.device.type == "cuda":
         found[f"random.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
     return found
 
 
+def write_tensors(tensors: dict[str, Tensor], folder: Path, place: Place) -> None:
+    """The tensors of all processes into one folder."""
+    try:
+        with _alone_on_purpose():
+            dcp.save(tensors, checkpoint_id=str(folder), no_dist=place.world == 1)
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):  # a full disk should be told as one
+                raise failure from error
+        raise
+
+
+def read_tensors(folder: Path, model: BraidForCausalLM, place: Place) -> dict[str, Tensor]:
+    """What `write_tensors` wrote, as far as it is this process's."""
+    saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    wanted: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if f"optimizer.{name}.step" in saved:
+            wanted |= {f"optimizer.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
+            wanted[f"optimizer.{name}.step"] = torch.zeros(())
+    wanted[f"random.{place.rank}.cpu"] = torch.get_rng_state()
+    if f"random.{place.rank}.cuda" in saved and place.device.type == "cuda":
+        wanted[f"random.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
+    with _alone_on_purpose():
+        dcp.load(wanted, checkpoint_id=str(folder), no_dist=place.world == 1)
+    return wanted
+
+
+@contextlib.contextmanager
+def _alone_on_purpose() -> Iterator[None]:
+    """One process is what was asked for: torch need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning)
+        yield
+
+
 def put_training_tensors(
     tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer, place: Place
 ) -> None:
     """The reverse of `training_tensors`."""
-    on_device = optimizer.defaults["capturable"] or place.device.type == "cuda"
     for name, parameter in model.named_parameters():
-        step = tensors[f"optimizer.{name}.step"]
-        optimizer.state[parameter] = {
-            "step": step.to(parameter.device) if on_device else step,
-            "exp_avg": tensors[f"optimizer.{name}.exp_avg"].detach(),
-            "exp_avg_sq": tensors[f"optimizer.{name}.exp_avg_sq"].detach(),
-        }
+        if f"optimizer.{name}.step" in tensors:
+            state = {key: tensors[f"optimizer.{name}.{key}"] for key in MOMENTS}
+            # Fused AdamW counts its steps on the device.
+            optimizer.state[parameter] = {"step": tensors[f"optimizer.{name}.step"].to(parameter.device), **state}
     torch.set_rng_state(tensors[f"random.{place.rank}.cpu"])
-    if place.device.type == "cuda":
+    if f"random.{place.rank}.cuda" in tensors:
         torch.cuda.set_rng_state(tensors[f"random.{place.rank}.cuda"], place.device)
 
 
@@ -186,11 +233,13 @@ def manifest_of(state: Path, model: Path) -> dict[str, Any]:
 def state_problem(state: Path, model: Path) -> str | None:
     """What is wrong with a saved state, or None."""
     try:
-        manifest = read_json(state / "manifest.json")
+        manifest = read_json(state / MANIFEST)
+        wanted = [(state / n, h) for n, h in manifest["files"].items()]
+        wanted += [(model / n, h) for n, h in manifest["model"].items()]
     except BraidError as error:
-        return error.what
-    wanted = [(state / n, h) for n, h in manifest["files"].items()]
-    wanted += [(model / n, h) for n, h in manifest["model"].items()]
+        return f"{MANIFEST}: {error.what}"
+    except (KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is damaged"
     for path, digest in wanted:
         if not path.is_file():
             return f"{path.name} is missing"

@@ -1,15 +1,11 @@
 """The training loop: batches in, metrics, samples and checkpoints out."""
 
-import math
-import signal
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
-
-import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.generation import encode_prompts
 from braidlm.data.catalog import OpenData
 from braidlm.data.chunking import chunkings
 from braidlm.data.loader import Loader
@@ -18,13 +14,16 @@ from braidlm.model.accounting import model_cost
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, short
 from braidlm.training.checkpoints import Checkpoints
-from braidlm.training.parallel import Place, sum_over_processes
+from braidlm.training.parallel import Place
 from braidlm.training.precision import choose_dtype
 from braidlm.training.progress import Progress, Speedometer, progress_note
+from braidlm.training.rates import LearningRate
+from braidlm.training.readings import Readings
 from braidlm.training.recipe import Recipe
 from braidlm.training.samples import write_samples
-from braidlm.training.schedules import dropout_schedules, schedules
+from braidlm.training.schedules import dropout_schedules
 from braidlm.training.step import Stepper
+from braidlm.training.stopping import GentleStop
 from braidlm.training.tracking import Tracker
 from braidlm.training.validation import mean_bits_per_byte, score_text
 
@@ -62,50 +61,64 @@ class Trainer:
             stream.name: validation_windows(stream, recipe.data.length, recipe.validation.tokens, rows=training.batch)
             for stream in data.validation
         }
-        self.rate_curve = schedules.build(training.schedule)
+        self.rate_curve = LearningRate(training)
         self.dropout_curve = dropout_schedules.build(training.dropout)
         self.progress = Progress()
+        self.rate = 0.0
+        self.readings = Readings(place)
         self.speed = Speedometer(model_cost(model, recipe.data.length).flops_per_token, place.device, place.world)
-        self.unread: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.last: dict[str, Any] = {}
-        self.stop_asked = False
+        self.saved_at: int | None = None
+        self.stop = GentleStop(place)
+        self._check()
+
+    def _check(self) -> None:
+        """What would only show itself later in the run."""
+        if self.recipe.samples.prompts:
+            encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
+        if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.place.is_main:
+            console.warn("training.dropout has no effect: every dropout rate of the model is 0")
+
+    @property
+    def finished(self) -> bool:
+        return self.progress.done(self.budget.unit) >= self.budget.count
 
     def restore(self, name: str) -> None:
         """Go on exactly where a checkpoint was taken."""
         position = self.checkpoints.restore(name, self.model, self.stepper.optimizer)
         self.progress = Progress(**position["progress"])
         self.loader.load_state(position["loader"])
-        self.last = position.get("last", {})
+        self.last, self.readings.losses = position["last"], position["losses"]
+        self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if it was asked to stop before. `tracker` is None on all but the main process."""
-        total = float(self.budget.count)
-        with console.progress(self.recipe.name, total, self.budget.unit) as advance, self._stopping_gently():
+        total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))
+        with console.progress(self.recipe.name, total, self.budget.unit, done) as advance, self.stop:
             self.speed.pause(self.progress.tokens)
-            while self.progress.done(self.budget.unit) < self.budget.count:
-                before = Progress(**self.progress.as_dict())
+            while not self.finished:
+                before = self.progress
                 self._step()
                 self._after_step(before, tracker, advance if self.place.is_main else None)
-                if self.stop_asked:
+                if not self.finished and self._asked_to_stop():
                     self._save()
                     return False
         return True
 
     def _step(self) -> None:
-        share = self.progress.share(self.budget)
+        before, share = self.progress, self.progress.share(self.budget)
         self.stepper.scale_dropout(self.dropout_curve(share))
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
-        loss, norm = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self._rate())
-        self.progress.steps += 1
-        self.progress.tokens += batch.token_count
-        self.progress.words += batch.word_count
-        self.unread.append((self.progress.steps, loss, norm))
+        self.progress = before.plus(batch.token_count, batch.word_count)
+        self.rate = self.rate_curve(before, self.progress)
+        loss, norm = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
+        self.readings.add(self.progress.steps, loss, norm)
         if self.place.device.type == "cpu":
             self._check_finite()
 
     def _left(self, unit: str) -> int | None:
         """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
-        marks = []
+        marks: list[int | None] = []
         if self.budget.unit == unit:
             marks.append(self.budget.count)
         if self.recipe.checkpoints.every.unit == unit:
@@ -113,31 +126,19 @@ class Trainer:
         known = [mark for mark in marks if mark is not None]
         return self.progress.left(min(known), unit) if known else None
 
-    def _rate(self) -> float:
-        """The learning rate of the coming step."""
-        training, warmup = self.recipe.training, self.recipe.training.warmup
-        share = self.progress.share(self.budget)
-        begin = min(warmup.count / self.budget.count, 1.0) if warmup.unit == self.budget.unit else 0.0
-        risen = 1.0
-        if warmup.count:
-            # Counting the coming step in, so that the first step is not wasted on a rate of zero.
-            done = self.progress.done(warmup.unit)
-            coming = done + 1 if warmup.unit == "steps" else done + done / max(self.progress.steps, 1)
-            risen = min(max(coming, 1) / warmup.count, 1.0)
-        curve = self.rate_curve((share - begin) / (1 - begin)) if share > begin else self.rate_curve(0.0)
-        return training.optimizer.lr * risen * curve
-
     def _after_step(self, before: Progress, tracker: Tracker | None, advance: Callable | None) -> None:
-        finished = self.progress.done(self.budget.unit) >= self.budget.count
-        if self.progress.steps % self.recipe.log.every == 0 or finished:
+        if self.finished or self._at_record():
             self._log(tracker, advance)
-        validating = finished or self._due(self.recipe.validation.every, before)
+        validating = self.finished or self._due(self.recipe.validation.every, before)
         if validating and self.held_out:
             self._validate(tracker)
         if self._due(self.recipe.samples.every, before) or (self.recipe.samples.every is None and validating):
             self._sample(tracker)
-        if finished or self._due(self.recipe.checkpoints.every, before):
+        if self.finished or self._due(self.recipe.checkpoints.every, before):
             self._save()
+
+    def _at_record(self) -> bool:
+        return self.progress.steps % self.recipe.log.every == 0
 
     def _due(self, pace: Pace | None, before: Progress) -> bool:
         """Whether a mark of the pace was reached in the last step."""
@@ -146,47 +147,39 @@ class Trainer:
         mark = pace.next_after(before.done(pace.unit))
         return mark is not None and self.progress.done(pace.unit) >= mark
 
-    def _check_finite(self) -> list[tuple[int, float, float]]:
-        """The numbers of all steps since the last look; stops the run at the first that is not finite."""
-        if not self.unread:
-            return []
-        losses = sum_over_processes(torch.stack([loss for _, loss, _ in self.unread]), self.place).tolist()
-        norms = torch.stack([norm for _, _, norm in self.unread]).tolist()
-        steps = [step for step, _, _ in self.unread]
-        self.unread.clear()
-        seen = list(zip(steps, losses, norms, strict=True))
-        for step, loss, norm in seen:
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._stop_at(step, "loss" if not math.isfinite(loss) else "gradient")
-        self.seen = [*getattr(self, "seen", []), *seen]
-        return seen
+    def _asked_to_stop(self) -> bool:
+        """Processes must agree, which waits for the device: on several GPUs only where a record waits anyway."""
+        if self.place.world > 1 and self.place.device.type == "cuda" and not self._at_record():
+            return False
+        return self.stop.asked()
 
-    def _stop_at(self, step: int, what: str) -> None:
+    def _check_finite(self) -> None:
+        problem = self.readings.read()
+        if problem is None:
+            return
         good = self.checkpoints.newest_good()
-        kept = (
-            f"The last good checkpoint is {self.checkpoints.models / good}" if good else "No checkpoint was saved yet"
-        )
+        kept = "No checkpoint was saved yet."
+        if good is not None:
+            kept = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
         raise BraidError(
-            f"the {what} became infinite or not a number at step {step}",
+            problem,
             self.recipe.folder,
-            f"{kept}. Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.lr:g}), "
+            f"{kept} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.lr:g}), "
             "a longer training.warmup, or training.clip=1.0.",
         )
 
     def _log(self, tracker: Tracker | None, advance: Callable | None) -> None:
         self._check_finite()
-        losses = [loss for _, loss, _ in self.seen]
         record = {
-            **self.progress.as_dict(),
-            "loss": sum(losses) / len(losses),
-            "gradient_norm": self.seen[-1][2],
-            "learning_rate": self._rate(),
+            "tokens": self.progress.tokens,
+            "words": self.progress.words,
+            "loss": self.readings.take_mean(),
+            "gradient_norm": self.readings.norm,
+            "learning_rate": self.rate,
             "epochs": {name: round(epoch, 3) for name, epoch in self.loader.epochs.items()},
             **self.speed.read(self.progress.tokens),
         }
-        self.seen = []
-        self.last = {"loss": record["loss"]} | {k: v for k, v in self.last.items() if k != "loss"}
-        record.pop("steps")
+        self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)
         if advance is not None:
@@ -219,17 +212,19 @@ class Trainer:
         self.speed.pause(self.progress.tokens)
 
     def _save(self) -> None:
+        if self.saved_at == self.progress.steps:
+            return
         self._check_finite()  # a checkpoint must be a good one
-        name = self._checkpoint_name()
-        training = {**self.progress.as_dict(), **self.last}
-        self.checkpoints.save(
-            name,
-            self.model,
-            self.stepper.optimizer,
-            {"progress": self.progress.as_dict(), "loader": self.loader.state(), "last": self.last},
-            self.data.tokenizer,
-            self.lineage(training),
-        )
+        position = {
+            "progress": self.progress.as_dict(),
+            "loader": self.loader.state(),
+            "last": self.last,
+            "losses": self.readings.losses,
+        }
+        lineage = self.lineage({**self.progress.as_dict(), **self.last})
+        name, tokenizer = self._checkpoint_name(), self.data.tokenizer
+        self.checkpoints.save(name, self.model, self.stepper.optimizer, position, tokenizer, lineage)
+        self.saved_at = self.progress.steps
         self.speed.pause(self.progress.tokens)
 
     def _checkpoint_name(self) -> str:
@@ -238,28 +233,3 @@ class Trainer:
         if unit == "steps":
             return f"step-{self.progress.steps:06d}"
         return f"{'chck_' if unit == 'words' else 'tokens-'}{short(self.progress.done(unit))}"
-
-    def _stopping_gently(self) -> "_GentleStop":
-        return _GentleStop(self)
-
-
-class _GentleStop:
-    """While training, Ctrl-C or a terminate signal finishes the step, saves and stops; a second one stops at once."""
-
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-
-    def __enter__(self) -> None:
-        try:
-            self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: signals stay as they are
-            self.before = {}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.trainer.stop_asked:
-            raise KeyboardInterrupt
-        self.trainer.stop_asked = True

@@ -27,7 +27,7 @@ def make_adamw(model: nn.Module, config: OptimizerConfig, capturable: bool = Fal
 
 def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tensor], list[Tensor]]:
     """Parameters that are pulled towards zero, and those that are not."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if config.decay == "everything":
         return trained, []
     return [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]

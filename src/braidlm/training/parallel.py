@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from braidlm.core.errors import BraidError
+
 
 @dataclass(frozen=True)
 class Place:
@@ -41,12 +43,22 @@ def join_group(device: str | None = None) -> Iterator[Place]:
         dist.destroy_process_group()
 
 
+def is_main_process() -> bool:
+    """Whether this process speaks for all that torchrun started."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 def _device(name: str | None) -> torch.device:
-    if name is not None and name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
+    if name is None or name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of this machine has a GPU of its own
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
+        reason = str(error).strip().split("\n")[0]
+        raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
+    return torch.device(name)
 
 
 def data_parallel(module: nn.Module, place: Place) -> nn.Module:

@@ -10,13 +10,14 @@ from braidlm.core.console import count
 from braidlm.training.amounts import Amount
 
 PEAK_BF16 = {
-    "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12,
+    "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "A10G": 70e12, "A10": 125e12,
     "RTX 4090": 165e12, "RTX 3090": 71e12, "RTX A6000": 155e12, "V100": 125e12, "T4": 65e12,
 }  # fmt: skip
 """Dense bf16 (or fp16 where there is no bf16) FLOP/s of the matrix units, by the vendors' data sheets."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
     """Amounts trained so far, over all processes."""
 
@@ -34,6 +35,10 @@ class Progress:
     def left(self, mark: int | None, unit: str) -> int | None:
         """How much of `unit` is left to a mark."""
         return None if mark is None else mark - self.done(unit)
+
+    def plus(self, tokens: int, words: int) -> "Progress":
+        """One step further."""
+        return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

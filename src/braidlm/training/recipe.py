@@ -1,9 +1,11 @@
 """A recipe: one file that says everything about a run, decoded strictly."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models import is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.catalog import DataConfig
 from braidlm.model.architecture import Architecture, read_architecture, write_architecture
@@ -33,6 +35,8 @@ class OptimizerConfig:
             raise BraidError(f"lr must be above 0, got {self.lr:g}")
         if self.weight_decay < 0:
             raise BraidError(f"weight_decay must be 0 or more, got {self.weight_decay:g}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise BraidError(f"betas must be at least 0 and below 1, got {self.betas[0]:g} and {self.betas[1]:g}")
 
 
 @dataclass
@@ -69,6 +73,8 @@ class TrainingConfig:
         for name in ("batch", "accumulation"):
             if getattr(self, name) < 1:
                 raise BraidError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.clip is not None and self.clip <= 0:
+            raise BraidError(f"clip must be above 0, or null for no clipping, got {self.clip:g}")
 
 
 @dataclass
@@ -78,7 +84,11 @@ class CheckpointConfig:
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
     """`500 steps`, or `1M words to 10M, then 10M`; each mark is met exactly. The end is always saved."""
     keep: int | None = 3
-    """How many model folders to keep (the newest); null keeps all."""
+    """How many model folders to keep (the newest, and at least two, should one be damaged); null keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise BraidError(f"keep must be at least 1, or null to keep all, got {self.keep}")
 
 
 @dataclass
@@ -89,6 +99,10 @@ class ValidationConfig:
     tokens: int | None = 100_000
     """At most this many tokens of each data set (whole documents); null for all."""
 
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise BraidError(f"tokens must be at least 1, or null for all, got {self.tokens}")
+
 
 @dataclass
 class SampleConfig:
@@ -97,8 +111,17 @@ class SampleConfig:
     every: Pace | None = None
     """By default with each validation."""
     prompts: list[str] = field(default_factory=list)
+    """How the texts begin; without any, none are written."""
     tokens: int = 80
+    """The longest a text may be."""
     temperature: float = 0.8
+    """0 takes the most probable token."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise BraidError(f"tokens must be at least 1, got {self.tokens}")
+        if self.temperature < 0:
+            raise BraidError(f"temperature must be 0 or more, got {self.temperature:g}")
 
 
 @dataclass
@@ -162,7 +185,11 @@ class LoadedRecipe:
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
     """Compose and decode a recipe; every problem in it is in one error."""
-    return decode_recipe(compose_recipe(name, overrides))
+    data = compose_recipe(name, overrides)
+    if is_preset(data):
+        advice = f"Use it in a recipe of a run: `defaults: [/models/{Path(name).stem}@model, _self_]`."
+        raise BraidError("this is a model without data and training", name, advice)
+    return decode_recipe(data)
 
 
 def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
@@ -177,7 +204,7 @@ def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
             architecture = read_architecture(model)
         except BraidError as error:
             problems.append(error.what)
-        if vocab_size is not None and (not isinstance(vocab_size, int) or vocab_size < 1):
+        if vocab_size is not None and (type(vocab_size) is not int or vocab_size < 1):
             problems.append(f"model.vocab_size: expected a whole number above 0, got {vocab_size!r}")
     elif model is not None:
         problems.append(f"model: expected a mapping, got '{model}'")

@@ -153,8 +153,9 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
     if vocab_size and tokens and tokens > vocab_size:
         problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")
     length = loaded.recipe.data.length
-    if architecture.positions.kind == "learned" and length > architecture.context:
-        problems.append(f"data.length is {length}, and the model has {architecture.context} learned positions")
+    if length > architecture.context:
+        has = "learned positions" if architecture.positions.kind == "learned" else "tokens of context"
+        problems.append(f"data.length is {length}, and the model has {architecture.context} {has}")
     return architecture, vocab_size or tokens
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from braidlm.model.dropout import scale_dropout
+from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel
@@ -47,6 +47,7 @@ class Stepper:
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
+        self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
@@ -63,9 +64,14 @@ class Stepper:
 
     def scale_dropout(self, scale: float) -> None:
         """Change every dropout rate; a captured step is recorded again."""
-        if scale != self.dropout_scale:
-            self.dropout_scale, self.graph, self.steps = scale, None, 0
-            scale_dropout(self.model, scale)
+        if scale == self.dropout_scale:
+            return
+        self.dropout_scale = scale
+        scale_dropout(self.model, scale)
+        if self.has_dropout:
+            self.graph, self.steps = None, 0
+            if self.use_compile:
+                torch.compiler.reset()  # after eight versions of one function torch would give up and run it eagerly
 
     def _load(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -84,11 +90,19 @@ class Stepper:
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (loss * self.place.world).backward()
             total += loss.detach()
-        longest = self.config.clip if self.config.clip is not None else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.parameters, longest, foreach=True)
+        norm = self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm.detach()
+        return total, norm
+
+    def _clip(self) -> Tensor:
+        """Shorten the gradients to `clip`; gives their length before."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+        longest = self.config.clip
+        # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
+        if longest is not None and (norm.is_cuda or bool(norm > longest)):
+            nn.utils.clip_grads_with_norm_(self.parameters, longest, norm, foreach=True)
+        return norm
 
     def _without_sync(self) -> contextlib.AbstractContextManager:
         if isinstance(self.objective, DistributedDataParallel):

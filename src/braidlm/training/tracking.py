@@ -1,11 +1,13 @@
 """Metrics: metrics.jsonl always, TensorBoard and Weights & Biases when asked."""
 
+import contextlib
 import json
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors
+from braidlm.core.files import explained_disk_errors, write_text
 from braidlm.training.recipe import LogConfig
 
 
@@ -40,7 +42,8 @@ class Tracker:
             sink.write(step, numbers)
 
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take was reported when it was written
+            self.file.close()
         for sink in self.sinks:
             sink.close()
 
@@ -54,9 +57,9 @@ def drop_records_after(path: Path, step: int) -> None:
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-        except (json.JSONDecodeError, KeyError):
+        except (json.JSONDecodeError, KeyError, TypeError):
             continue
-    path.write_text("".join(kept), encoding="utf-8")
+    write_text(path, "".join(kept))
 
 
 def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -64,7 +67,10 @@ def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, 
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         return []
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # a line cut off by a crash
+            records.append(json.loads(line))
     return [r for r in records if kind is None or r["kind"] == kind]
 
 
@@ -94,7 +100,11 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise BraidError("Weights & Biases is not installed", todo="pip install 'braidlm[track]'") from error
-        self.run = wandb.init(project=project, name=name, dir=str(folder), id=_run_id(folder), resume="allow")
+        try:
+            self.run = wandb.init(project=project, name=name, dir=str(folder), id=_run_id(folder), resume="allow")
+        except wandb.errors.Error as error:
+            advice = "Log in with `wandb login`, or set WANDB_MODE=offline."
+            raise BraidError(f"Weights & Biases cannot be used: {error}", todo=advice) from error
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
@@ -105,8 +115,6 @@ class WandbSink:
 
 def _run_id(folder: Path) -> str:
     """The same id each time this run folder is opened."""
-    import secrets
-
     path = folder / "wandb-id"
     if not path.is_file():
         path.write_text(secrets.token_hex(4))

@@ -1,8 +1,8 @@
 """`braid train`: a recipe into a run folder, from the beginning or from where it was stopped."""
 
+import contextlib
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of, write_text
-from braidlm.core.folders import WEIGHTS, check_vocabulary, load_config, load_model
+from braidlm.core.files import sha256_of
+from braidlm.core.folders import WEIGHTS, check_vocabulary, check_weights, load_config
+from braidlm.core.runs import model_folder
 from braidlm.data.catalog import OpenData, open_data
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -21,9 +22,8 @@ from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place, join_group, wait_for_all
 from braidlm.training.progress import Progress
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
+from braidlm.training.run_folder import changes, check_folder, claimed, listed
 from braidlm.training.tracking import Tracker
-
-RECIPE_FILE = "recipe.yaml"
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Run:
     """The newest model folder."""
     progress: Progress
     finished: bool
+    """False if it was asked to stop before its end."""
 
 
 def train(
@@ -44,7 +45,9 @@ def train(
 
     `fresh` throws away what the run folder holds.
     """
-    loaded = load_recipe(recipe, overrides) if isinstance(recipe, str) else decode_recipe(recipe)
+    if isinstance(recipe, dict) and overrides:
+        raise BraidError("overrides change a recipe that is named; change the content itself")
+    loaded = decode_recipe(recipe) if isinstance(recipe, dict) else load_recipe(str(recipe), overrides)
     with join_group(device) as place:
         if not place.is_main:
             console.set_quiet(True)
@@ -52,11 +55,10 @@ def train(
 
 
 def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
-    recipe, folder = loaded.recipe, Path(loaded.recipe.folder)
+    """Everything is checked before the folder is touched, so that a mistake leaves nothing behind."""
+    recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
     if place.is_main:
-        if fresh and folder.exists():
-            shutil.rmtree(folder)
-        _claim(folder, loaded)
+        check_folder(folder, resolved, fresh)
         data = open_data(recipe.data)  # the main process prepares what is missing, the others find it there
     wait_for_all(place)
     if not place.is_main:
@@ -65,23 +67,33 @@ def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
     model = _make_model(loaded, data).to(place.device)
     torch.manual_seed(recipe.seed * 1000 + place.rank)  # dropout differs between processes, weights do not
     checkpoints = Checkpoints(folder, place, recipe.checkpoints.keep)
+    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), place)
+    with claimed(folder, resolved, fresh) if place.is_main else contextlib.nullcontext():
+        resumed = _resume(trainer, checkpoints, place)
+        return _run(trainer, folder, checkpoints, resumed)
+
+
+def _resume(trainer: Trainer, checkpoints: Checkpoints, place: Place) -> str | None:
+    """Go on from the newest good checkpoint, if there is one."""
     if place.is_main:
         checkpoints.remove_leftovers()
-    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), place)
+    wait_for_all(place)
     name = checkpoints.newest_good()
     if name is not None:
         trainer.restore(name)
-    return _run(trainer, folder, checkpoints, resumed=name)
+    wait_for_all(place)
+    if place.is_main:
+        checkpoints.forget_after(name)
+    return name
 
 
 def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str | None) -> Run:
-    recipe, progress = trainer.recipe, trainer.progress
-    finished = progress.done(recipe.training.budget.unit) >= recipe.training.budget.count
+    finished = trainer.finished
     if finished:
-        console.say(f"{folder} is finished already ({recipe.training.budget}).")
+        console.say(f"{folder} is finished already ({trainer.budget}).")
     else:
         if resumed:
-            console.say(f"Going on from checkpoint {resumed} (step {progress.steps:,}).")
+            console.say(f"Going on from checkpoint {resumed} (step {trainer.progress.steps:,}).")
         finished = _track(trainer, folder)
     newest = checkpoints.newest_good()
     assert newest is not None  # the end, and a gentle stop, are always saved
@@ -100,39 +112,10 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         tracker.close()
 
 
-def _claim(folder: Path, loaded: LoadedRecipe) -> None:
-    """Write the resolved recipe into the run folder, or check that the run there has the same."""
-    import yaml
-
-    text = yaml.safe_dump(loaded.as_dict(), sort_keys=False, allow_unicode=True)
-    path = folder / RECIPE_FILE
-    if path.is_file():
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
-        changed = list(_changes(before, yaml.safe_load(text)))
-        if changed:
-            raise BraidError(
-                "this run folder belongs to another recipe: " + "; ".join(changed[:5]),
-                str(folder),
-                "Give the new run a folder of its own (out=DIR), or start this one anew with --fresh.",
-            )
-        return
-    if folder.is_dir() and any(folder.iterdir()):
-        raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
-    write_text(path, text)
-
-
-def _changes(before: Any, now: Any, where: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = sorted({*before, *now})
-        return [c for k in keys for c in _changes(before.get(k), now.get(k), f"{where}.{k}" if where else k)]
-    return [] if before == now else [f"{where} was {before} and is {now}"]
-
-
 def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
-    start = loaded.recipe.start_from
-    if start is not None:
-        return _start_from(Path(start), loaded, data)
+    if loaded.recipe.start_from is not None:
+        return _start_from(model_folder(loaded.recipe.start_from), loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
@@ -142,20 +125,32 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
 
 
 def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
+    """The folder's weights, in its own architecture or in one that differs only in how it is trained."""
     config = load_config(start)
     check_vocabulary(config.vocab_size, data.tokenizer, str(start))
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
-        changed = _changes(config.architecture, wanted.architecture, "model")
+        changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
         if config.vocab_size != wanted.vocab_size:
             changed.append(f"model.vocab_size was {config.vocab_size} and is {wanted.vocab_size}")
         if changed:
             raise BraidError(
-                "the model to start from has another shape: " + "; ".join(changed[:5]),
+                "the model to start from has another shape: " + listed(changed),
                 str(start),
                 "Leave out `model` to use the folder's own architecture.",
             )
-    return load_model(start)
+        config.architecture = wanted.architecture
+    _check_length(config.max_position_embeddings, loaded.recipe.data.length)
+    check_weights(start, config)
+    return BraidForCausalLM.from_pretrained(start, config=config)
+
+
+def _what_it_computes(architecture: Any) -> Any:
+    """An architecture without what matters in training only."""
+    if isinstance(architecture, dict):
+        kept = {k: v for k, v in architecture.items() if k not in ("dropout", "initialisation")}
+        return {k: _what_it_computes(v) for k, v in kept.items()}
+    return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
 
 
 def _check_length(context: int, length: int) -> None:
@@ -179,7 +174,7 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData) -> Any:
         {"data": s.name, "tokens": len(s), "words": s.words, "subset": vars(s.subset)} for s in data.train
     ]
     if loaded.recipe.start_from:
-        start = Path(loaded.recipe.start_from)
+        start = model_folder(loaded.recipe.start_from)
         sources.append({"model": start.name, "sha256": sha256_of(start / WEIGHTS)})
 
     def lineage(training: dict[str, Any]) -> dict[str, Any]:

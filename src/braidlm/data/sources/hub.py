@@ -1,5 +1,7 @@
-"""Data sets on the Hugging Face Hub, streamed: `hub:NAME`, `hub:NAME:SPLIT`, `hub:NAME@REVISION`; or a local folder
-in the Hub's layout."""
+"""Data sets on the Hugging Face Hub, streamed: `hub:NAME`, `hub:NAME:SPLIT`, `hub:NAME@REVISION`.
+
+NAME may also be a local folder in the Hub's layout.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,0 +1,50 @@
+"""Head and loss in one: scores become their own gradient where they stand, and so cross memory as rarely as can be.
+
+The reference is `losses.next_token_loss` on the head's output; autograd would keep scores and probabilities and make a
+third tensor of that size for the gradient.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+to_gradient_cuda_: Callable[[Tensor, Tensor, int], Tensor] | None = None
+with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from .head_loss_triton import to_gradient_cuda_
+
+
+class HeadLoss(torch.autograd.Function):
+    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
+        logits = hidden @ weight.t()
+        on_device = to_gradient_cuda_ if logits.is_cuda else None
+        losses = (on_device or to_gradient_)(logits, labels, ignored)
+        ctx.save_for_backward(logits, hidden, weight, count)
+        return losses.sum() / count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, hidden, weight, count = ctx.saved_tensors
+        factor = (upstream / count).to(hidden.dtype)
+        return (gradient @ weight).mul_(factor), (gradient.t() @ hidden).mul_(factor), None, None, None
+
+
+def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    """Losses [rows] of logits [rows, vocabulary], which become the gradient of their sum."""
+    counted = labels != ignored
+    targets = torch.where(counted, labels, 0)[:, None]
+    target_scores = logits.gather(1, targets)
+    highest = logits.amax(-1, keepdim=True)
+    torch.softmax(logits, -1, out=logits)
+    # The highest score's probability is never too small for its logarithm.
+    log_total = highest - logits.amax(-1, keepdim=True).log()
+    logits.scatter_add_(1, targets, torch.full_like(target_scores, -1.0))
+    if logits.is_cuda or not bool(counted.all()):  # asking a GPU would wait for it
+        logits.masked_fill_(~counted[:, None], 0.0)
+    return torch.where(counted, (log_total - target_scores)[:, 0], 0.0)

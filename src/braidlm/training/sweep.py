@@ -1,0 +1,140 @@
+"""`braid train --multirun`: one run for each combination of `key=a,b,c`, by Hydra's own sweeper and launchers.
+
+Lists, `range(1,5)` and `choice(a,b)` mean what Hydra says they mean, and `hydra/launcher=NAME` runs the combinations
+elsewhere. Each run has its own folder, so the same command again goes on with what is not finished.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.recipes import find_recipe, hydra_overrides, quoted
+from braidlm.core.runs import last_records
+from braidlm.training.recipe import load_recipe
+from braidlm.training.train import train
+
+
+@dataclass
+class SweepRun:
+    """One combination."""
+
+    overrides: list[str]
+    label: str
+    """What sets it apart: `key=value,key=value`."""
+    folder: Path
+    """`<the recipe's folder>/<label>`."""
+    bits_per_byte: float | None = None
+    """Of its last validation."""
+    failed: bool = False
+
+
+def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: bool = False) -> list[SweepRun]:
+    """Run every combination, one after another unless a launcher says otherwise; one that fails stops no other."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BraidError("--multirun does not run under torchrun", todo="Start torchrun once for each combination.")
+    path = find_recipe(recipe)
+    runs = plan_sweep(str(path), overrides)
+    folders = {run.label: str(run.folder) for run in runs}
+    varied = _varied(overrides)
+
+    def one(config: Any) -> str | None:
+        """A run of the recipe that Hydra composed; gives its label if it failed."""
+        hydra = HydraConfig.get()
+        label = _label(hydra.overrides.task, varied)
+        console.say(f"Run {hydra.job.num + 1} of {len(folders)}: {label}")
+        try:
+            content = OmegaConf.to_container(config, resolve=True) | {"out": folders[label]}
+            finished = train(content, device=device, fresh=fresh).finished
+        except BraidError as error:
+            console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
+            return label
+        if not finished:
+            raise KeyboardInterrupt  # who stops a run means the sweep
+        return None
+
+    failed = _launch(path, overrides, runs[0].folder.parent, one)
+    for run in runs:
+        run.failed = run.label in failed
+        run.bits_per_byte = last_records(run.folder).get("validation", {}).get("bits_per_byte")
+    return runs
+
+
+def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
+    """Every combination, with its recipe composed and checked before any run begins."""
+    parser = OverridesParser.create()
+    try:
+        parsed = [o for o in parser.parse_overrides(hydra_overrides(overrides)) if not o.is_hydra_override()]
+        (combinations,) = BasicSweeper.split_arguments(parsed, None)
+    except HydraException as error:
+        raise BraidError(f"these overrides cannot be swept: {str(error).splitlines()[0]}") from error
+    varied = _varied(overrides)
+    if not varied:
+        raise BraidError(
+            "--multirun needs something to vary", todo="Give several values: training.optimizer.lr=0.001,0.003"
+        )
+    runs, problems = [], []
+    for chosen in combinations:
+        label = _label(chosen, varied)
+        try:
+            runs.append(SweepRun(chosen, label, Path(load_recipe(recipe, chosen).recipe.folder) / label))
+        except BraidError as error:
+            problems += [f"{label}: {line}" for line in error.what.split("\n")]
+    if problems:
+        raise BraidError("\n".join(problems), todo="Nothing was started.")
+    return runs
+
+
+def show_sweep(runs: list[SweepRun]) -> None:
+    """The table at the end of a sweep."""
+    rows = [(_told(run), run.label) for run in runs]
+    console.table(["bits per byte", "run"], rows, title=f"Runs in {runs[0].folder.parent}")
+
+
+def _told(run: SweepRun) -> str:
+    if run.failed:
+        return "failed"
+    return "-" if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}"
+
+
+def _varied(overrides: list[str]) -> set[str]:
+    """The keys, as Hydra writes them, that have several values."""
+    parsed = OverridesParser.create().parse_overrides(hydra_overrides(overrides))
+    return {o.get_key_element() for o in parsed if o.is_sweep_override()}
+
+
+def _label(overrides: list[str], varied: set[str]) -> str:
+    """The varied overrides of a combination as the name of a folder; different ones stay different."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    kept = [f"{o.key_or_group}={o.value()}" for o in parsed if o.get_key_element() in varied]
+    return quote(",".join(kept), safe="=,+ ")
+
+
+def _launch(path: Path, overrides: list[str], folder: Path, one: Callable[[Any], str | None]) -> set[str]:
+    """Hand the combinations to Hydra's launcher; gives the labels of runs that failed."""
+    settings = [
+        f"hydra.sweep.dir={quoted(str(folder))}",
+        "hydra.sweep.subdir='.'",  # a run makes its own folder when it knows that it can begin
+        "hydra.output_subdir=null",
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+    ]
+    with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        returned = hydra.multirun(
+            path.stem, one, [*settings, *hydra_overrides(overrides)], with_log_configuration=False
+        )
+    return {job.return_value for batch in returned or [] for job in batch} - {None}

@@ -1,0 +1,67 @@
+"""The command itself: where overrides may stand, and what a broken verb does to the others."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from braidlm.cli import main as command
+
+SMALL = ["width=64", "block.attention.heads=4", "vocab_size=100"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "models/gpt2", *SMALL, "--length", "128", "--json"],
+        ["show", "models/gpt2", "--length", "128", *SMALL, "--json"],
+        ["show", "--json", "models/gpt2", SMALL[0], "--length", "128", *SMALL[1:]],
+        ["show", "--length", "128", "--json", "models/gpt2", *SMALL],
+    ],
+    ids=["before", "behind", "around", "last"],
+)
+def test_overrides_stand_anywhere(braid, arguments: list[str]):
+    facts = braid(*arguments).json()
+    assert (facts["width"], facts["vocab_size"], facts["length"]) == (64, 100, 128)
+
+
+def test_train_takes_overrides_behind_options():
+    parser = command.make_parser("train")
+    args = command._parse(parser, ["train", "tiny/llama", "seed=2", "--device", "cpu", "training.batch=4", "--fresh"])
+    assert (args.recipe, args.overrides, args.device) == ("tiny/llama", ["seed=2", "training.batch=4"], "cpu")
+    assert args.fresh
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["show", "models/gpt2", "--lenght", "128"], "unrecognized arguments: --lenght 128"),
+        (["list", "parts", "width=3"], "unrecognized arguments: width=3"),
+        (["shwo"], "invalid choice: 'shwo'"),
+    ],
+)
+def test_what_is_not_understood_is_said(braid, capsys, arguments: list[str], text: str):
+    with pytest.raises(SystemExit) as end:
+        braid(*arguments)
+    assert end.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "VERBS", ("nonsense", "list"))
+    assert braid("list", "recipes").code == 0
+    shown = braid()
+    assert shown.code == 0
+    assert "list what exists" in shown.out
+    assert "does not load" in shown.out
+    with pytest.raises(ModuleNotFoundError):
+        braid("nonsense")
+
+
+def test_only_the_chosen_verb_is_imported(braid, monkeypatch: pytest.MonkeyPatch):
+    class Exploding(ModuleType):
+        def __getattr__(self, name: str):
+            raise AssertionError(f"{self.__name__}.{name} was asked for")
+
+    monkeypatch.setitem(sys.modules, "braidlm.cli.generate", Exploding("braidlm.cli.generate"))
+    assert braid("list", "recipes").code == 0

@@ -1,0 +1,55 @@
+"""Documentation that follows from the code is equal to it, and its links lead somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from braidlm.core.models import config_from
+from braidlm.core.recipes import list_recipes
+from braidlm.model.accounting import model_cost, skeleton
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    written = script.TARGET.read_text(encoding="utf-8")
+    assert written == script.reference(), "run: python docs/generate_reference.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        if "://" in path or path.startswith("mailto:"):
+            continue
+        other = (page.parent / path) if path else page
+        if not other.exists() or (anchor and other.suffix == ".md" and anchor not in anchors(other)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_results_page_has_every_presets_count() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name, _ in list_recipes():
+        if name.startswith("models/"):
+            counted = model_cost(skeleton(config_from(name, vocab_size=50_257))).parameters
+            assert re.search(rf"^\| `{name}` \|.*\| {counted:,} \|", text, re.MULTILINE), f"{name}: {counted:,}"

@@ -1,0 +1,307 @@
+"""What a user can get wrong: each answered with what, where and what to do, exit code 2, and nothing half-written."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint.filesystem as dcp_files
+from tiny_runs import records, tiny_recipe, weight_bytes, written
+
+from braidlm.core.folders import load_model
+from braidlm.data.prepare import prepare
+from braidlm.training import checkpoints
+from braidlm.training.train import train
+
+
+@pytest.fixture
+def recipe(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A good recipe in an empty folder, which is the working folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return written(tiny_recipe({"stories": stories}, tmp_path / "here" / "run"), tmp_path)
+
+
+WRONG = {
+    "a misspelled key": (
+        ["training.optimiser.lr=3"],
+        ["error: training: unknown key 'optimiser'. Did you mean 'optimizer'?", "Nothing was started."],
+    ),
+    "a misspelled key deep inside": (
+        ["model.stages=[{block: {attention: {haeds: 2}}}]"],
+        ["error: model.stages[0].block.attention: unknown key 'haeds'. Did you mean 'heads'?"],
+    ),
+    "a misspelled section": (["trainin.batch=3"], ["error: unknown key 'trainin'. Did you mean 'training'?"]),
+    "a wrong type": (["training.batch=many"], ["error: training.batch: expected a whole number, got 'many'"]),
+    "a wrong value": (["training.clip=0"], ["training: clip must be above 0, or null for no clipping, got 0"]),
+    "a wrong choice": (
+        ["training.schedule=cosin"],
+        ["training.schedule: unknown schedule 'cosin'. Did you mean 'cosine'?"],
+    ),
+    "a wrong amount": (["training.budget=soon"], ["training.budget: 'soon' is not an amount Write for example"]),
+    "wrong betas": (["training.optimizer.betas=[0.9,1.5]"], ["betas must be at least 0 and below 1, got 0.9 and 1.5"]),
+    "nothing kept": (["checkpoints.keep=0"], ["checkpoints: keep must be at least 1, or null to keep all, got 0"]),
+    "several at once": (
+        ["model.widht=3", "training.batch=many", "data.length=long", "sed=4", "model.vocab_size=0"],
+        [
+            "model: unknown key 'widht'. Did you mean 'width'?",
+            "model.vocab_size: expected a whole number above 0, got 0",
+            "unknown key 'sed'. Did you mean 'seed'?",
+            "data.length: expected a whole number, got 'long'",
+            "training.batch: expected a whole number, got 'many'",
+        ],
+    ),
+    "an override that is none": (["training"], ["this recipe cannot be composed", "Overrides are written key=value"]),
+    "a packed folder that is not there": (
+        ["data.sets.stories.path=/no/where"],
+        [
+            "error: data.sets.stories.path (/no/where): this is not a packed data set (no data.json)",
+            "Make one with `braid prepare SOURCE --out DIR`.",
+        ],
+    ),
+    "a file that is not there": (
+        ["~data.sets.stories", "data.sets.mine.source=/no/where.txt"],
+        ["error: /no/where.txt: there is no such file, folder or corpus.", "Sources are files, folders, globs"],
+    ),
+    "an empty file": (
+        ["~data.sets.stories", "data.sets.mine.source=../empty.txt"],
+        ["data.sets.mine.source: there are no documents in it, only empty ones or none", "Check the source"],
+    ),
+    "text that is not UTF-8": (
+        ["~data.sets.stories", "data.sets.mine.source=../latin.txt"],
+        ["latin.txt: byte 6 (0xfc) is not UTF-8 text", "--encoding latin-1"],
+    ),
+    "both a path and a source": (
+        ["data.sets.stories.source=stories"],
+        ["data.sets.stories: give either `path` (a packed folder) or `source` (text to prepare)"],
+    ),
+    "a vocabulary smaller than the tokenizer's": (
+        ["model.vocab_size=10"],
+        [
+            "error: model.vocab_size: the model has a vocabulary of 10, the tokenizer has 300 tokens",
+            "Leave out model.vocab_size (it is taken from the tokenizer)",
+        ],
+    ),
+    "sequences longer than learned positions": (
+        ["model.positions=learned", "data.length=64"],
+        ["error: data.length is 64 and the model's context only 32", "Raise model.context or lower data.length."],
+    ),
+    "a weight for an unknown set": (
+        ["data.mix.weights={storys: 1}"],
+        ["mix: a weight is given for 'storys', which is no data set. Did you mean 'stories'?"],
+    ),
+    "too little to hold out": (
+        ["data.sets.stories.holdout=0.001"],
+        ["data.sets.stories.holdout: 0.001 of 120 documents is none to validate on", "Raise it"],
+    ),
+    "nothing to start from": (["start_from=/no/model"], ["/no/model: there is no such folder"]),
+    "no such device": (["--device", "nothing"], ["there is no device 'nothing' here", "Use auto, cpu or cuda."]),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_mistakes(mistake: str, recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n \n")
+    (tmp_path / "latin.txt").write_bytes("Ein gr\u00fcner Baum.\n\n".encode("latin-1") * 50)
+    overrides, texts = WRONG[mistake]
+    answer = braid("train", recipe, *overrides)
+    assert answer.code == 2
+    for text in texts:
+        assert text in answer.err
+    assert "Traceback" not in answer.err
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_recipe_that_is_not_there(braid: Callable[..., Any], recipe: Path) -> None:
+    answer = braid("train", "nothing.yaml")
+    assert (answer.code, answer.err) == (2, "error: nothing.yaml: this recipe file does not exist\n")
+    answer = braid("train", "tiny/lama")
+    assert (answer.code, "Did you mean 'tiny/llama'?" in answer.err) == (2, True)
+
+
+def test_a_preset_is_no_run(braid: Callable[..., Any], recipe: Path) -> None:
+    answer = braid("train", "models/gpt2")
+    assert answer.code == 2
+    assert "models/gpt2: this is a model without data and training" in answer.err
+    assert "`defaults: [/models/gpt2@model, _self_]`" in answer.err
+
+
+def test_an_encoding_can_be_named(braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("Ein gr\u00fcner Baum stand da.\n\n".encode("latin-1") * 200)
+    source = "data.sets.mine={source: ../latin.txt, encoding: latin-1, holdout: 0.1}"
+    answer = braid("train", recipe, "~data.sets.stories", source, "data.tokenizer.vocab_size=280", "training.budget=1")
+    assert answer.code == 0, answer.err
+
+
+def test_a_model_of_another_shape(
+    braid: Callable[..., Any], recipe: Path, stories: Path, tmp_path: Path, maths: Path
+) -> None:
+    first = train(tiny_recipe({"stories": stories}, tmp_path / "first", training={"budget": 1}))
+    answer = braid("train", recipe, f"start_from={first.model}", "model.width=32", "model.block.attention.heads=4")
+    assert answer.code == 2
+    assert f"error: {first.model}: the model to start from has another shape: " in answer.err
+    assert "model.width was 16 and is 32" in answer.err
+    assert "model.stages[0].block.attention.heads was 2 and is 4" in answer.err
+    assert "Leave out `model` to use the folder's own architecture." in answer.err
+    answer = braid("train", recipe, "~model", f"start_from={first.model}", "data.length=64")
+    assert "data.length is 64 and the model's context only 32" in answer.err
+    other = tmp_path / "other"
+    prepare("stories", other, documents=60, vocab_size=400, workers=1)
+    answer = braid("train", recipe, "~model", f"start_from={first.model}", f"data.sets.stories.path={other}")
+    assert answer.code == 2
+    assert "the model has a vocabulary of 300, the tokenizer has 400 tokens" in answer.err
+    assert not (tmp_path / "here" / "run").exists()
+
+
+def test_a_model_of_the_same_shape_is_gone_on_with(stories: Path, tmp_path: Path) -> None:
+    """Also with other dropout; from a run folder, its newest checkpoint."""
+    first = train(tiny_recipe({"stories": stories}, tmp_path / "first", training={"budget": 2}))
+    still = {"budget": 1, "optimizer": {"lr": 1e-30}}
+    for index, changes in enumerate([{}, {"model": {"dropout": 0.3}}]):
+        begun = tiny_recipe(
+            {"stories": stories}, tmp_path / str(index), start_from=str(first.folder), training=still, **changes
+        )
+        second = train(begun)
+        assert weight_bytes(second.model) == weight_bytes(first.model)
+    assert load_model(second.model).model.drop.rate == 0.3
+    begun.pop("model")
+    begun["out"] = str(tmp_path / "own")
+    assert weight_bytes(train(begun).model) == weight_bytes(first.model)
+
+
+def test_the_folder_of_another_recipe(braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "here" / "run"
+    assert braid("train", recipe, "training.budget=2").code == 0
+    before = weight_bytes(folder / "checkpoints" / "step-000002")
+    answer = braid("train", recipe, "training.budget=3", "seed=9", "model.block.attention.heads=4")
+    assert answer.code == 2
+    assert f"error: {folder}: this run folder belongs to another recipe: " in answer.err
+    assert "model.stages[0].block.attention.heads was 2 and is 4; seed was 3 and is 9" in answer.err
+    assert "training.budget was 2 steps and is 3 steps" in answer.err
+    assert "Give the new run a folder of its own (out=DIR), or start this one anew with --fresh." in answer.err
+    assert weight_bytes(folder / "checkpoints" / "step-000002") == before
+    bad = braid("train", recipe, "training.budget=3", "model.vocab_size=1", "--fresh")
+    assert bad.code == 2
+    assert weight_bytes(folder / "checkpoints" / "step-000002") == before, "a mistake throws nothing away"
+    assert braid("train", recipe, "training.budget=3", "seed=9", "--fresh").code == 0
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000003"]
+    assert [r["step"] for r in records(folder, "train")] == [3]
+
+
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]], ids=["", "fresh"])
+def test_a_folder_that_is_not_a_run_is_never_touched(
+    fresh: list[str], braid: Callable[..., Any], recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_text("dear")
+    answer = braid("train", recipe, f"out={tmp_path / 'photos'}", *fresh)
+    assert answer.code == 2
+    assert "photos: this folder exists and is not a run\nChoose another with out=DIR." in answer.err
+    assert [p.name for p in (tmp_path / "photos").iterdir()] == ["a.jpg"]
+    answer = braid("train", recipe, f"out={tmp_path / 'photos' / 'a.jpg'}", *fresh)
+    assert "a file stands where the run's folder should be" in answer.err
+    assert (tmp_path / "photos" / "a.jpg").read_text() == "dear"
+
+
+def test_a_loss_that_is_not_finite(braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    options = ["training.optimizer.lr=1e30", "training.warmup=0", "training.schedule=constant", "checkpoints.every=1"]
+    answer = braid("train", recipe, *options)
+    assert answer.code == 2
+    folder = tmp_path / "here" / "run"
+    assert f"error: {folder}: the " in answer.err
+    assert "became infinite or not a number at step 2" in answer.err
+    kept = folder / "checkpoints" / "step-000001"
+    assert f"The last good checkpoint is {kept} (a run may start_from it)." in answer.err
+    assert "Try a lower training.optimizer.lr (now 1e+30), a longer training.warmup" in answer.err
+    load_model(kept)
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000001"]
+    again = braid("train", recipe, *options)
+    assert (again.code, again.err) == (2, answer.err), "the same command goes on to the same end"
+
+
+def test_a_loss_that_is_not_finite_before_any_checkpoint(braid: Callable[..., Any], recipe: Path) -> None:
+    answer = braid("train", recipe, "training.optimizer.lr=1e30", "training.warmup=0")
+    assert (answer.code, "No checkpoint was saved yet. Try a lower" in answer.err) == (2, True)
+
+
+def failing(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+FULL = {
+    "the weights": (checkpoints, "write_model_files"),
+    "the optimizer": (dcp_files._FileSystemWriter, "write_data"),
+    "the manifest": (checkpoints, "write_json"),
+    "the rename": (checkpoints, "make_final"),
+}
+
+
+@pytest.mark.parametrize("moment", FULL)
+def test_a_full_disk_keeps_the_checkpoint_before(
+    moment: str, braid: Callable[..., Any], recipe: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "here" / "run"
+    place, name = FULL[moment]
+    whole = getattr(place, name)
+    saved = folder / "states" / "step-000004"
+
+    def full_after_the_first(*args: Any, **kwargs: Any) -> Any:
+        return failing() if saved.is_dir() else whole(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, full_after_the_first)
+        answer = braid("train", recipe)
+    assert answer.code == 2
+    assert f"error: {folder}/checkpoints/step-000008: the disk is full; nothing was written" in answer.err
+    assert "Free some space and run the same command again." in answer.err
+    left = {p.relative_to(folder).as_posix() for part in ("checkpoints", "states") for p in (folder / part).iterdir()}
+    assert left == {"checkpoints/step-000004", "states/step-000004"}
+    load_model(folder / "checkpoints" / "step-000004")
+    assert braid("train", recipe).code == 0
+    never_full = train(tiny_recipe({"stories": stories}, tmp_path / "never"))
+    assert weight_bytes(folder / "checkpoints" / "step-000012") == weight_bytes(never_full.model)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 700 kB, where this may be made."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", disk], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("no disk of our own can be made here")
+    yield disk
+    subprocess.run(["umount", disk], check=False)
+
+
+def test_a_disk_that_is_really_full(braid: Callable[..., Any], recipe: Path, small_disk: Path) -> None:
+    options = [f"out={small_disk / 'run'}", "checkpoints={every: 1, keep: null}"]
+    answer = braid("train", recipe, *options)
+    assert answer.code == 2
+    assert "the disk is full; nothing was written" in answer.err
+    kept = sorted((small_disk / "run" / "checkpoints").iterdir())
+    assert kept
+    for model in kept:
+        load_model(model)
+    assert sorted(p.name for p in (small_disk / "run" / "states").iterdir()) == [p.name for p in kept][-2:]
+
+
+def test_full_metrics_are_told_as_a_full_disk(
+    braid: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    import builtins
+
+    real = open
+
+    def odd(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return real("/dev/full" if str(path).endswith("metrics.jsonl") else path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", odd)
+    answer = braid("train", recipe)
+    assert answer.code == 2
+    assert "metrics.jsonl: the disk is full; nothing was written" in answer.err

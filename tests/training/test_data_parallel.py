@@ -1,0 +1,94 @@
+"""torchrun with two processes equals one process with twice the batch, and goes on after a stop."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import environment, finish, records, tiny_recipe, weights, written
+
+from braidlm.core.errors import BraidError
+from braidlm.training.parallel import Place, _device, data_parallel, is_main_process, join_group, sum_over_processes
+from braidlm.training.train import train
+
+
+def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "braidlm"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def recipe(stories: Path, out: Path, batch: int) -> dict[str, Any]:
+    training = {"budget": "1500 words", "batch": batch, "accumulation": 2}
+    return tiny_recipe({"stories": stories}, out, training=training, checkpoints={"every": "400 words"})
+
+
+@pytest.fixture(scope="module")
+def alone(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process with the whole batch."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(recipe(stories, folder, 4))
+    return folder
+
+
+def assert_same(folder: Path, alone: Path) -> None:
+    ours, theirs = (weights(run / "checkpoints" / "chck_1500") for run in (folder, alone))
+    assert set(ours) == set(theirs)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-5)
+    for a, b in zip(records(folder, "train"), records(alone, "train"), strict=True):
+        assert a == {k: pytest.approx(v, abs=1e-4) for k, v in b.items()} | {k: b[k] for k in ("kind", "epochs")}
+
+
+@pytest.mark.slow
+def test_two_processes_equal_twice_the_batch(stories: Path, alone: Path, tmp_path: Path) -> None:
+    file = written(recipe(stories, tmp_path / "run", 4), tmp_path)
+    out, err = finish(torchrun("train", file, "training.batch=2", "--device", "cpu"))
+    assert_same(tmp_path / "run", alone)
+    assert out.count("checkpoints/chck_1500") == 1, "only the main process speaks"
+    assert "distributed is disabled" not in err
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on(stories: Path, alone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = ("train", written(recipe(stories, folder, 2), tmp_path), "--device", "cpu")
+    process = torchrun(*command)
+    while not (folder / "states" / "chck_400").is_dir() and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=100)
+    if process.returncode != 0:  # a fast machine may have been through
+        assert "Stopped and saved as chck_" in out
+        finish(torchrun(*command))
+    assert_same(folder, alone)
+
+
+def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with join_group("cpu") as place:
+        assert place == Place(0, 1, torch.device("cpu"))
+        assert place.is_main
+        module = torch.nn.Linear(1, 1)
+        assert data_parallel(module, place) is module
+        assert sum_over_processes(torch.tensor(3.0), place) == 3.0
+    monkeypatch.setenv("RANK", "1")
+    assert not is_main_process()
+
+
+@pytest.mark.parametrize("name", ["cuda:7", "nothing"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(BraidError) as caught:
+        _device(name)
+    assert f"there is no device '{name}' here (" in str(caught.value)
+    assert "Use auto, cpu or cuda." in str(caught.value)

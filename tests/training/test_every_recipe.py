@@ -1,0 +1,37 @@
+"""Every recipe that comes with Braid loads, and every tiny one runs."""
+
+from pathlib import Path
+
+import pytest
+
+from braidlm.core.folders import load_model
+from braidlm.core.models import config_from, is_preset
+from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.training.recipe import decode_recipe, load_recipe
+from braidlm.training.train import train
+
+NAMES = [name for name, _ in list_recipes()]
+TINY = [name for name in NAMES if name.startswith("tiny/")]
+
+
+def test_there_are_some() -> None:
+    assert TINY
+    assert len(NAMES) > len(TINY)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_loads(name: str) -> None:
+    if is_preset(compose_recipe(name)):
+        assert config_from(name, vocab_size=100).vocab_size
+        return
+    loaded = load_recipe(name)
+    assert decode_recipe(loaded.as_dict()).as_dict() == loaded.as_dict(), "the resolved recipe is a recipe"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.getbasetemp() / "tiny-recipes"
+    run = train(name, ["training.budget=3 steps", f"out={tmp_path / 'run'}", f"data.cache={cache}"], device="cpu")
+    assert run.finished
+    assert run.progress.steps == 3
+    load_model(run.model)

@@ -1,0 +1,54 @@
+"""The compiled, graph-replayed step on a GPU against the eager one."""
+
+import numpy as np
+import pytest
+import torch
+
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.amounts import Amount
+from braidlm.training.parallel import Place
+from braidlm.training.recipe import TrainingConfig
+from braidlm.training.step import Stepper
+from tiny_models import tiny_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def losses(graph: bool, compiled: bool, accumulation: int = 1, checkpointing: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    model = BraidForCausalLM(tiny_config()).cuda()
+    config = TrainingConfig(
+        budget=Amount(10),
+        batch=4,
+        accumulation=accumulation,
+        graph=graph,
+        compile=compiled,
+        activation_checkpointing=checkpointing,
+    )
+    stepper = Stepper(model, config, Place(0, 1, torch.device("cuda")), torch.float32)
+    random = np.random.default_rng(0)
+    found = []
+    for index in range(8):
+        tokens = random.integers(1, model.config.vocab_size, (4 * accumulation, 17))
+        labels = tokens[:, 1:].copy()
+        if index == 5:
+            labels[0, 3:] = -100  # a cut batch, of another count, through the same graph
+        count = int((labels != -100).sum())
+        loss, norm = stepper.step(tokens[:, :-1].copy(), labels, count, 1e-2 / (index + 1))
+        found += [loss.item(), norm.item()]
+    return found
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("graph", "compiled"), [(True, False), (True, True), (False, True)])
+def test_fast_steps_equal_eager_ones(graph: bool, compiled: bool, accumulation: int) -> None:
+    plain = losses(graph=False, compiled=False, accumulation=accumulation)
+    assert losses(graph, compiled, accumulation) == pytest.approx(plain, rel=2e-4)
+
+
+def test_checkpointing_inside_a_graph_equals_eager_steps() -> None:
+    plain = losses(graph=False, compiled=False)
+    assert losses(graph=True, compiled=False, checkpointing=True) == pytest.approx(plain, rel=2e-4)

@@ -1,0 +1,133 @@
+"""`--multirun`: every combination a run of its own, in order, resumable, compared at the end."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import records, tiny_recipe, weight_bytes, written
+
+from braidlm.core.errors import BraidError
+from braidlm.training.loop import Trainer
+from braidlm.training.sweep import plan_sweep, show_sweep, sweep
+from braidlm.training.train import train
+
+
+@pytest.fixture
+def recipe(stories: Path, tmp_path: Path) -> Path:
+    changes: dict[str, Any] = {"training": {"budget": 3}, "checkpoints": {"every": 2}}
+    return written(tiny_recipe({"stories": stories}, tmp_path / "run, 'odd'", **changes), tmp_path)
+
+
+def labels(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["seed=1,2"], ["seed=1", "seed=2"]),
+        (["seed=range(1,4)"], ["seed=1", "seed=2", "seed=3"]),
+        (["training.batch=4", "seed=choice(5,6)"], ["seed=5", "seed=6"]),
+        (
+            ["training.optimizer.lr=0.001,0.01", "model.positions=rope,none"],
+            [
+                f"training.optimizer.lr={rate},model.positions={kind}"
+                for rate in ("0.001", "0.01")
+                for kind in ("rope", "none")
+            ],
+        ),
+        (["training.budget=2 steps,100 tokens"], ["training.budget=2 steps", "training.budget=100 tokens"]),
+        (["name='a/b','a b'"], ["name=a%2Fb", "name=a b"]),
+    ],
+)
+def test_combinations(overrides: list[str], expected: list[str], recipe: Path, tmp_path: Path) -> None:
+    runs = plan_sweep(str(recipe), overrides)
+    assert [run.label for run in runs] == expected
+    assert all(run.folder == tmp_path / "run, 'odd'" / run.label for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["seed=3"], "--multirun needs something to vary\nGive several values: training.optimizer.lr=0.001,0.003"),
+        (["training.batch=4,many,0"], "training.batch=many: training.batch: expected a whole number, got 'many'"),
+        (["training.batch=4,many,0"], "training.batch=0: training: batch must be at least 1, got 0"),
+        (["sed=1,2"], "sed=1: unknown key 'sed'. Did you mean 'seed'?\nsed=2: unknown key"),
+        (["seed=interval(1,2)"], "these overrides cannot be swept: BasicSweeper does not support sweep type"),
+        (["seed=1,2)"], "these overrides cannot be swept:"),
+    ],
+)
+def test_problems_are_told_before_any_run(overrides: list[str], problem: str, recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        sweep(str(recipe), overrides)
+    assert problem in str(caught.value)
+    assert not (tmp_path / "run, 'odd'").exists()
+
+
+def test_a_sweep(recipe: Path, stories: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
+    answer = braid("train", recipe, "seed=1,2", "training.optimizer.lr=0.001,0.01", "--multirun", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    folder = tmp_path / "run, 'odd'"
+    names = [f"seed={seed},training.optimizer.lr={rate}" for seed in (1, 2) for rate in ("0.001", "0.01")]
+    assert labels(folder) == names
+    assert [f"Run {n + 1} of 4: {name}" in answer.out for n, name in enumerate(names)] == [True] * 4
+    for name in names:
+        bits = records(folder / name, "validation")[-1]["bits_per_byte"]
+        assert f"{bits:.4f}" in answer.out
+    alone = tiny_recipe({"stories": stories}, tmp_path / "alone", seed=2)
+    alone["training"] |= {"budget": 3, "optimizer": {"lr": 0.01}}
+    assert weight_bytes(train(alone).model) == weight_bytes(folder / names[3] / "checkpoints" / "step-000003")
+    again = braid("train", recipe, "seed=1,2", "training.optimizer.lr=0.001,0.01", "--multirun", "--device", "cpu")
+    assert again.out.count("is finished already") == 4
+
+
+def test_one_that_fails_stops_no_other(recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
+    rates = "training.optimizer.lr=1e30,0.01"
+    answer = braid("train", recipe, rates, "training.warmup=0", "--multirun", "--device", "cpu")
+    assert answer.code == 2
+    assert "error: training.optimizer.lr=1e+30: " in answer.err
+    assert "became infinite or not a number" in answer.err
+    assert "error: 1 of 2 runs failed: training.optimizer.lr=1e+30" in answer.err
+    assert "failed         training.optimizer.lr=1e+30" in answer.out
+    assert (tmp_path / "run, 'odd'" / "training.optimizer.lr=0.01" / "checkpoints" / "step-000003").is_dir()
+
+
+def test_a_stop_ends_the_sweep_and_it_goes_on(
+    recipe: Path, tmp_path: Path, braid: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer._step
+
+    def asked(self: Trainer) -> None:
+        step(self)
+        if self.recipe.seed == 2 and self.progress.steps == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    command = ("train", recipe, "seed=1,2,3", "--multirun", "--device", "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", asked)
+        assert braid(*command).code == 130
+    assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
+    answer = braid(*command)
+    assert answer.code == 0
+    assert "Going on from checkpoint step-000001" in answer.out
+    assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2", "seed=3"]
+
+
+def test_runs_without_validation_are_in_the_table(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = sweep(str(recipe), ["seed=1,2", "data.sets.stories.holdout=0"])
+    capsys.readouterr()
+    show_sweep(runs)
+    shown = capsys.readouterr().out
+    assert "Runs in " in shown
+    assert [line.split() for line in shown.splitlines()[-2:]] == [["-", "seed=1"], ["-", "seed=2"]]
+
+
+def test_not_under_torchrun(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BraidError, match="--multirun does not run under torchrun"):
+        sweep(str(recipe), ["seed=1,2"])

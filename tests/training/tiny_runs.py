@@ -1,0 +1,88 @@
+"""Recipes of runs that take a second, and what to compare of two of them."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+BASE: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "model": {
+        "width": 16,
+        "context": 32,
+        "positions": "rope",
+        "block": {"attention": {"heads": 2}, "feed": {"kind": "swiglu", "hidden": 24}},
+        "stages": ["block"],
+    },
+    "data": {"length": 32},
+    "training": {"budget": "12 steps", "batch": 4, "warmup": "2 steps", "optimizer": {"lr": 1e-2}},
+    "checkpoints": {"every": "4 steps"},
+    "validation": {"every": "6 steps", "tokens": 500},
+    "log": {"every": 5},
+}
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`; mappings are merged, anything else replaces."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def tiny_recipe(packed: Mapping[str, Path], out: Path, **changes: Any) -> dict[str, Any]:
+    """A recipe over packed data sets, with top-level sections merged into the base."""
+    sets = {name: {"path": str(folder), "holdout": 0.05} for name, folder in packed.items()}
+    return merged(merged(BASE, {"out": str(out), "data": {"sets": sets}}), changes)
+
+
+def written(recipe: Mapping[str, Any], folder: Path, name: str = "recipe-file") -> Path:
+    """A recipe as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False))
+    return path
+
+
+def weights(model: Path) -> dict[str, Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def weight_bytes(model: Path) -> bytes:
+    return (model / "model.safetensors").read_bytes()
+
+
+def records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+    return [line for line in timeless if kind is None or line["kind"] == kind]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """`braid ...` as a process of its own."""
+    command = [sys.executable, "-m", "braidlm", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """Wait for a process that should exit with `code`."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
