@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny_runs import records, tiny_recipe
 
+from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.folders import load_model
 from braidlm.data.catalog import DataConfig, open_data
@@ -205,3 +206,14 @@ def test_numbers_are_plain_json(run: Path) -> None:
     for line in (run / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert np.isfinite([line["loss"] for line in records(run, "train")]).all()
+
+
+def test_a_run_that_goes_on_estimates_by_what_it_does_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """90 of 100 were done before; 1 more took 20 seconds, so 9 more take 180."""
+    times = iter([0.0, 20.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(times))
+    with console.progress("run", 100.0, "steps", start=90.0) as advance:
+        advance(91.0, "loss 2")
+    assert capsys.readouterr().out == "run: 91 of 100 steps  loss 2  3m00s left\n"

@@ -80,7 +80,7 @@ def progress(
         yield _plain_progress(label, total, unit, start)
 
 
-def _plain_progress(label: str, total: float | None, unit: str, start: float) -> Callable[[float, str], None]:
+def _plain_progress(label: str, total: float | None, unit: str, start: float = 0.0) -> Callable[[float, str], None]:
     begun = last = time.monotonic()
     ended = False
 
