@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from measure import median_seconds, record
+from measure import compared_seconds, record
 from shapes import VOCABULARY, braid_model, peer_model
 
 from braidlm.model.decoding import Decoder, Sampling, decode_tokens
@@ -48,11 +48,8 @@ def main() -> None:
                     do_sample=False,
                 )
 
-            repeats = 5 if device.type == "cuda" else 3
-            times = {
-                "braid": median_seconds(run_ours, repeats, 2, device),
-                "transformers generate": median_seconds(run_peer, repeats, 1, device),
-            }
+            works = {"braid": run_ours, "transformers generate": run_peer}
+            times = compared_seconds(works, calls=1, warmup=2, device=device, rounds=3)
             for name, value in times.items():
                 rows.append(
                     {
@@ -64,7 +61,6 @@ def main() -> None:
                         "ratio_to_peer": times["transformers generate"] / value,
                     }
                 )
-                print(rows[-1], flush=True)
     record("generate", device, rows, args.out)
 
 

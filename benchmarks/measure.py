@@ -1,8 +1,7 @@
-"""Timing and recording shared by the benchmarks: medians over repeats, results with hardware and date."""
+"""Timing and recording shared by the benchmarks: the best of interleaved rounds, results with hardware and date."""
 
 import json
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -15,33 +14,26 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def median_seconds(work: Callable[[], Any], repeats: int, warmup: int, device: torch.device) -> float:
-    """The median time of a call, after warm-up calls, with the device idle before and after each."""
-    for _ in range(warmup):
-        work()
-    times = []
-    for _ in range(repeats):
-        _wait(device)
-        begun = time.perf_counter()
-        work()
-        _wait(device)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+def compared_seconds(
+    works: dict[str, Callable[[], Any]], calls: int, warmup: int, device: torch.device, rounds: int = 5
+) -> dict[str, float]:
+    """Seconds per call when calls follow each other as in a training loop: the best of several rounds.
 
-
-def pipelined_seconds(work: Callable[[], Any], repeats: int, warmup: int, device: torch.device) -> float:
-    """Seconds per call when calls follow each other as in a training loop: the best of three runs of `repeats`."""
-    for _ in range(warmup):
-        work()
-    runs = []
-    for _ in range(3):
-        _wait(device)
-        begun = time.perf_counter()
-        for _ in range(repeats):
+    The contestants take turns in every round, so that a slow minute of the machine hits all of them.
+    """
+    for work in works.values():
+        for _ in range(warmup):
             work()
-        _wait(device)
-        runs.append((time.perf_counter() - begun) / repeats)
-    return min(runs)
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for name, work in works.items():
+            _wait(device)
+            begun = time.perf_counter()
+            for _ in range(calls):
+                work()
+            _wait(device)
+            best[name] = min(best[name], (time.perf_counter() - begun) / calls)
+    return best
 
 
 def _wait(device: torch.device) -> None:

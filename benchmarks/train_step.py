@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measure import pipelined_seconds, record
+from measure import compared_seconds, record
 from shapes import VOCABULARY, braid_model, peer_model
 from torch import nn
 
@@ -66,28 +66,19 @@ def main() -> None:
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     length = args.length or (512 if gpu else 256)
-    repeats, warmup = args.steps or (20 if gpu else 3), 6 if gpu else 1
+    calls, warmup = args.steps or (20 if gpu else 1), 8 if gpu else 1
     rows = []
     for family in args.families:
         for batch in args.batches or ([16, 128] if gpu else [4]):
             tokens = batch * length
-            kinds = {"braid": lambda f=family, b=batch: braid_step(f, args.size, b, length, device, dtype)}
+            shape = (family, args.size, batch, length, device, dtype)
+            torch.compiler.reset()
+            steps = {"braid": braid_step(*shape)}
             if not (gpu and args.no_eager):
-                kinds["transformers"] = lambda f=family, b=batch: peer_step(
-                    f, args.size, b, length, device, dtype, False
-                )
+                steps["transformers"] = peer_step(*shape, compiled=False)
             if gpu:
-                kinds["transformers compiled"] = lambda f=family, b=batch: peer_step(
-                    f, args.size, b, length, device, dtype, True
-                )
-            seconds = {}
-            for name, make in kinds.items():
-                torch.compiler.reset()
-                step = make()
-                seconds[name] = pipelined_seconds(step, repeats, warmup, device)
-                del step
-                if gpu:
-                    torch.cuda.empty_cache()
+                steps["transformers compiled"] = peer_step(*shape, compiled=True)
+            seconds = compared_seconds(steps, calls, warmup, device)
             best_peer = min(value for name, value in seconds.items() if name != "braid")
             for name, value in seconds.items():
                 rows.append(
@@ -101,7 +92,6 @@ def main() -> None:
                         "ratio_to_best_peer": best_peer / value,
                     }
                 )
-                print(rows[-1], flush=True)
     record("train_step", device, rows, args.out)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .eager_cpu import SiluProduct, pays
 from .errors import BraidError
 from .registry import Registry
 from .routing import Routings
@@ -84,7 +85,10 @@ class SwiGLU(nn.Module):
         self.beta = nn.Parameter(torch.empty(hidden)) if config.learned_beta else None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        gate_up = self.gate_up(hidden)
+        if self.beta is None and pays(gate_up):
+            return self.out(SiluProduct.apply(gate_up)), ()
+        gate, up = gate_up.chunk(2, dim=-1)
         swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(self.beta * gate)
         return self.out(swish * up), ()
 

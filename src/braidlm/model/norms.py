@@ -1,12 +1,11 @@
 """Normalisations of the stream."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .eager_cpu import RootMeanSquare, pays
 from .registry import Registry
 
 norms = Registry("norm", third_party=True)
@@ -43,29 +42,6 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=config.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        # torch has one kernel for this on a GPU and none on a CPU, where its ten small operations cost six times a
-        # LayerNorm; compiled, they fuse by themselves.
-        if x.is_cuda or torch.compiler.is_compiling() or x.dtype != self.weight.dtype:
-            return super().forward(x)
-        return RootMeanSquare.apply(x, self.weight, self.eps)
-
-
-class RootMeanSquare(torch.autograd.Function):
-    """RMSNorm with few passes over memory; the reference is `torch.nn.functional.rms_norm`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        scale = mean_square.add_(eps).rsqrt_()
-        normed = x * scale
-        ctx.save_for_backward(normed, scale, weight)
-        return normed * weight
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, scale, weight = ctx.saved_tensors
-        weight_gradient = (upstream * normed).flatten(0, -2).sum(0)
-        gradient = upstream * weight
-        along = (gradient * normed).mean(-1, keepdim=True)
-        return gradient.addcmul_(normed, along, value=-1).mul_(scale), weight_gradient, None
+        if pays(x) and x.dtype == self.weight.dtype:
+            return RootMeanSquare.apply(x, self.weight, self.eps)
+        return super().forward(x)

@@ -92,16 +92,20 @@ class RotaryPositions(Positions):
         exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
         frequency = self.config.theta**-exponent
         angle_BTH = positions[..., None].float() * frequency
-        cos, sin = angle_BTH.cos().to(dtype)[:, :, None], angle_BTH.sin().to(dtype)[:, :, None]
-        turn = _turn_halves if self.config.pairs == "half" else _turn_interleaved
-        return lambda heads_BTNH: turn(heads_BTNH, cos, sin)
+        if self.config.pairs == "half":
+            angle_BTH, swap = torch.cat((angle_BTH, angle_BTH), dim=-1), _swap_halves
+        else:
+            angle_BTH, swap = angle_BTH.repeat_interleave(2, dim=-1), _swap_neighbours
+        # A pair (a, b) becomes (a cos - b sin, b cos + a sin): x cos plus the swapped x times a sin with signs.
+        channel = torch.arange(head_dim, device=positions.device)
+        sign = torch.where(swap(channel) > channel, -1.0, 1.0)
+        cos, sin = angle_BTH.cos().to(dtype)[:, :, None], (angle_BTH.sin() * sign).to(dtype)[:, :, None]
+        return lambda heads_BTNH: torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
 
 
-def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+def _swap_halves(x: Tensor) -> Tensor:
+    return x.roll(x.shape[-1] // 2, -1)
 
 
-def _turn_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+def _swap_neighbours(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

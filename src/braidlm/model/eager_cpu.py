@@ -1,0 +1,60 @@
+"""Gradients written by hand for eager training on a CPU, where nothing fuses small operations by itself.
+
+Each stands in for plain torch operations, which remain the reference and serve everywhere else.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def pays(x: Tensor) -> bool:
+    """Whether `x` is in an eager pass on a CPU that will be differentiated."""
+    return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+class RootMeanSquare(torch.autograd.Function):
+    """`F.rms_norm(x, weight)`: torch's own gradient on a CPU costs six times a LayerNorm's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        scale = mean_square.add_(eps).rsqrt_()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        return normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        normed, scale, weight = ctx.saved_tensors
+        weight_gradient = (upstream * normed).flatten(0, -2).sum(0)
+        gradient = upstream * weight
+        along = (gradient * normed).mean(-1, keepdim=True)
+        return gradient.addcmul_(normed, along, value=-1).mul_(scale), weight_gradient, None
+
+
+class SiluProduct(torch.autograd.Function):
+    """`silu(gate) * up` of the two halves of one tensor; the halves' gradients are written side by side at once."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        swish = F.silu(gate)
+        ctx.save_for_backward(gate_up, swish)
+        return swish * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        gate_up, swish = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        gradient = torch.empty_like(gate_up)
+        gate_gradient, up_gradient = gradient.chunk(2, dim=-1)
+        torch.mul(upstream, swish, out=up_gradient)
+        torch.mul(upstream, up, out=gate_gradient)
+        torch.ops.aten.silu_backward.grad_input(gate_gradient, gate, grad_input=gate_gradient)
+        return gradient
