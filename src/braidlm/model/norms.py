@@ -42,6 +42,5 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=config.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        if pays(x) and x.dtype == self.weight.dtype:
-            return RootMeanSquare.apply(x, self.weight, self.eps)
-        return super().forward(x)
+        x = x.to(self.weight.dtype)  # under autocast, as LayerNorm does: norms compute in float32
+        return RootMeanSquare.apply(x, self.weight, self.eps) if pays(x) else super().forward(x)
