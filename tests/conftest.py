@@ -1,12 +1,12 @@
 """What every test shares: no network, no caches outside a temporary folder, one thread for tiny models."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 # Before anything imports transformers, which reads these once.
 _cache = tempfile.TemporaryDirectory(prefix="braid-tests-")
@@ -15,9 +15,12 @@ os.environ["HF_MODULES_CACHE"] = str(Path(_cache.name) / "modules")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Examples take milliseconds, but a busy machine may pause in the middle of one.
-settings.register_profile("braid", deadline=None)
-settings.load_profile("braid")
+with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; tests without properties run there
+    from hypothesis import settings
+
+    # Examples take milliseconds, but a busy machine may pause in the middle of one.
+    settings.register_profile("braid", deadline=None)
+    settings.load_profile("braid")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

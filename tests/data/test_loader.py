@@ -223,8 +223,11 @@ def test_a_saved_position_is_refused_for_other_data_and_says_what_differs() -> N
         ({"seed": 2}, "seed was 1 and is 2"),
         ({"length": 16}, "length was 8 and is 16"),
         ({"chunking": Windows(Windows.Config(4))}, "chunking.kind was contiguous and is windows"),
-        ({"mix": MixConfig(weights={"stories": 1, "maths": 1})}, "mix.weights was not there and is there"),
-        ({"streams": [STORIES], "mix": None}, "data.maths was there and is not there"),
+        (
+            {"mix": MixConfig(weights={"stories": 1, "maths": 1})},
+            "mix.weights was not given and is {'stories': 1, 'maths': 1}",
+        ),
+        ({"streams": [STORIES], "mix": None}, "... and is not given"),
         ({"streams": [stream(97, "maths"), STORIES]}, "data.maths.tokens was 90 and is 97"),
         ({"streams": [TokenStream(MATHS.data, Subset(0, 0.6)), STORIES]}, "data.maths.subset.stop was 1.0 and is 0.6"),
     ]:

@@ -195,6 +195,22 @@ def _lock(folder: Path) -> int | None:
     return handle
 
 
+def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
+    """Keep other processes out of a folder until the handle is closed, which kill -9 does too."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs at once are the user's to avoid
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BraidError(
+            f"another `braid {verb}` is at work here", str(folder), f"Wait for it to end, or choose another {option}."
+        ) from None
+    except OSError:  # a file system without locks
+        return
+
+
 def _sync_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,11 +1,12 @@
 """The loader: batches in an order that depends on the seed alone, the same on any number of processes, resumable."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from braidlm.core.differences import changes
 from braidlm.core.errors import BraidError
 from braidlm.data.batches import Batch, Rows, cut_at
 from braidlm.data.chunking import Chunking
@@ -112,7 +113,7 @@ class Loader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on at the very batch, or piece of one, at which `state` was taken."""
-        problems = list(_differences(state["facts"], self._facts()))
+        problems = changes(state["facts"], self._facts())
         if state["cut"] and state["global_rows"] != self.global_rows:
             problems.append(
                 f"the position is inside a batch of {state['global_rows']} rows, and a batch has {self.global_rows} now"
@@ -196,16 +197,3 @@ def _check(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> N
                 f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
                 todo="Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
             )
-
-
-def _differences(then: Any, now: Any, where: str = "") -> Iterator[str]:
-    """What differs between two trees of plain data, by path."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in sorted({*then, *now}):
-            yield from _differences(then.get(key), now.get(key), f"{where}.{key}" if where else key)
-    elif then != now:
-        yield f"{where} was {_told(then)} and is {_told(now)}"
-
-
-def _told(value: Any) -> str:
-    return "not there" if value is None else "there" if isinstance(value, dict) else str(value)

@@ -6,37 +6,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_text
+from braidlm.core.files import lock_or_refuse, write_text
 
 KEY, LOCK = "key", "lock"
 
 
 @contextlib.contextmanager
 def work_folder(out: Path, key: str) -> Iterator[Path]:
-    """`OUT.part`, with what an earlier run of the same key left in it; removed when the block succeeds."""
+    """`OUT.part`, with what an earlier run of the same key left in it; removed when the block succeeds.
+
+    It goes too when the user's input was wrong and nothing in it is worth going on from.
+    """
     folder = out.with_name(out.name + ".part")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "w") as lock:
-        _take(lock.fileno(), folder)
+        lock_or_refuse(lock.fileno(), folder, "prepare", "`--out`")
         if not (folder / KEY).is_file() or (folder / KEY).read_text() != key:
             _clear(folder)
             write_text(folder / KEY, key)
-        yield folder
+        try:
+            yield folder
+        except BraidError:
+            if not any(item.is_dir() for item in folder.iterdir()):
+                shutil.rmtree(folder)
+            raise
         shutil.rmtree(folder)
-
-
-def _take(handle: int, folder: Path) -> None:
-    """Hold the lock as long as this process lives; a killed one lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs at once are the user's to avoid
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise BraidError(
-            "another `braid prepare` is at work here", str(folder), "Wait for it to end, or choose another `--out`."
-        ) from None
 
 
 def _clear(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from braidlm.core import console
+from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.folders import WEIGHTS, check_vocabulary, check_weights, load_config
@@ -22,7 +23,7 @@ from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place, join_group, wait_for_all
 from braidlm.training.progress import Progress
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
-from braidlm.training.run_folder import changes, check_folder, claimed, listed
+from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.tracking import Tracker
 
 
