@@ -75,12 +75,21 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
     if training := lineage.get("training"):
         rows.append(("trained", ", ".join(f"{_number(v)} {k}" for k, v in training.items() if _is_plain(v))))
     for source in lineage.get("sources") or []:
-        rows.append(("source", json.dumps(source, ensure_ascii=False)))
+        rows.append(("source", _in_words(source)))
     if "created" in lineage:
         rows.append(("created", str(lineage["created"])))
     if "versions" in lineage:
         rows.append(("versions", ", ".join(f"{name} {number}" for name, number in lineage["versions"].items())))
     return rows
+
+
+def _in_words(source: dict[str, Any]) -> str:
+    """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, whatever the keys are."""
+    parts = []
+    for key, value in source.items():
+        inner = f"({_in_words(value)})" if isinstance(value, dict) else _number(value) if _is_plain(value) else value
+        parts.append(f"{key} {inner}")
+    return ", ".join(parts)
 
 
 def _print_data(facts: dict[str, Any]) -> None:
