@@ -45,7 +45,7 @@ def test_an_amount_is_read(text: object, count: int, unit: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("many words", "'many words' is not an amount Write for example `500 steps`"),
+        ("many words", "'many words' is not an amount. Write for example `500 steps`"),
         ("10 miles", "'10 miles' is not an amount"),
         ("-5 steps", "'-5 steps' is not an amount"),
         ("", "'' is not an amount"),

@@ -41,7 +41,7 @@ WRONG = {
         ["training.schedule=cosin"],
         ["training.schedule: unknown schedule 'cosin'. Did you mean 'cosine'?"],
     ),
-    "a wrong amount": (["training.budget=soon"], ["training.budget: 'soon' is not an amount Write for example"]),
+    "a wrong amount": (["training.budget=soon"], ["training.budget: 'soon' is not an amount. Write for example"]),
     "wrong betas": (["training.optimizer.betas=[0.9,1.5]"], ["betas must be at least 0 and below 1, got 0.9 and 1.5"]),
     "nothing kept": (["checkpoints.keep=0"], ["checkpoints: keep must be at least 1, or null to keep all, got 0"]),
     "several at once": (

@@ -31,7 +31,7 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
         "---",
         f"# {name}",
         "",
-        f"Made with [Braid](https://pypi.org/project/braidlm/): {lineage.get('made_by', 'unknown')}.",
+        f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}.",
         "",
         "| | |",
         "| --- | --- |",

@@ -33,7 +33,7 @@ class Chunking:
 
     def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         """Where in the stream the epoch's chunks begin, in the order in which they are shown; int64, never empty."""
-        raise NotImplementedError
+        raise NotImplementedError("abstract: each way of cutting has its own starts")
 
     def facts(self) -> dict[str, Any]:
         """The choice as plain data, for a saved position."""

@@ -34,7 +34,7 @@ def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, count: Tensor | f
     return _fused(hidden.flatten(0, -2).to(dtype), head.weight.to(dtype), labels.flatten(), total)
 
 
-@torch.compiler.disable  # traced, the writing in place would cost a copy of all scores
+@torch.compiler.disable  # faster than traced in the one trial there was (LOG.md)
 def _fused(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
         return HeadLoss.apply(rows, weight, labels, count, IGNORED)

@@ -106,7 +106,7 @@ class BraidModel(BraidPreTrainedModel):
 
     def stream(self, hidden: Tensor, span: Span, keep: list[Tensor] | None = None) -> tuple[Tensor, Routings]:
         """From embedded tokens to the normalised stream: the whole model is this loop."""
-        # Under autocast the stream itself is kept in the narrow type: half the memory traffic, and no worse a model
+        # Under autocast the stream itself is kept in the narrow type: half the memory traffic, and no loss was seen
         # (docs/results.md); norms and losses still compute in float32.
         hidden = self.drop(self.positions.embed(hidden, span.positions)).to(_compute_dtype(hidden))
         routings: Routings = ()

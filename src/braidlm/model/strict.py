@@ -91,7 +91,8 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
         try:
             data = cls.from_shorthand(data)  # a mapping, or an instance at once
         except BraidError as error:
-            problems.append(f"{_at(where)}{' '.join(error.lines())}")
+            advice = f". {error.todo}" if error.todo else ""
+            problems.append(f"{_at(where)}{error.what.rstrip('.') if advice else error.what}{advice}")
             return None
     if isinstance(data, cls):
         return data
