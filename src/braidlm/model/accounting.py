@@ -8,6 +8,7 @@ from torch import nn
 
 from .configuration_braid import BraidConfig
 from .modeling_braid import BraidForCausalLM
+from .stacked import StackedLinear
 
 
 @dataclass
@@ -34,7 +35,7 @@ def cost_of(module: nn.Module, length: int) -> Cost:
     if own_cost is not None:
         return own_cost(length)
     own = sum(p.numel() for p in module.parameters(recurse=False))
-    total = Cost(own, own, 2 * module.weight.numel() if isinstance(module, nn.Linear) else 0)
+    total = Cost(own, own, 2 * module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear)) else 0)
     score_flops = getattr(module, "score_flops", None)
     if score_flops is not None:
         total.flops_per_token += score_flops(length)

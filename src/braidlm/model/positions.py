@@ -100,7 +100,14 @@ class RotaryPositions(Positions):
         channel = torch.arange(head_dim, device=positions.device)
         sign = torch.where(swap(channel) > channel, -1.0, 1.0)
         cos, sin = angle_BTH.cos().to(dtype)[:, :, None], (angle_BTH.sin() * sign).to(dtype)[:, :, None]
-        return lambda heads_BTNH: torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
+
+        def turn(heads_BTNH: Tensor) -> Tensor:
+            if len(cos) == 1:
+                return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
+            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # a stack's members follow one another in the batch
+            return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
+
+        return turn
 
 
 def _swap_halves(x: Tensor) -> Tensor:

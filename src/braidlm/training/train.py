@@ -18,6 +18,7 @@ from braidlm.core.runs import model_folder
 from braidlm.data.catalog import OpenData, open_data
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.switches import freeze
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place, join_group, wait_for_all
@@ -66,6 +67,9 @@ def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
         data = open_data(recipe.data)
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data).to(place.device)
+    freeze(model, recipe.training.freeze)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
     torch.manual_seed(recipe.seed * 1000 + place.rank)  # dropout differs between processes, weights do not
     checkpoints = Checkpoints(folder, place, recipe.checkpoints.keep)
     trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), place)
@@ -146,10 +150,14 @@ def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCa
     return BraidForCausalLM.from_pretrained(start, config=config)
 
 
+TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
+"""Options of an architecture that change how it is trained and not what it computes."""
+
+
 def _what_it_computes(architecture: Any) -> Any:
     """An architecture without what matters in training only."""
     if isinstance(architecture, dict):
-        kept = {k: v for k, v in architecture.items() if k not in ("dropout", "initialisation")}
+        kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
         return {k: _what_it_computes(v) for k, v in kept.items()}
     return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
 

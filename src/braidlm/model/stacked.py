@@ -1,0 +1,53 @@
+"""Modules of one shape computed as one: their parameters stacked along a first dimension, called the stack.
+
+Inside a stack the stream is [member, batch, time, width], or [1, batch, time, width] where all members read the same.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class StackedLinear(nn.Module):
+    """As many linear layers as `stack`; weight [member, inputs, outputs]."""
+
+    def __init__(self, stack: int, inputs: int, outputs: int, bias: bool = False):
+        super().__init__()
+        self.stack = stack
+        self.weight = nn.Parameter(torch.empty(stack, inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(stack, outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1, -2).expand(self.stack, -1, -1)
+        if self.bias is None:
+            made = torch.bmm(rows, self.weight)
+        else:
+            made = torch.baddbmm(self.bias[:, None], rows, self.weight)
+        return made.unflatten(1, x.shape[1:-1])
+
+    def extra_repr(self) -> str:
+        return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
+
+
+def linear(stack: int | None, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+    """One linear layer, or a stack of them."""
+    return nn.Linear(inputs, outputs, bias=bias) if stack is None else StackedLinear(stack, inputs, outputs, bias)
+
+
+def vector(stack: int | None, size: int) -> nn.Parameter:
+    """A learned vector, or a stack of them."""
+    return nn.Parameter(torch.empty(size) if stack is None else torch.empty(stack, size))
+
+
+def along(parameter: Tensor, x: Tensor) -> Tensor:
+    """A vector, or a stack of them, shaped to meet `x` channel by channel."""
+    return parameter if parameter.ndim == 1 else parameter.unflatten(0, (-1,) + (1,) * (x.ndim - 2))
+
+
+def is_vector(module: nn.Module, parameter: Tensor) -> bool:
+    """Whether a module's own parameter is a vector or a stack of vectors: a bias, a norm's scale, a steepness."""
+    return parameter.ndim - (getattr(module, "stack", None) is not None) < 2
+
+
+def fan_in(module: nn.Module, parameter: Tensor) -> int:
+    """How many inputs a matrix sums over."""
+    return parameter.shape[-2] if isinstance(module, StackedLinear) else parameter.shape[-1]
