@@ -8,6 +8,7 @@ from torch import nn
 
 from .configuration_braid import BraidConfig
 from .modeling_braid import BraidForCausalLM
+from .parallel import ParallelStage
 from .stacked import StackedLinear
 
 
@@ -68,7 +69,9 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
         if module is model.head and model.config.tie_word_embeddings:
             cost.parameters -= module.weight.numel()
             cost.active_parameters -= module.weight.numel()
-        row = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
+        row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
+        if isinstance(module, ParallelStage):
+            row |= {"paths": list(module.names), "join": module.join_kind}
         rows.append(row | vars(cost))
     return rows
 

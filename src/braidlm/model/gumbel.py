@@ -10,6 +10,7 @@ from .errors import BraidError
 from .joins import JoinConfig, JoinShape, LevelJoin, joins
 from .routing import Routing, Routings
 from .routing_losses import check_losses
+from .stacked import carrier
 
 COMBINED = "combined"
 """The name of the choice that is no single path but a linear combination of all."""
@@ -29,7 +30,7 @@ class GumbelJoin(LevelJoin):
         hard: bool = True
         """With gumbel: one choice per token forward, straight-through gradients; else soft weights."""
         temperature: float = 1.0
-        """Sharpness of the sampled weights: lower is sharper. `training.temperature` gives it a schedule."""
+        """Sharpness of the weights: lower is sharper. With gumbel, `training.temperature` gives it a schedule."""
         losses: dict[str, float] = field(default_factory=dict)
         """Routing losses and their weights, e.g. {token_entropy: 0.01, load_balance: 0.01}."""
 
@@ -43,10 +44,11 @@ class GumbelJoin(LevelJoin):
         if COMBINED in shape.names:
             raise BraidError(f"a path cannot be called '{COMBINED}' here: that is the choice of all paths together")
         self.config = config
+        self.is_noisy = config.sample == "gumbel"
         self.temperature_scale = 1.0
         """What a schedule changes between steps."""
         self.choices = (*shape.names, COMBINED)
-        self.combine = nn.Linear(sum(shape.widths), shape.width_in)
+        self.combine = carrier(nn.Linear(sum(shape.widths), shape.width_in))
         self.router = nn.Linear(self.router_inputs(shape), len(self.choices))
 
     @staticmethod
@@ -74,17 +76,16 @@ class GumbelJoin(LevelJoin):
 
     def weigh(self, scores_BTN: Tensor) -> Tensor:
         """What each choice counts for each token."""
-        temperature = self.config.temperature * self.temperature_scale
-        if self.config.sample == "softmax":
-            return (scores_BTN / temperature).softmax(-1)
+        if not self.is_noisy:  # no schedule: it would change what the finished model computes
+            return (scores_BTN / self.config.temperature).softmax(-1)
         if not self.training:
             return nn.functional.one_hot(scores_BTN.argmax(-1), len(self.choices)).to(scores_BTN.dtype)
         noise = -torch.empty_like(scores_BTN).exponential_().clamp_min(1e-20).log()
-        soft = ((scores_BTN + noise) / temperature).softmax(-1)
+        soft = ((scores_BTN + noise) / (self.config.temperature * self.temperature_scale)).softmax(-1)
         if not self.config.hard:
             return soft
         hard = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
-        return hard - soft.detach() + soft
+        return hard + (soft - soft.detach())  # so bracketed it is 0 or 1 exactly
 
 
 @joins.register("gumbel_v1")

@@ -33,11 +33,17 @@ class Initialisation:
                 nn.init.zeros_(parameter)
             elif is_vector(module, parameter):
                 nn.init.ones_(parameter)  # norm scales and the Swish beta
+            elif getattr(module, "carries_stream", False):
+                self.carrier(module, parameter)
             else:
                 self.matrix(module, parameter, writes_stream)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         raise NotImplementedError("abstract: each initialisation fills matrices its own way")
+
+    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        """Projections and joins, which nothing bypasses: a smaller scale would fade the stream from layer to layer."""
+        nn.init.normal_(parameter, 0.0, 1 / math.sqrt(fan_in(module, parameter)))
 
 
 @initialisations.register("normal")
@@ -119,3 +125,6 @@ class TorchDefault(Initialisation):
             nn.init.uniform_(parameter, -bound, bound)
         else:
             nn.init.normal_(parameter)
+
+    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        self.matrix(module, parameter, writes_stream=False)

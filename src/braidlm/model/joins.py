@@ -10,6 +10,7 @@ from .errors import BraidError
 from .norms import norms
 from .registry import Choice, Registry
 from .routing import Routings
+from .stacked import carrier
 from .strict import PartOf
 
 joins = Registry("join", third_party=True)
@@ -90,7 +91,7 @@ class SharedLinear(Join):
 
     def __init__(self, config: Config, shape: JoinShape):
         super().__init__(config, shape)
-        self.linear = nn.Linear(sum(shape.widths), shape.width_out, bias=config.bias)
+        self.linear = carrier(nn.Linear(sum(shape.widths), shape.width_out, bias=config.bias))
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
         return self.linear(torch.cat(self.heard(outputs), dim=-1)), ()
@@ -121,13 +122,13 @@ class LevelJoin(Join):
         super().__init__(config, shape)
         self.leave = nn.ModuleDict(
             {
-                name: nn.Linear(width, shape.width_in, bias=False)
+                name: carrier(nn.Linear(width, shape.width_in, bias=False))
                 for name, width in zip(shape.names, shape.widths, strict=True)
                 if width != shape.width_in
             }
         )
         grows = shape.width_out != shape.width_in
-        self.out = nn.Linear(shape.width_in, shape.width_out, bias=False) if grows else None
+        self.out = carrier(nn.Linear(shape.width_in, shape.width_out, bias=False)) if grows else None
 
     def levelled(self, outputs: list[Tensor]) -> list[Tensor]:
         """Every output at the stream's width."""
@@ -142,6 +143,7 @@ class Add(LevelJoin):
     """What each path changes is added to the stream, which itself counts once."""
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        level = self.levelled(outputs)
-        heard = [x for name, x in zip(self.names, level, strict=True) if name not in self.silent]
-        return self.grown(sum(heard, start=(1 - len(heard)) * stream)), ()
+        heard = {name: x for name, x in zip(self.names, self.levelled(outputs), strict=True) if name not in self.silent}
+        # A path of the stream's width gives the stream and its change; one that was projected or normalised, a change.
+        carried = 0 if self.norms is not None else sum(name not in self.leave for name in heard)
+        return self.grown(sum(heard.values(), start=(1 - carried) * stream)), ()

@@ -40,6 +40,21 @@ class BraidPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         self._initialise(module, writes_stream=getattr(module, "writes_stream", False))
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own; what the configuration calls frozen is, though loading makes every parameter anew."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        freeze(model, model.config.frozen)
+        return loaded
+
+    def asked_by_routers(self, routings: Routings | None, hidden: Tensor, mask: Tensor | None) -> Tensor | float:
+        """What is added to the loss in training, whatever the caller's flags; in evaluation nothing is."""
+        if not (self.training and routings):
+            return 0.0
+        time = hidden.shape[1]
+        return routing_loss(routings, torch.ones_like(hidden[..., 0]) if mask is None else mask[:, -time:])
+
 
 class BraidModel(BraidPreTrainedModel):
     """Embedding, stages, norm: token ids in, hidden states out."""
@@ -212,8 +227,9 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         logits = self.head(body.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = next_token_loss(logits, shift_labels(labels), kwargs.get("num_items_in_batch"))
-            loss = loss + self._asked_by_routers(body.routings, attention_mask, labels)
+            targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
+            asked = self.asked_by_routers(body.routings, body.last_hidden_state, attention_mask)
+            loss = next_token_loss(logits, targets, count) + asked * _share(targets != IGNORED, count)
         output = LanguageOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
@@ -229,15 +245,8 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         embedded = self.model.embedding(inputs)
         hidden, routings = self.model.stream(embedded, self.model.span(embedded))
         real = targets != IGNORED
-        # A part of a batch counts by its share of the batch's tokens, as its next-token loss does.
-        share = 1.0 if count is None else real.sum() / count
-        return head_loss(self.head, hidden, targets, count), routing_loss(routings, real) * share, routings
-
-    def _asked_by_routers(self, routings: Routings | None, mask: Tensor | None, labels: Tensor) -> Tensor | float:
-        """In training whatever the caller's flags; in evaluation the loss is that of the text alone."""
-        if not (self.training and routings):
-            return 0.0
-        return routing_loss(routings, torch.ones_like(labels) if mask is None else mask[:, -labels.shape[1] :])
+        asked = routing_loss(routings, real) * _share(real, count)
+        return head_loss(self.head, hidden, targets, count), asked, routings
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):
@@ -279,7 +288,9 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         real = torch.ones_like(hidden[..., 0]) if attention_mask is None else attention_mask
         last = (time * real.bool()).argmax(-1)
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
-        loss = None if labels is None else self._loss(logits, labels)
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits, labels) + self.asked_by_routers(body.routings, hidden, attention_mask)
         output = ClassOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
@@ -295,6 +306,11 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
 def _shared(body: BodyOutput) -> dict[str, Any]:
     """What a head's output takes over from the body's."""
     return {name: getattr(body, name) for name in ("past_key_values", "hidden_states", "routings")}
+
+
+def _share(real: Tensor, count: Tensor | float | None) -> Tensor | float:
+    """A part of a batch counts by its share of the batch's tokens, as its next-token loss does."""
+    return 1.0 if count is None else real.sum() / count
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

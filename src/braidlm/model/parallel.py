@@ -14,7 +14,7 @@ from .options import merge_options
 from .registry import Choice
 from .routing import Routings
 from .span import Span
-from .stacked import StackedLinear
+from .stacked import StackedLinear, carrier
 from .stages import Stage, stage_kinds
 from .strict import PartOf
 
@@ -35,6 +35,8 @@ class PathConfig(BlockConfig):
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "_").isidentifier():
             raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
+        if hasattr(nn.ModuleDict, self.name):
+            raise BraidError(f"a path cannot be called '{self.name}': torch uses that name itself")
         for key in ("width", "depth"):
             value = getattr(self, key)
             if value is not None and value < 1:
@@ -94,6 +96,7 @@ class ParallelStage(Stage):
     def __init__(self, config: Config, width: int):
         super().__init__()
         paths = _settled(config, width)
+        self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
         last = config.layers - 1
         self.layers = nn.ModuleList()
         for index in range(config.layers):
@@ -125,14 +128,15 @@ class ParallelLayer(nn.Module):
         self.paths: nn.ModuleDict | None = None
         self.enter: nn.Module | None = None
         if config.stacked and len(paths) > 1 and _of_one_shape(paths):
-            first = paths[0]
-            self.stack = nn.ModuleList(Block(first.blocks, first.width, stack=len(paths)) for _ in range(counts[0]))
-            self.enter = StackedLinear(len(paths), width, first.width) if sizes else None
+            self.stack = _blocks(paths[0], counts[0], stack=len(paths))
+            self.enter = carrier(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
         else:
             self.paths = nn.ModuleDict()
             for path, count in zip(paths, counts, strict=True):
-                self.paths[path.blocks.name] = nn.ModuleList(Block(path.blocks, path.width) for _ in range(count))
-            self.enter = nn.ModuleDict({name: nn.Linear(width, size, bias=False) for name, size in sizes.items()})
+                self.paths[path.blocks.name] = _blocks(path, count)
+            self.enter = nn.ModuleDict(
+                {name: carrier(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
+            )
         natural = sum(self.widths) if join_kind.keeps_apart else width
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
         self.width_out: int = self.join.width_out
@@ -176,6 +180,14 @@ class ParallelLayer(nn.Module):
         for block in self.stack:
             stream, _ = block(stream, span)
         return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0))
+
+
+def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.ModuleList:
+    """The blocks of a path, or of a stack of paths like it, in one layer."""
+    try:
+        return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
+    except BraidError as error:
+        raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
 
 
 def _settled(config: ParallelStage.Config, width: int) -> list[SettledPath]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .errors import BraidError
 from .routing import Routings
 from .span import Span
+from .stacked import carrier
 from .stages import Stage, stage_kinds
 
 
@@ -27,7 +28,7 @@ class ProjectStage(Stage):
 
     def __init__(self, config: Config, width: int):
         super().__init__()
-        self.linear = nn.Linear(width, config.to, bias=config.bias)
+        self.linear = carrier(nn.Linear(width, config.to, bias=config.bias))
         self.width_out = config.to
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:

@@ -3,8 +3,12 @@
 Inside a stack the stream is [member, batch, time, width], or [1, batch, time, width] where all members read the same.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class StackedLinear(nn.Module):
@@ -31,6 +35,12 @@ class StackedLinear(nn.Module):
 def linear(stack: int | None, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
     """One linear layer, or a stack of them."""
     return nn.Linear(inputs, outputs, bias=bias) if stack is None else StackedLinear(stack, inputs, outputs, bias)
+
+
+def carrier(layer: Layer) -> Layer:
+    """Mark a linear layer that the stream passes through with nothing beside it: it begins by keeping the scale."""
+    layer.carries_stream = True  # type: ignore[assignment]
+    return layer
 
 
 def vector(stack: int | None, size: int) -> nn.Parameter:

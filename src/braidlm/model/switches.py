@@ -1,6 +1,7 @@
 """Switches on a model that exists: silent paths and frozen parts, by name."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import nn
 
@@ -33,7 +34,10 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
-    """Keep these parts as they are in training: what is named in FREEZABLE."""
+    """Keep these parts as they are in training: what is named in FREEZABLE.
+
+    `joins` are all that connects the others: joins, projections, the last norm. Learned positions are the embedding's.
+    """
     for part in parts:
         if part not in FREEZABLE:
             raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
@@ -41,13 +45,18 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
             module.requires_grad_(False)
 
 
-def _modules_of(model: nn.Module, part: str) -> Iterator[nn.Module]:
+def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
+    body = getattr(model, "model", model)
     if part == "paths":
         yield from (part for layer in _layers(model) for part in (layer.stack, layer.paths) if part is not None)
     elif part == "joins":
         yield from (m for m in model.modules() if isinstance(m, (Join, ProjectStage)))
-    else:
-        yield from (module for name, module in model.named_modules() if name.rpartition(".")[2] == part)
+        yield from (layer.enter for layer in _layers(model) if layer.enter is not None)
+        yield body.norm
+    elif part == "embedding":
+        yield from (body.embedding, body.positions)
+    elif hasattr(model, "head"):  # a classifier has none
+        yield model.head
 
 
 def _layers(model: nn.Module) -> Iterator[ParallelLayer]:

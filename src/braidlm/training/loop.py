@@ -83,7 +83,7 @@ class Trainer:
         if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.place.is_main:
             console.warn("training.dropout has no effect: every dropout rate of the model is 0")
         if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
-            console.warn("training.temperature has no effect: the model has no Gumbel join")
+            console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
 
     @property
     def finished(self) -> bool:

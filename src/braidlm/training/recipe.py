@@ -69,7 +69,7 @@ class TrainingConfig:
     temperature: Annotated[Choice, PartOf(schedules, "constant")] = "constant"  # type: ignore[assignment]
     """The temperature of Gumbel joins over the training, as a share of the configured one, in twenty even steps."""
     freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
-    """Parts that keep their weights, beside those that the model folder itself calls frozen."""
+    """Parts that keep their weights, beside those the folder calls frozen; joins: and projections and the last norm."""
 
     def __post_init__(self) -> None:
         if self.budget.count < 1:

@@ -68,7 +68,7 @@ class Stepper:
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
         self.temperature_scale = 1.0
-        self.has_temperature = any(isinstance(m, GumbelJoin) for m in model.modules())
+        self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.buffers: tuple[Tensor, Tensor, Tensor] | None = None

@@ -15,7 +15,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.folders import WEIGHTS, check_vocabulary, check_weights, load_config
 from braidlm.core.runs import model_folder
+from braidlm.data.braid_tokenizer import BraidTokenizer, differences
 from braidlm.data.catalog import OpenData, open_data
+from braidlm.data.tokenizers import load_tokenizer
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.switches import freeze
@@ -132,6 +134,7 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
 def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """The folder's weights, in its own architecture or in one that differs only in how it is trained."""
     config = load_config(start)
+    _check_same_tokenizer(start, data.tokenizer)
     check_vocabulary(config.vocab_size, data.tokenizer, str(start))
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
@@ -148,6 +151,20 @@ def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCa
     _check_length(config.max_position_embeddings, loaded.recipe.data.length)
     check_weights(start, config)
     return BraidForCausalLM.from_pretrained(start, config=config)
+
+
+def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
+    """A model knows the tokens it was made with, and to no others do its weights mean anything."""
+    try:
+        own = load_tokenizer(start)
+    except BraidError:  # a folder without one, as a conversion may leave: then nobody can compare
+        return
+    if own.fingerprint != tokenizer.fingerprint:
+        raise BraidError(
+            f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, tokenizer))}",
+            str(start),
+            f"Prepare the data with the model's: data.tokenizer={start}, or `braid prepare SOURCE --tokenizer {start}`.",
+        )
 
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
