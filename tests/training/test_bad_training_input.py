@@ -153,6 +153,11 @@ def test_a_model_of_another_shape(
     answer = braid("train", recipe, "~model", f"start_from={first.model}", f"data.sets.stories.path={other}")
     assert answer.code == 2
     assert "the model has a vocabulary of 300, the tokenizer has 400 tokens" in answer.err
+    alike = tmp_path / "alike"  # as many tokens, but others
+    prepare("maths", alike, documents=60, vocab_size=300, workers=1)
+    answer = braid("train", recipe, "~model", f"start_from={first.model}", f"data.sets.stories.path={alike}")
+    assert answer.code == 2
+    assert "the data has another tokenizer than the model to start from: " in answer.err
     assert not (tmp_path / "here" / "run").exists()
 
 

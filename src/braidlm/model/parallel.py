@@ -36,7 +36,7 @@ class PathConfig(BlockConfig):
         if not self.name or not self.name.replace("-", "_").isidentifier():
             raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
         if hasattr(nn.ModuleDict, self.name):
-            raise BraidError(f"a path cannot be called '{self.name}': torch uses that name itself")
+            raise BraidError(f"a path cannot be called '{self.name}': that is a word of torch's")
         for key in ("width", "depth"):
             value = getattr(self, key)
             if value is not None and value < 1:

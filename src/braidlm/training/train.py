@@ -134,8 +134,8 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
 def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """The folder's weights, in its own architecture or in one that differs only in how it is trained."""
     config = load_config(start)
-    _check_same_tokenizer(start, data.tokenizer)
     check_vocabulary(config.vocab_size, data.tokenizer, str(start))
+    _check_same_tokenizer(start, data.tokenizer)
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
         changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
@@ -163,7 +163,7 @@ def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
         raise BraidError(
             f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, tokenizer))}",
             str(start),
-            f"Prepare the data with the model's: data.tokenizer={start}, or `braid prepare SOURCE --tokenizer {start}`.",
+            f"Prepare the data with the model's: data.tokenizer={start}, or `braid prepare` with `--tokenizer {start}`.",
         )
 
 
