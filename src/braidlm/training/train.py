@@ -163,7 +163,7 @@ def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
         raise BraidError(
             f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, tokenizer))}",
             str(start),
-            f"Prepare the data with the model's: data.tokenizer={start}, or `braid prepare` with `--tokenizer {start}`.",
+            f"Prepare the data with the tokenizer of the model: data.tokenizer={start}.",
         )
 
 
