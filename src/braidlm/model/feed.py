@@ -58,7 +58,7 @@ class MLP(nn.Module):
         hidden = config.hidden or 4 * width
         self.up = nn.Linear(width, hidden, bias=config.bias)
         self.out = nn.Linear(hidden, width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         return self.out(self.activation(self.up(hidden))), ()

@@ -11,16 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .aside import Aside, beside
+from .fused_linear import product
+
 to_gradient_cuda_: Callable[[Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .head_loss_triton import to_gradient_cuda_
 
 
 class HeadLoss(torch.autograd.Function):
-    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count."""
+    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count.
+
+    The product is computed in the type of `hidden`; the weight may be wider, and so is its gradient then.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int, aside: Aside | None
+    ) -> Tensor:
+        ctx.wide, ctx.aside = weight.dtype, aside
+        weight = weight.to(hidden.dtype)
         logits = hidden @ weight.t()
         on_device = to_gradient_cuda_ if logits.is_cuda else None
         losses = (on_device or to_gradient_)(logits, labels, ignored)
@@ -31,8 +41,14 @@ class HeadLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, hidden, weight, count = ctx.saved_tensors
-        factor = (upstream / count).to(hidden.dtype)
-        return (gradient @ weight).mul_(factor), (gradient.t() @ hidden).mul_(factor), None, None, None
+        factor = upstream / count
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        weight_gradient = None
+        if needs_weight:
+            with beside(ctx.aside, gradient, hidden, factor):
+                weight_gradient = product(gradient.t(), hidden, ctx.wide).mul_(factor)
+        hidden_gradient = (gradient @ weight).mul_(factor) if needs_hidden else None
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

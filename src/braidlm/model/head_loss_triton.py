@@ -5,9 +5,13 @@ writes the gradient.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
 
 BLOCK = 4096
 

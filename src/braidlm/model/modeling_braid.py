@@ -12,9 +12,11 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 
+from .aside import Aside
 from .configuration_braid import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
+from .fused_pass import fused_stream, has_fused_pass, pays
 from .initialisation import Initialisation, ModelShape
 from .losses import head_loss, next_token_loss, shift_labels
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
@@ -214,11 +216,20 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def training_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """The loss of targets that stand at the position predicting them: the training loop's straight way down."""
-        embedded = self.model.embedding(inputs)
-        hidden, _ = self.model.stream(embedded, self.model.span(embedded))
-        return head_loss(self.head, hidden, targets, count)
+    def training_loss(
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, aside: Aside | None = None
+    ) -> Tensor:
+        """The loss of targets that stand at the position predicting them: the training loop's straight way down.
+
+        With `aside`, gradients of parameters are complete when it is joined.
+        """
+        if has_fused_pass(self.model) and pays(self.model, inputs):
+            hidden = fused_stream(self.model, inputs, aside)
+        else:
+            embedded = self.model.embedding(inputs)
+            hidden, _ = self.model.stream(embedded, self.model.span(embedded))
+            aside = None  # autograd adds to a shared matrix's gradient before anyone could join
+        return head_loss(self.head, hidden, targets, count, aside)
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):

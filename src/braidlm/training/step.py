@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from braidlm.model.aside import Aside
 from braidlm.model.dropout import Dropout, scale_dropout
+from braidlm.model.fused_pass import has_fused_pass
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel
@@ -22,12 +24,12 @@ EAGER_STEPS_BEFORE_CAPTURE = 3
 class Objective(nn.Module):
     """The model as a function from a batch to its loss."""
 
-    def __init__(self, model: BraidForCausalLM):
+    def __init__(self, model: BraidForCausalLM, aside: Aside | None):
         super().__init__()
-        self.model = model
+        self.model, self.aside = model, aside
 
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Tensor:
-        return self.model.training_loss(inputs, labels, count)
+        return self.model.training_loss(inputs, labels, count, self.aside)
 
 
 class Stepper:
@@ -37,10 +39,15 @@ class Stepper:
         self.model, self.config, self.place, self.dtype = model.train(), config, place, dtype
         on_gpu = place.device.type == "cuda"
         self.use_graph = (on_gpu and place.world == 1) if config.graph is None else config.graph and on_gpu
-        self.use_compile = on_gpu if config.compile is None else config.compile
+        # Launched one by one the fused kernels would wait for the host; in a graph they need no compiler.
+        fused = self.use_graph and has_fused_pass(model.model)
+        self.use_compile = (on_gpu and not fused) if config.compile is None else config.compile
+        # Gradients that are added to others, or sent to other processes, are read before anything is joined.
+        alone = on_gpu and place.world == 1 and config.accumulation == 1 and not self.use_compile
+        self.aside = Aside(place.device) if alone else None
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
-        self.objective = data_parallel(Objective(model), place)
+        self.objective = data_parallel(Objective(model, self.aside), place)
         self.run: Callable[..., Tensor] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
@@ -55,7 +62,7 @@ class Stepper:
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> tuple[Tensor, Tensor]:
         """Train on this process's rows; `count` labels are in the batch of all processes. Gives loss and norm."""
-        batch = (self._load(inputs), self._load(labels), torch.tensor(float(count)).to(self.place.device))
+        batch = (self._load(inputs), self._load(labels), torch.full((), float(count), device=self.place.device))
         set_learning_rate(self.optimizer, rate)
         self.steps += 1
         if not self.use_graph or self.steps <= EAGER_STEPS_BEFORE_CAPTURE:
@@ -89,6 +96,8 @@ class Stepper:
                     loss = self.run(tokens, targets, count)
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (loss * self.place.world).backward()
+                if self.aside is not None:
+                    self.aside.join()
             total += loss.detach()
         norm = self._clip()
         self.optimizer.step()
@@ -126,5 +135,7 @@ class Stepper:
         self.buffers = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # What the loss waits for goes before what only the optimizer waits for.
+        first = torch.cuda.Stream(self.place.device, priority=-1)
+        with torch.cuda.graph(self.graph, stream=first):
             self.results = self._train(*self.buffers)

@@ -1,0 +1,64 @@
+"""A linear layer that reads a narrow copy of its weight and writes the gradient of the wide one.
+
+Autocast would make the copy and widen the gradient in kernels of their own, for each weight. The reference is
+`F.linear` on the narrow copies.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .aside import Aside, beside
+
+Narrow = dict[Tensor, Tensor]
+"""Copies of parameters in the type of the matrix products."""
+
+
+@torch.no_grad()
+def narrowed(parameters: list[Tensor], dtype: torch.dtype) -> Narrow:
+    """Copies of all parameters, made in one pass."""
+    copies = [torch.empty_like(p, dtype=dtype) for p in parameters]
+    if copies:
+        torch._foreach_copy_(copies, parameters)
+    return dict(zip(parameters, copies, strict=True))
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b as `dtype`; a GPU gives its float32 sums as they are."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else (a @ b).to(dtype)
+
+
+class Linear(torch.autograd.Function):
+    """rows [rows, in], weight [out, in], its copy, a copy of a bias or None -> [rows, out].
+
+    The gradient of the bias is not made here: whatever comes next reads this layer's gradient anyway and sums it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, copy: Tensor, bias: Tensor | None, aside: Aside | None
+    ) -> Tensor:
+        ctx.save_for_backward(rows, copy)
+        ctx.aside, ctx.wide = aside, weight.dtype
+        return rows @ copy.t() if bias is None else torch.addmm(bias, rows, copy.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, copy = ctx.saved_tensors
+        needs_rows, needs_weight = ctx.needs_input_grad[:2]
+        weight_gradient = None
+        if needs_weight:
+            with beside(ctx.aside, gradient, rows):
+                weight_gradient = product(gradient.t(), rows, ctx.wide)
+        return gradient @ copy if needs_rows else None, weight_gradient, None, None, None
+
+
+def linear(rows: Tensor, layer: nn.Linear, narrow: Narrow, aside: Aside | None, with_bias: bool = False) -> Tensor:
+    """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
+    bias = narrow[layer.bias] if with_bias and layer.bias is not None else None
+    return Linear.apply(rows, layer.weight, narrow[layer.weight], bias, aside)
