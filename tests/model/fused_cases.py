@@ -50,7 +50,7 @@ def compare(
     theirs = [x if x is None or not x.is_floating_point() else x.detach().double().requires_grad_() for x in inputs]
     found, wanted = fused(*ours), plain(*theirs)
     found, wanted = (x if isinstance(x, tuple) else (x,) for x in (found, wanted))
-    weights = [torch.randn(w.shape, dtype=torch.float32, device=w.device).to(f.dtype) for f, w in zip(found, wanted)]
+    weights = [torch.randn(f.shape, device=f.device).to(f.dtype) for f in found]
     for index, (f, w) in enumerate(zip(found, wanted, strict=True)):
         close(f, w, LIMITS[dtype], f"{what}, output {index}")
     leaves = [index for index, x in enumerate(ours) if x is not None and x.requires_grad]
@@ -121,9 +121,8 @@ def check_embedding(device: str, dtype: torch.dtype) -> None:
         tokens = torch.randn(11, width, device=device)
         positions = None if context is None else torch.randn(context, width, device=device)
         ids = torch.randint(0, 11, (20, 9), device=device)
-        compare(
-            lambda *x: Embed.apply(*x, dtype, None), plain_embed, [ids, tokens, positions], dtype, f"embedding {context=}"
-        )  # fmt: skip
+        inputs = [ids, tokens, positions]
+        compare(lambda *x: Embed.apply(*x, dtype, None), plain_embed, inputs, dtype, f"embedding {context=}")
 
 
 def check_linear(device: str, dtype: torch.dtype) -> None:
