@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
+from .fused_sums import column_sums
 from .launching import programs_for
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -19,7 +20,7 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-ROWS, COLUMNS, WARPS = 16, 256, 8
+ROWS, COLUMNS, WARPS = 8, 256, 4
 PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -34,9 +35,11 @@ def _value_and_slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
         slope = share * (1.0 + x * (1.0 - share))
     elif KIND == "gelu_new":
         # 0.5 (1 + tanh(u)) is the logistic function of 2u.
-        share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        square = x * x
+        share = 1.0 / (1.0 + tl.exp(x * (-1.5957691216057308 - 0.07135481282987854 * square)))
         value = x * share
-        slope = share * (1.0 + x * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * x * x))
+        steepness = x * (1.5957691216057308 + 0.21406443848963562 * square)
+        slope = share * (1.0 + steepness * (1.0 - share))
     else:
         tl.static_assert(KIND == "gelu")
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
@@ -46,7 +49,7 @@ def _value_and_slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _activation_forward(  # type: ignore[no-untyped-def]
     inner, bias, outer, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -67,7 +70,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _activation_backward(  # type: ignore[no-untyped-def]
     inner, bias, outer_gradient, inner_gradient, sums, rows, width,
     KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -76,6 +79,10 @@ def _backward(  # type: ignore[no-untyped-def]
     real = column < width
     x_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if bias is not None:
+        x_bias = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+        if GATED:
+            up_bias = tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS))[:, None]
         inside = (row < rows) & real
@@ -83,13 +90,13 @@ def _backward(  # type: ignore[no-untyped-def]
         x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
         if bias is not None:
-            x += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+            x += x_bias
         value, slope = _value_and_slope(x, KIND)
         x_gradient = gradient * slope
         if GATED:
             up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
             if bias is not None:
-                up += tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
+                up += up_bias
             x_gradient *= up
             up_gradient = gradient * value
             tl.store(inner_gradient + place + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
@@ -114,7 +121,7 @@ class Activation(torch.autograd.Function):
         rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
         outer = inner.new_empty(rows, width)
         grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
-        _forward[grid](inner, bias, outer, rows, width, kind, gated, ROWS, COLUMNS, num_warps=WARPS)
+        _activation_forward[grid](inner, bias, outer, rows, width, kind, gated, ROWS, COLUMNS, num_warps=WARPS)
         ctx.save_for_backward(inner, bias)
         ctx.kind, ctx.gated, ctx.aside = kind, gated, aside
         return outer
@@ -129,14 +136,14 @@ class Activation(torch.autograd.Function):
         tiles = columns * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
         sums = None if bias is None else torch.empty(programs, inner.shape[1], dtype=torch.float32, device=inner.device)
-        _backward[(columns, programs)](
+        _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
             ctx.kind, ctx.gated, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
         if sums is None:
             return gradient, None, None, None, None
         with beside(ctx.aside, sums):
-            bias_gradient = sums.sum(0).to(bias.dtype)
+            bias_gradient = column_sums(sums)
         return gradient, bias_gradient, None, None, None
 
 

@@ -15,11 +15,12 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-TILE, WARPS = 4096, 8
+TILE = 512
+"""Numbers a warp works on at once."""
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _embed_forward(  # type: ignore[no-untyped-def]
     ids, tokens, positions, stream, rows, time, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -33,24 +34,15 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    ids, gradient, token_gradient, position_gradient, batch, time, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+def _embed_backward(  # type: ignore[no-untyped-def]
+    ids, gradient, token_gradient, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """One program for each position: it sums over the batch, and adds each row to its token's gradient."""
-    position = tl.program_id(0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, batch, ROWS):
-        text = begin + tl.arange(0, ROWS)
-        inside = (text < batch)[:, None] & (column < width)
-        row = text.to(tl.int64) * time + position
-        token = tl.load(ids + row, mask=text < batch, other=0).to(tl.int64)[:, None]
-        x = tl.load(gradient + row[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
-        tl.atomic_add(token_gradient + token * width + column, x, mask=inside, sem="relaxed")
-        total += x
-    if position_gradient is not None:
-        column = tl.arange(0, COLUMNS)
-        tl.store(position_gradient + position * width + column, tl.sum(total, 0), mask=column < width)
+    inside = (row < rows)[:, None] & (column < width)
+    token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
+    x = tl.load(gradient + row.to(tl.int64)[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.atomic_add(token_gradient + token * width + column, x, mask=inside, sem="relaxed")
 
 
 class Embed(torch.autograd.Function):
@@ -64,7 +56,7 @@ class Embed(torch.autograd.Function):
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
         tile = _tile(width)
         grid = (triton.cdiv(len(stream), tile["ROWS"]),)
-        _forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
+        _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
         ctx.save_for_backward(ids)
         ctx.vocabulary, ctx.context, ctx.aside = len(tokens), None if positions is None else len(positions), aside
         return stream
@@ -73,10 +65,14 @@ class Embed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        (batch, time), width = ids.shape, gradient.shape[1]
+        (rows, width), tile = gradient.shape, _tile(gradient.shape[1])
+        gradient = gradient.contiguous()
         tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
-        positions = None if ctx.context is None else tokens.new_zeros(ctx.context, width)
-        _backward[(time,)](ids, gradient.contiguous(), tokens, positions, batch, time, width, **_tile(width))
+        _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
+        positions = None
+        if ctx.context is not None:
+            summed = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
+            positions = F.pad(summed, (0, 0, 0, ctx.context - len(summed)))
         if ctx.aside is not None:
             ctx.aside.join()  # a head that shares the matrix has its gradient there, and autograd adds the two now
         return None, tokens, positions, None, None
@@ -84,7 +80,7 @@ class Embed(torch.autograd.Function):
 
 def _tile(width: int) -> dict[str, int]:
     columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, min(16, TILE // columns)), "COLUMNS": columns, "num_warps": WARPS}
+    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
 
 
 def plain_embed(ids: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
+from .fused_sums import column_sums
 from .launching import programs_for
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -18,8 +19,8 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-ROWS, WARPS = 32, 4
-PROGRAMS_PER_PROCESSOR = 8
+ROWS, WARPS = 64, 4
+PROGRAMS_PER_PROCESSOR = 4
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def _partner(channel, DIM: tl.constexpr, NEIGHBOURS: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
+def _turn_heads(  # type: ignore[no-untyped-def]
     qkv, cos, sin, turned, rows, time, heads, turned_heads, NEIGHBOURS: tl.constexpr, DIM: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _merge_head(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merge(  # type: ignore[no-untyped-def]
+def _merge_heads(  # type: ignore[no-untyped-def]
     query, key, value, query_batch, query_head, query_time, key_batch, key_head, key_time, value_batch, value_head,
     value_time, cos, sin, merged, sums, rows, time, query_heads, key_heads,
     NEIGHBOURS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
@@ -124,11 +125,11 @@ class SplitHeads(torch.autograd.Function):
         if turn is not None:
             both = torch.empty(both.shape, dtype=qkv.dtype, device=qkv.device)
             rows, channels = batch * time, triton.next_power_of_2(dim)
-            _turn[(both.shape[2], triton.cdiv(rows, ROWS))](
+            _turn_heads[(both.shape[2], triton.cdiv(rows, ROWS))](
                 qkv, *turn, both, rows, time, heads, both.shape[2], neighbours, dim, channels, ROWS, num_warps=WARPS
             )
         ctx.turn, ctx.neighbours, ctx.kv_heads, ctx.aside, ctx.shape = turn, neighbours, kv_heads, aside, qkv.shape
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.biased = bias is not None
         query, key = both.split((query_heads, kv_heads), dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
@@ -142,18 +143,18 @@ class SplitHeads(torch.autograd.Function):
         tiles = heads * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(query.device, PROGRAMS_PER_PROCESSOR, tiles) // heads)
         sums = None
-        if ctx.bias_dtype is not None:
+        if ctx.biased:
             sums = torch.empty(programs, heads * dim, dtype=torch.float32, device=query.device)
         cos, sin = ctx.turn or (None, None)
         strides = [s for g in (query, key, value) for s in g.stride()[:3]]
-        _merge[(heads, programs)](
+        _merge_heads[(heads, programs)](
             query, key, value, *strides, cos, sin, merged, sums, rows, time, heads - 2 * ctx.kv_heads, ctx.kv_heads,
             ctx.neighbours, dim, channels, ROWS, num_warps=WARPS,
         )  # fmt: skip
         bias_gradient = None
         if sums is not None:
             with beside(ctx.aside, sums):
-                bias_gradient = sums.sum(0).to(ctx.bias_dtype)
+                bias_gradient = column_sums(sums)
         return merged, bias_gradient, None, None, None, None
 
 

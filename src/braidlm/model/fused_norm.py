@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
+from .fused_sums import column_sums
 from .launching import programs_for
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -20,13 +21,14 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-TILE, WARPS = 4096, 8
-"""Numbers a program works on at once, and its warps."""
-PROGRAMS_PER_PROCESSOR = 2
+TILE = 512
+"""Numbers a warp works on at once: a row never waits for another warp if it fits into one."""
+PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
+"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _norm_forward(  # type: ignore[no-untyped-def]
     stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps,
     CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +58,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _norm_backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
     CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -91,13 +93,13 @@ def _backward(  # type: ignore[no-untyped-def]
             delta_bias_sum += tl.where(inside, x_gradient, 0.0)
         tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
     column = tl.arange(0, COLUMNS)
-    sums += program * width + column
+    sums += program * width * (1 + BIASED + DELTA_BIASED) + column
     tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
     if BIASED:
-        sums += programs * width
+        sums += width
         tl.store(sums, tl.sum(bias_sum, 0), mask=column < width)
     if DELTA_BIASED:
-        sums += programs * width
+        sums += width
         tl.store(sums, tl.sum(delta_bias_sum, 0), mask=column < width)
 
 
@@ -122,7 +124,7 @@ class AddNorm(torch.autograd.Function):
         scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
         means = torch.empty_like(scales) if centred else None
         tile = _tile(width)
-        _forward[(triton.cdiv(rows, tile["ROWS"]),)](
+        _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
             stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps, centred, **tile
         )  # fmt: skip
         ctx.save_for_backward(summed, weight, means, scales)
@@ -139,15 +141,16 @@ class AddNorm(torch.autograd.Function):
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         gradient = torch.empty_like(summed)
         tile = _tile(width)
-        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, triton.cdiv(rows, tile["ROWS"]))
+        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
+        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
         vectors = 1 + ctx.biased + ctx.delta_biased
-        sums = torch.empty(vectors, programs, width, dtype=torch.float32, device=summed.device)
-        _backward[(programs,)](
+        sums = torch.empty(programs, vectors * width, dtype=torch.float32, device=summed.device)
+        _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
             ctx.centred, ctx.biased, ctx.delta_biased, **tile,
         )  # fmt: skip
         with beside(ctx.aside, sums):
-            found = list(sums.sum(1).to(weight.dtype).unbind(0))
+            found = list(column_sums(sums).view(vectors, width).unbind(0))
         weight_gradient = found.pop(0)
         bias_gradient = found.pop(0) if ctx.biased else None
         delta_bias_gradient = found.pop(0) if ctx.delta_biased else None
@@ -157,7 +160,7 @@ class AddNorm(torch.autograd.Function):
 
 def _tile(width: int) -> dict[str, int]:
     columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, min(16, TILE // columns)), "COLUMNS": columns, "num_warps": WARPS}
+    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
 
 
 def plain_add_norm(

@@ -14,9 +14,9 @@ from torch import Tensor
 from .aside import Aside, beside
 from .fused_linear import product
 
-to_gradient_cuda_: Callable[[Tensor, Tensor, int], Tensor] | None = None
+to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from .head_loss_triton import to_gradient_cuda_
+    from .head_loss_triton import scale_cuda_, to_gradient_cuda_
 
 
 class HeadLoss(torch.autograd.Function):
@@ -32,8 +32,11 @@ class HeadLoss(torch.autograd.Function):
         ctx.wide, ctx.aside = weight.dtype, aside
         weight = weight.to(hidden.dtype)
         logits = hidden @ weight.t()
-        on_device = to_gradient_cuda_ if logits.is_cuda else None
-        losses = (on_device or to_gradient_)(logits, labels, ignored)
+        ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
+        if to_gradient_cuda_ is not None and logits.is_cuda:
+            losses = to_gradient_cuda_(logits, labels, count, ignored)
+        else:
+            losses = to_gradient_(logits, labels, ignored)
         ctx.save_for_backward(logits, hidden, weight, count)
         return losses.sum() / count
 
@@ -41,13 +44,13 @@ class HeadLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, hidden, weight, count = ctx.saved_tensors
-        factor = upstream / count
+        scale_, factor = (scale_cuda_, upstream) if ctx.by_kernel else (Tensor.mul_, upstream / count)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
             with beside(ctx.aside, gradient, hidden, factor):
-                weight_gradient = product(gradient.t(), hidden, ctx.wide).mul_(factor)
-        hidden_gradient = (gradient @ weight).mul_(factor) if needs_hidden else None
+                weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
+        hidden_gradient = scale_(gradient @ weight, factor) if needs_hidden else None
         return hidden_gradient, weight_gradient, None, None, None, None
 
 
