@@ -20,8 +20,8 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-ROWS, COLUMNS, WARPS = 8, 256, 4
-PROGRAMS_PER_PROCESSOR = 4
+ROWS, COLUMNS, WARPS = 4, 256, 1
+PROGRAMS_PER_PROCESSOR = 16
 
 
 @triton.jit

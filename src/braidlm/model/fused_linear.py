@@ -12,6 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
 
+FEW_ROWS = 16384
+"""Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""
+
 Narrow = dict[Tensor, Tensor]
 """Copies of parameters in the type of the matrix products."""
 
@@ -30,6 +33,12 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.dtype == dtype:
         return a @ b
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else (a @ b).to(dtype)
+
+
+def weight_product(gradient: Tensor, rows: Tensor, dtype: torch.dtype, aside: Aside | None) -> Tensor:
+    """The gradient [out, in] of a weight, from its layer's gradient [rows, out] and input [rows, in]."""
+    with beside(aside if len(rows) <= FEW_ROWS else None, gradient, rows):
+        return product(gradient.t(), rows, dtype)
 
 
 class Linear(torch.autograd.Function):
@@ -53,8 +62,7 @@ class Linear(torch.autograd.Function):
         needs_rows, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
-            with beside(ctx.aside, gradient, rows):
-                weight_gradient = product(gradient.t(), rows, ctx.wide)
+            weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.aside)
         return gradient @ copy if needs_rows else None, weight_gradient, None, None, None
 
 

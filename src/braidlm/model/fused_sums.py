@@ -9,7 +9,7 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-ROWS, COLUMNS, WARPS = 128, 32, 4
+ROWS, COLUMNS, WARPS = 256, 16, 4
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .aside import Aside, beside
-from .fused_linear import product
+from .fused_linear import weight_product
 
 to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -48,8 +48,9 @@ class HeadLoss(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
-            with beside(ctx.aside, gradient, hidden, factor):
-                weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
+            weight_gradient = weight_product(gradient, hidden, ctx.wide, ctx.aside)
+            with beside(ctx.aside, weight_gradient, factor):
+                weight_gradient = scale_(weight_gradient, factor)
         hidden_gradient = scale_(gradient @ weight, factor) if needs_hidden else None
         return hidden_gradient, weight_gradient, None, None, None, None
 
