@@ -4,11 +4,14 @@ Run as a script in Triton's interpreter (`TRITON_INTERPRET=1`), or called by tes
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from braidlm.model.aside import Aside
 from braidlm.model.fused_activation import Activation, plain_activation
 from braidlm.model.fused_embedding import Embed, plain_embed
 from braidlm.model.fused_heads import SplitHeads, plain_split_heads
@@ -76,7 +79,7 @@ def check_norms(device: str, dtype: torch.dtype) -> None:
                 stream, delta = (torch.randn(150, width, device=device).to(dtype) for _ in range(2))
                 inputs = [stream, delta if adds else None, wide(delta_bias), wide(), wide(bias and centred)]
                 compare(
-                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, None),
+                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, None, None, None),
                     lambda *x, c=centred: plain_add_norm(*x, 1e-5, c),
                     inputs,
                     dtype,
@@ -91,7 +94,7 @@ def check_activations(device: str, dtype: torch.dtype) -> None:
                 inner = torch.randn(300, 2 * width if gated else width, device=device).to(dtype)
                 bias = torch.randn(inner.shape[1], device=device) if biased else None
                 compare(
-                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, None),
+                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, None, None, None),
                     lambda *x, k=kind, g=gated: plain_activation(*x, k, g),
                     [inner, bias],
                     dtype,
@@ -107,7 +110,9 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             angle = torch.rand(time, dim, device=device) * 6
             tables = None if turn is None else (angle.cos(), angle.sin())
             compare(
-                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: SplitHeads.apply(x[0], None, t, n, k, None),
+                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: SplitHeads.apply(
+                    x[0], None, t, n, k, None, None
+                ),
                 lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: plain_split_heads(x[0], t, n, k),
                 [qkv],
                 dtype,
@@ -115,7 +120,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             )
             bias = torch.zeros(heads * dim, device=device, requires_grad=True)
             leaf = qkv.detach().requires_grad_()
-            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, None)
+            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, None, None)
             sum((p * torch.randn_like(p)).sum() for p in parts).backward()
             close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
 
@@ -133,12 +138,22 @@ def check_linear(device: str, dtype: torch.dtype) -> None:
     rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
     copy = narrowed([weight], dtype)[weight]
     compare(
-        lambda r, w: Linear.apply(r, w, copy, None, None),
+        lambda r, w: Linear.apply(r, w, copy, None, None, None),
         lambda r, w: r @ (w + (copy.double() - weight.double())).t(),
         [rows, weight],
         dtype,
         "linear",
     )
+
+
+class Here:
+    """Work aside is done at once."""
+
+    def piece(self, *inputs: Tensor) -> nullcontext[None]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
 
 
 def check_models(device: str, dtype: torch.dtype) -> None:
@@ -151,21 +166,26 @@ def check_models(device: str, dtype: torch.dtype) -> None:
             embedded = model.embedding(ids)
             return model.stream(embedded, model.span(embedded))[0]
 
-        found = results(model, fused_stream, ids, weights, dtype)
-        usual = results(model, plain, ids, weights, dtype)
-        wanted = results(model.double(), plain, ids, weights.double(), torch.float64)
+        aside = Aside(torch.device(device)) if device == "cuda" else Here()
+        ways = (fused_stream, partial(fused_stream, aside=aside))
+        found = [results(model, way, ids, weights, dtype, aside) for way in ways]
+        usual = results(model, plain, ids, weights, dtype, aside)
+        wanted = results(model.double(), plain, ids, weights.double(), torch.float64, aside)
         for what, exact in wanted.items():
-            close(found[what], exact, 2 * relative_error(usual[what], exact) + LIMITS[dtype], f"{name}, {what}")
+            for by_layer in found:
+                limit = 2 * relative_error(usual[what], exact) + LIMITS[dtype]
+                close(by_layer[what], exact, limit, f"{name}, {what}")
 
 
 def results(
-    model: Any, way: Callable[[Any, Tensor], Tensor], ids: Tensor, weights: Tensor, dtype: torch.dtype
+    model: Any, way: Callable[[Any, Tensor], Tensor], ids: Tensor, weights: Tensor, dtype: torch.dtype, aside: Any
 ) -> dict[str, Tensor]:
     """The stream, and the gradient of every parameter it depends on."""
     model.zero_grad()
     with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
         stream = way(model.model, ids)
     (stream * weights).sum().backward()
+    aside.join()
     return {"stream": stream} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 

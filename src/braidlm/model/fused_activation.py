@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
 from .fused_sums import column_sums
-from .launching import programs_for
+from .launching import is_nvidia, programs_for
+from .stacked import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -25,21 +26,41 @@ PROGRAMS_PER_PROCESSOR = 16
 
 
 @triton.jit
-def _value_and_slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _logistic(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(-x)); the hardware's own exponential and reciprocal, where they are, are exact to some 2^-22."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .f32 e;
+            mul.ftz.f32 e, $1, 0fBFB8AA3B;
+            ex2.approx.ftz.f32 e, e;
+            add.ftz.f32 e, e, 0f3F800000;
+            rcp.approx.ftz.f32 $0, e;
+            }""",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def value_and_slope(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
     if KIND == "relu":
         value = tl.maximum(x, 0.0)
         slope = tl.where(x > 0.0, 1.0, 0.0)
     elif KIND == "silu":
-        share = 1.0 / (1.0 + tl.exp(-x))
+        share = _logistic(x, FAST)
         value = x * share
-        slope = share * (1.0 + x * (1.0 - share))
+        slope = share + value * (1.0 - share)
     elif KIND == "gelu_new":
         # 0.5 (1 + tanh(u)) is the logistic function of 2u.
         square = x * x
-        share = 1.0 / (1.0 + tl.exp(x * (-1.5957691216057308 - 0.07135481282987854 * square)))
+        share = _logistic(x * (1.5957691216057308 + 0.07135481282987854 * square), FAST)
         value = x * share
-        steepness = x * (1.5957691216057308 + 0.21406443848963562 * square)
-        slope = share * (1.0 + steepness * (1.0 - share))
+        slope = share + value * (1.0 - share) * (1.5957691216057308 + 0.21406443848963562 * square)
     else:
         tl.static_assert(KIND == "gelu")
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
@@ -50,7 +71,16 @@ def _value_and_slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _activation_forward(  # type: ignore[no-untyped-def]
-    inner, bias, outer, rows, width, KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    inner,
+    bias,
+    outer,
+    rows,
+    width,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    FAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -60,7 +90,7 @@ def _activation_forward(  # type: ignore[no-untyped-def]
     x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
     if bias is not None:
         x += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    value, _ = _value_and_slope(x, KIND)
+    value, _ = value_and_slope(x, KIND, FAST)
     if GATED:
         up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
         if bias is not None:
@@ -72,7 +102,7 @@ def _activation_forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _activation_backward(  # type: ignore[no-untyped-def]
     inner, bias, outer_gradient, inner_gradient, sums, rows, width,
-    KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(1), tl.num_programs(1)
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -91,7 +121,7 @@ def _activation_backward(  # type: ignore[no-untyped-def]
         gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
         if bias is not None:
             x += x_bias
-        value, slope = _value_and_slope(x, KIND)
+        value, slope = value_and_slope(x, KIND, FAST)
         x_gradient = gradient * slope
         if GATED:
             up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
@@ -114,16 +144,30 @@ def _activation_backward(  # type: ignore[no-untyped-def]
 
 
 class Activation(torch.autograd.Function):
-    """inner [rows, width], or gate and value side by side [rows, 2 width]; a bias as wide, or None -> [rows, width]."""
+    """inner [rows, width], or gate and value side by side [rows, 2 width]; a bias as wide, or None -> [rows, width].
+
+    `inner_place` is of the layer that made inner, `outer_place` of the one that reads what comes out.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inner: Tensor, bias: Tensor | None, kind: str, gated: bool, aside: Aside | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        inner: Tensor,
+        bias: Tensor | None,
+        kind: str,
+        gated: bool,
+        aside: Aside | None,
+        inner_place: Place | None,
+        outer_place: Place | None,
+    ) -> Tensor:
         rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
-        outer = inner.new_empty(rows, width)
+        outer = inner.new_empty(rows, width) if outer_place is None else outer_place.input
         grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
-        _activation_forward[grid](inner, bias, outer, rows, width, kind, gated, ROWS, COLUMNS, num_warps=WARPS)
+        _activation_forward[grid](
+            inner, bias, outer, rows, width, kind, gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS
+        )
         ctx.save_for_backward(inner, bias)
-        ctx.kind, ctx.gated, ctx.aside = kind, gated, aside
+        ctx.kind, ctx.gated, ctx.aside, ctx.inner_place = kind, gated, aside, inner_place
         return outer
 
     @staticmethod
@@ -131,20 +175,20 @@ class Activation(torch.autograd.Function):
     def backward(ctx: Any, outer_gradient: Tensor) -> tuple[Tensor | None, ...]:
         inner, bias = ctx.saved_tensors
         rows, width = outer_gradient.shape
-        gradient = torch.empty_like(inner)
+        gradient = torch.empty_like(inner) if ctx.inner_place is None else ctx.inner_place.gradient
         columns = triton.cdiv(width, COLUMNS)
         tiles = columns * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
         sums = None if bias is None else torch.empty(programs, inner.shape[1], dtype=torch.float32, device=inner.device)
         _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
-            ctx.kind, ctx.gated, ROWS, COLUMNS, num_warps=WARPS,
+            ctx.kind, ctx.gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
         if sums is None:
-            return gradient, None, None, None, None
+            return gradient, *[None] * 6
         with beside(ctx.aside, sums):
             bias_gradient = column_sums(sums)
-        return gradient, bias_gradient, None, None, None
+        return gradient, bias_gradient, *[None] * 5
 
 
 def plain_activation(inner: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:

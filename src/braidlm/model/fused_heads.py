@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from .aside import Aside, beside
 from .fused_sums import column_sums
 from .launching import programs_for
+from .stacked import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -106,7 +107,8 @@ def _merge_heads(  # type: ignore[no-untyped-def]
 class SplitHeads(torch.autograd.Function):
     """qkv [batch, time, heads, dim] -> queries, keys, values [batch, their heads, time, dim].
 
-    `bias` [heads * dim] is in qkv already; it comes here for its gradient. `turn` is (cos, sin) [time, dim], or None.
+    `bias` [heads * dim] is in qkv already; it comes here for its gradient, and `place` is of the layer
+    that made qkv. `turn` is (cos, sin) [time, dim], or None.
     """
 
     @staticmethod
@@ -118,6 +120,7 @@ class SplitHeads(torch.autograd.Function):
         neighbours: bool,
         kv_heads: int,
         aside: Aside | None,
+        place: Place | None,
     ) -> tuple[Tensor, ...]:
         batch, time, heads, dim = qkv.shape
         query_heads = heads - 2 * kv_heads
@@ -129,6 +132,7 @@ class SplitHeads(torch.autograd.Function):
                 qkv, *turn, both, rows, time, heads, both.shape[2], neighbours, dim, channels, ROWS, num_warps=WARPS
             )
         ctx.turn, ctx.neighbours, ctx.kv_heads, ctx.aside, ctx.shape = turn, neighbours, kv_heads, aside, qkv.shape
+        ctx.place = place
         ctx.biased = bias is not None
         query, key = both.split((query_heads, kv_heads), dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -138,7 +142,10 @@ class SplitHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         batch, time, heads, dim = ctx.shape
         query, key, value = (g if g.stride(-1) == 1 else g.contiguous() for g in gradients)
-        merged = torch.empty(ctx.shape, dtype=query.dtype, device=query.device)
+        if ctx.place is None:
+            merged = torch.empty(ctx.shape, dtype=query.dtype, device=query.device)
+        else:
+            merged = ctx.place.gradient.view(ctx.shape)
         rows, channels = batch * time, triton.next_power_of_2(dim)
         tiles = heads * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(query.device, PROGRAMS_PER_PROCESSOR, tiles) // heads)
@@ -155,7 +162,7 @@ class SplitHeads(torch.autograd.Function):
         if sums is not None:
             with beside(ctx.aside, sums):
                 bias_gradient = column_sums(sums)
-        return merged, bias_gradient, None, None, None, None
+        return merged, bias_gradient, *[None] * 5
 
 
 def plain_split_heads(

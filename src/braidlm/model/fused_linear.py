@@ -7,10 +7,11 @@ Autocast would make the copy and widen the gradient in kernels of their own, for
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
+from .stacked import Place
 
 FEW_ROWS = 16384
 """Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""
@@ -49,10 +50,17 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, copy: Tensor, bias: Tensor | None, aside: Aside | None
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        copy: Tensor,
+        bias: Tensor | None,
+        aside: Aside | None,
+        place: Place | None,
     ) -> Tensor:
+        assert place is None or place.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.aside, ctx.wide = aside, weight.dtype
+        ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
         return rows @ copy.t() if bias is None else torch.addmm(bias, rows, copy.t())
 
     @staticmethod
@@ -61,12 +69,8 @@ class Linear(torch.autograd.Function):
         rows, copy = ctx.saved_tensors
         needs_rows, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
-        if needs_weight:
+        if needs_weight and ctx.place is not None:
+            weight_gradient = ctx.place.deliver(gradient)
+        elif needs_weight:
             weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.aside)
-        return gradient @ copy if needs_rows else None, weight_gradient, None, None, None
-
-
-def linear(rows: Tensor, layer: nn.Linear, narrow: Narrow, aside: Aside | None, with_bias: bool = False) -> Tensor:
-    """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
-    bias = narrow[layer.bias] if with_bias and layer.bias is not None else None
-    return Linear.apply(rows, layer.weight, narrow[layer.weight], bias, aside)
+        return gradient @ copy if needs_rows else None, weight_gradient, None, None, None, None

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from .aside import Aside, beside
 from .fused_sums import column_sums
 from .launching import programs_for
+from .stacked import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -104,7 +105,10 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 
 
 class AddNorm(torch.autograd.Function):
-    """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised."""
+    """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
+
+    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
+    """
 
     @staticmethod
     def forward(
@@ -117,10 +121,12 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         centred: bool,
         aside: Aside | None,
+        normed_place: Place | None,
+        delta_place: Place | None,
     ) -> tuple[Tensor, Tensor]:
         rows, width = stream.shape
         summed = stream if delta is None else torch.empty_like(stream)
-        normed = torch.empty_like(stream)
+        normed = torch.empty_like(stream) if normed_place is None else normed_place.input
         scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
         means = torch.empty_like(scales) if centred else None
         tile = _tile(width)
@@ -128,7 +134,7 @@ class AddNorm(torch.autograd.Function):
             stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps, centred, **tile
         )  # fmt: skip
         ctx.save_for_backward(summed, weight, means, scales)
-        ctx.centred, ctx.aside = centred, aside
+        ctx.centred, ctx.aside, ctx.delta_place = centred, aside, delta_place
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
         return summed, normed
@@ -139,7 +145,7 @@ class AddNorm(torch.autograd.Function):
         summed, weight, means, scales = ctx.saved_tensors
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        gradient = torch.empty_like(summed)
+        gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
         tile = _tile(width)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
@@ -155,7 +161,7 @@ class AddNorm(torch.autograd.Function):
         bias_gradient = found.pop(0) if ctx.biased else None
         delta_bias_gradient = found.pop(0) if ctx.delta_biased else None
         delta_gradient = gradient if ctx.adds else None
-        return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, None, None, None
+        return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 5
 
 
 def _tile(width: int) -> dict[str, int]:

@@ -17,10 +17,11 @@ from .attention import SoftmaxAttention
 from .block import Block
 from .embedding import TokenEmbedding
 from .feed import GEGLU, MLP, SwiGLU
-from .fused_linear import Narrow, linear, narrowed
+from .fused_linear import Linear, Narrow, narrowed
 from .norms import LayerNorm, RMSNorm
 from .positions import LearnedPositions, NoPositions, RotaryPositions
 from .span import make_masks
+from .stacked import LAYERS, Place, Stack
 from .stages import BlockStage
 
 HAS_KERNELS = False
@@ -33,8 +34,15 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     HAS_KERNELS = True
 
 Turn = tuple[Tensor, Tensor]
-Written = tuple[Tensor, Tensor | None]
-"""What a part adds to the stream, and a bias still to be added to it."""
+
+
+@dataclass
+class Written:
+    """What a layer adds to the stream; its bias, if it has one, is still to be added."""
+
+    delta: Tensor
+    bias: Tensor | None = None
+    place: Place | None = None
 
 
 @dataclass
@@ -47,7 +55,14 @@ class Pass:
     turns: dict[int, Turn | None]
     neighbours: bool
     narrow: Narrow
+    places: dict[nn.Linear, Place]
     aside: Aside | None
+
+    def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
+        """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
+        bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
+        place = self.places.get(layer)
+        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
 
 
 def has_fused_pass(model: Any) -> bool:
@@ -94,22 +109,24 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
         way = _prepare(model, blocks, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
         stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside))
-        delta: Tensor | None = None
-        bias: Tensor | None = None
+        written: Written | None = None
         for stage in model.stages:
             for block in stage.layers:
-                stream, delta, bias = stage.run(_block, stream, delta, bias, block, way)
-        _, normed = _add_norm(stream, delta, bias, model.norm, way)
+                stream, written = stage.run(_block, stream, written, block, way)
+        _, normed = _add_norm(stream, written, model.norm, None, way)
     return normed.view(*ids.shape, -1)
 
 
 def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
     (batch, time), device = ids.shape, ids.device
     layers = [layer for block in blocks for layer in _linears(block)]
+    places: dict[nn.Linear, Place] = {}
     biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
     wide = [layer.weight for layer in layers] + biases
     if len({id(p) for p in wide}) < len(wide):
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
+    if aside is not None and not any(stage.gradient_checkpointing for stage in model.stages):
+        places = _places(blocks, batch * time, dtype, aside)
     positions = torch.arange(time, device=device)[None]
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
     neighbours = False
@@ -119,35 +136,56 @@ def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, a
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
     masks = make_masks(model.windows, time, 0, None, device)
-    return Pass(batch, time, masks, turns, neighbours, narrowed(wide, dtype), aside)
+    return Pass(batch, time, masks, turns, neighbours, narrowed(wide, dtype), places, aside)
 
 
-def _block(
-    stream: Tensor, delta: Tensor | None, bias: Tensor | None, block: Block, way: Pass
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
+    """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
+    alike: dict[tuple[int, torch.Size], list[nn.Linear]] = {}
+    for block in blocks:
+        feed = block.feed
+        into = feed.up if isinstance(feed, MLP) else feed.gate_up
+        for kind, layer in enumerate((block.attention.qkv, into, feed.out)):
+            if layer.weight.requires_grad:
+                alike.setdefault((kind, layer.weight.shape), []).append(layer)
+    places: dict[nn.Linear, Place] = {}
+    for layers in alike.values():
+        for begin in range(0, len(layers), LAYERS):
+            group = layers[begin : begin + LAYERS]
+            stack = Stack(len(group), rows, group[0].weight, dtype, aside)
+            places |= zip(group, stack.places(), strict=True)
+    return places
+
+
+def _block(stream: Tensor, written: Written | None, block: Block, way: Pass) -> tuple[Tensor, Written]:
     """The block's work; what its feed-forward part wrote is still to be added."""
-    stream, normed = _add_norm(stream, delta, bias, block.attention_norm, way)
-    delta, bias = _dropped(block, *_attend(block.attention, normed, way))
-    stream, normed = _add_norm(stream, delta, bias, block.feed_norm, way)
-    return stream, *_dropped(block, *_feed(block.feed, normed, way))
+    stream, normed = _add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
+    written = _dropped(block, _attend(block.attention, normed, way))
+    into = block.feed.up if isinstance(block.feed, MLP) else block.feed.gate_up
+    stream, normed = _add_norm(stream, written, block.feed_norm, into, way)
+    return stream, _dropped(block, _feed(block.feed, normed, way))
 
 
-def _dropped(block: Block, delta: Tensor, bias: Tensor | None) -> Written:
+def _dropped(block: Block, written: Written) -> Written:
     if block.drop.probability == 0.0:
-        return delta, bias
-    return block.drop(delta if bias is None else delta + bias.to(delta.dtype)), None
+        return written
+    delta, bias = written.delta, written.bias
+    return Written(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
 
 
 def _add_norm(
-    stream: Tensor, delta: Tensor | None, bias: Tensor | None, norm: LayerNorm | RMSNorm, way: Pass
+    stream: Tensor, written: Written | None, norm: LayerNorm | RMSNorm, reader: nn.Linear | None, way: Pass
 ) -> tuple[Tensor, Tensor]:
+    """The stream with what was written, and the same normalised for `reader`."""
     centred = isinstance(norm, LayerNorm)
-    norm_bias = norm.bias if isinstance(norm, LayerNorm) else None
-    return AddNorm.apply(stream, delta, bias, norm.weight, norm_bias, norm.eps, centred, way.aside)
+    vectors = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
+    delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
+    normed_place = None if reader is None else way.places.get(reader)
+    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.aside, normed_place, place)
 
 
 def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
-    qkv = linear(rows, attention.qkv, way.narrow, way.aside, with_bias=True)
+    qkv = way.linear(rows, attention.qkv, with_bias=True)
     query, key, value = SplitHeads.apply(
         qkv.view(way.batch, way.time, -1, attention.head_dim),
         attention.qkv.bias,
@@ -155,6 +193,7 @@ def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
         way.neighbours,
         attention.kv_heads,
         way.aside,
+        way.places.get(attention.qkv),
     )
     mask = way.masks[attention.window]
     mixed = F.scaled_dot_product_attention(
@@ -168,16 +207,18 @@ def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
     )
     merged = mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
     if attention.out is None:
-        return merged, None
-    return linear(merged, attention.out, way.narrow, way.aside), attention.out.bias
+        return Written(merged)
+    return Written(way.linear(merged, attention.out), attention.out.bias)
 
 
 def _feed(feed: MLP | SwiGLU | GEGLU, rows: Tensor, way: Pass) -> Written:
     into = feed.up if isinstance(feed, MLP) else feed.gate_up
     kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
-    inner = linear(rows, into, way.narrow, way.aside)
-    outer = Activation.apply(inner, into.bias, kind, not isinstance(feed, MLP), way.aside)
-    return linear(outer, feed.out, way.narrow, way.aside), feed.out.bias
+    inner = way.linear(rows, into)
+    gated = not isinstance(feed, MLP)
+    place = way.places.get(feed.out)
+    outer = Activation.apply(inner, into.bias, kind, gated, way.aside, way.places.get(into), place)
+    return Written(way.linear(outer, feed.out), feed.out.bias, place)
 
 
 def _compute_dtype(device: torch.device) -> torch.dtype:

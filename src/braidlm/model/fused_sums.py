@@ -9,7 +9,7 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-ROWS, COLUMNS, WARPS = 256, 16, 4
+ROWS, COLUMNS, WARPS = 512, 8, 4
 
 
 @triton.jit

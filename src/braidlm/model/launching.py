@@ -1,8 +1,9 @@
-"""How many programs a kernel that loops over rows should have."""
+"""What a launch needs to know of the device."""
 
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -14,3 +15,8 @@ def processors(device: torch.device) -> int:
 def programs_for(device: torch.device, per_processor: int, tiles: int) -> int:
     """Enough to fill the device, and none without work."""
     return max(1, min(processors(device) * per_processor, tiles))
+
+
+def is_nvidia(x: Tensor) -> bool:
+    """Whether a kernel may use instructions of NVIDIA's own: not in Triton's interpreter, nor on other GPUs."""
+    return x.is_cuda and torch.version.cuda is not None
