@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,10 @@ from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
+
+ClippedAdamW: Any = None
+with contextlib.suppress(ImportError):  # without Triton torch's optimizer does it, in several passes
+    from braidlm.training.clipped_adamw import ClippedAdamW
 
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
@@ -52,6 +57,7 @@ class Stepper:
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
+        self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
@@ -99,18 +105,21 @@ class Stepper:
                 if self.aside is not None:
                     self.aside.join()
             total += loss.detach()
-        norm = self._clip()
-        self.optimizer.step()
+        norm = self._update()
         self.optimizer.zero_grad(set_to_none=True)
         return total, norm
 
-    def _clip(self) -> Tensor:
-        """Shorten the gradients to `clip`; gives their length before."""
+    def _update(self) -> Tensor:
+        """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         longest = self.config.clip
+        if self.clipped is not None and self.clipped.ready:
+            self.clipped.step(norm, longest)
+            return norm
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):
             nn.utils.clip_grads_with_norm_(self.parameters, longest, norm, foreach=True)
+        self.optimizer.step()
         return norm
 
     def _without_sync(self) -> contextlib.AbstractContextManager:
