@@ -18,6 +18,7 @@ from braidlm.model.fused_heads import SplitHeads, plain_split_heads
 from braidlm.model.fused_linear import Linear, narrowed
 from braidlm.model.fused_norm import AddNorm, plain_add_norm
 from braidlm.model.fused_pass import fused_stream
+from braidlm.model.fused_sums import Sums
 from tiny_models import random_ids, tiny_model
 
 LIMITS = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
@@ -79,7 +80,7 @@ def check_norms(device: str, dtype: torch.dtype) -> None:
                 stream, delta = (torch.randn(150, width, device=device).to(dtype) for _ in range(2))
                 inputs = [stream, delta if adds else None, wide(delta_bias), wide(), wide(bias and centred)]
                 compare(
-                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, None, None, None),
+                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, Sums(1, None), None, None),
                     lambda *x, c=centred: plain_add_norm(*x, 1e-5, c),
                     inputs,
                     dtype,
@@ -94,7 +95,7 @@ def check_activations(device: str, dtype: torch.dtype) -> None:
                 inner = torch.randn(300, 2 * width if gated else width, device=device).to(dtype)
                 bias = torch.randn(inner.shape[1], device=device) if biased else None
                 compare(
-                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, None, None, None),
+                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, Sums(1, None), None, None),
                     lambda *x, k=kind, g=gated: plain_activation(*x, k, g),
                     [inner, bias],
                     dtype,
@@ -111,7 +112,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             tables = None if turn is None else (angle.cos(), angle.sin())
             compare(
                 lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: SplitHeads.apply(
-                    x[0], None, t, n, k, None, None
+                    x[0], None, t, n, k, Sums(1, None), None
                 ),
                 lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: plain_split_heads(x[0], t, n, k),
                 [qkv],
@@ -120,7 +121,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             )
             bias = torch.zeros(heads * dim, device=device, requires_grad=True)
             leaf = qkv.detach().requires_grad_()
-            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, None, None)
+            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, Sums(1, None), None)
             sum((p * torch.randn_like(p)).sum() for p in parts).backward()
             close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside, beside
-from .fused_sums import column_sums
+from .fused_sums import Sums
 from .launching import is_nvidia, programs_for
 from .stacked import Place
 
@@ -156,7 +155,7 @@ class Activation(torch.autograd.Function):
         bias: Tensor | None,
         kind: str,
         gated: bool,
-        aside: Aside | None,
+        sums: Sums,
         inner_place: Place | None,
         outer_place: Place | None,
     ) -> Tensor:
@@ -167,7 +166,7 @@ class Activation(torch.autograd.Function):
             inner, bias, outer, rows, width, kind, gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS
         )
         ctx.save_for_backward(inner, bias)
-        ctx.kind, ctx.gated, ctx.aside, ctx.inner_place = kind, gated, aside, inner_place
+        ctx.kind, ctx.gated, ctx.sums, ctx.inner_place = kind, gated, sums, inner_place
         return outer
 
     @staticmethod
@@ -179,16 +178,14 @@ class Activation(torch.autograd.Function):
         columns = triton.cdiv(width, COLUMNS)
         tiles = columns * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
-        sums = None if bias is None else torch.empty(programs, inner.shape[1], dtype=torch.float32, device=inner.device)
+        sums = None if bias is None else ctx.sums.place(programs, inner.shape[1], inner.device)
         _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
             ctx.kind, ctx.gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
         if sums is None:
             return gradient, *[None] * 6
-        with beside(ctx.aside, sums):
-            bias_gradient = column_sums(sums)
-        return gradient, bias_gradient, *[None] * 5
+        return gradient, ctx.sums.total(), *[None] * 5
 
 
 def plain_activation(inner: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside, beside
-from .fused_sums import column_sums
+from .fused_sums import Sums
 from .launching import programs_for
 from .stacked import Place
 
@@ -119,7 +118,7 @@ class SplitHeads(torch.autograd.Function):
         turn: tuple[Tensor, Tensor] | None,
         neighbours: bool,
         kv_heads: int,
-        aside: Aside | None,
+        sums: Sums,
         place: Place | None,
     ) -> tuple[Tensor, ...]:
         batch, time, heads, dim = qkv.shape
@@ -131,7 +130,7 @@ class SplitHeads(torch.autograd.Function):
             _turn_heads[(both.shape[2], triton.cdiv(rows, ROWS))](
                 qkv, *turn, both, rows, time, heads, both.shape[2], neighbours, dim, channels, ROWS, num_warps=WARPS
             )
-        ctx.turn, ctx.neighbours, ctx.kv_heads, ctx.aside, ctx.shape = turn, neighbours, kv_heads, aside, qkv.shape
+        ctx.turn, ctx.neighbours, ctx.kv_heads, ctx.sums, ctx.shape = turn, neighbours, kv_heads, sums, qkv.shape
         ctx.place = place
         ctx.biased = bias is not None
         query, key = both.split((query_heads, kv_heads), dim=2)
@@ -151,18 +150,14 @@ class SplitHeads(torch.autograd.Function):
         programs = max(1, programs_for(query.device, PROGRAMS_PER_PROCESSOR, tiles) // heads)
         sums = None
         if ctx.biased:
-            sums = torch.empty(programs, heads * dim, dtype=torch.float32, device=query.device)
+            sums = ctx.sums.place(programs, heads * dim, query.device)
         cos, sin = ctx.turn or (None, None)
         strides = [s for g in (query, key, value) for s in g.stride()[:3]]
         _merge_heads[(heads, programs)](
             query, key, value, *strides, cos, sin, merged, sums, rows, time, heads - 2 * ctx.kv_heads, ctx.kv_heads,
             ctx.neighbours, dim, channels, ROWS, num_warps=WARPS,
         )  # fmt: skip
-        bias_gradient = None
-        if sums is not None:
-            with beside(ctx.aside, sums):
-                bias_gradient = column_sums(sums)
-        return merged, bias_gradient, *[None] * 5
+        return merged, None if sums is None else ctx.sums.total(), *[None] * 5
 
 
 def plain_split_heads(

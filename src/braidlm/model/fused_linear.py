@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
 from .stacked import Place
+from .tuned_products import tuned_product
 
 FEW_ROWS = 16384
 """Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""
@@ -61,7 +62,7 @@ class Linear(torch.autograd.Function):
         assert place is None or place.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
         ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
-        return rows @ copy.t() if bias is None else torch.addmm(bias, rows, copy.t())
+        return tuned_product(rows, copy, transposed=True) if bias is None else torch.addmm(bias, rows, copy.t())
 
     @staticmethod
     @once_differentiable
@@ -73,4 +74,4 @@ class Linear(torch.autograd.Function):
             weight_gradient = ctx.place.deliver(gradient)
         elif needs_weight:
             weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.aside)
-        return gradient @ copy if needs_rows else None, weight_gradient, None, None, None, None
+        return tuned_product(gradient, copy) if needs_rows else None, weight_gradient, None, None, None, None

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside, beside
-from .fused_sums import column_sums
+from .fused_sums import Sums
 from .launching import programs_for
 from .stacked import Place
 
@@ -24,6 +23,8 @@ except ImportError:
 
 TILE = 512
 """Numbers a warp works on at once: a row never waits for another warp if it fits into one."""
+VECTORS = 3
+"""Summed backward: for the norm's scale, for its bias, for the bias of the layer before (some may not be wanted)."""
 PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
 """At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
 
@@ -61,7 +62,8 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
-    CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, VECTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -94,14 +96,12 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             delta_bias_sum += tl.where(inside, x_gradient, 0.0)
         tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
     column = tl.arange(0, COLUMNS)
-    sums += program * width * (1 + BIASED + DELTA_BIASED) + column
+    sums += program * width * VECTORS + column
     tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
     if BIASED:
-        sums += width
-        tl.store(sums, tl.sum(bias_sum, 0), mask=column < width)
+        tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
     if DELTA_BIASED:
-        sums += width
-        tl.store(sums, tl.sum(delta_bias_sum, 0), mask=column < width)
+        tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
 
 
 class AddNorm(torch.autograd.Function):
@@ -120,7 +120,7 @@ class AddNorm(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         centred: bool,
-        aside: Aside | None,
+        sums: Sums,
         normed_place: Place | None,
         delta_place: Place | None,
     ) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class AddNorm(torch.autograd.Function):
             stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps, centred, **tile
         )  # fmt: skip
         ctx.save_for_backward(summed, weight, means, scales)
-        ctx.centred, ctx.aside, ctx.delta_place = centred, aside, delta_place
+        ctx.centred, ctx.sums, ctx.delta_place = centred, sums, delta_place
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
         return summed, normed
@@ -149,17 +149,14 @@ class AddNorm(torch.autograd.Function):
         tile = _tile(width)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
-        vectors = 1 + ctx.biased + ctx.delta_biased
-        sums = torch.empty(programs, vectors * width, dtype=torch.float32, device=summed.device)
+        sums = ctx.sums.place(programs, VECTORS * width, summed.device)
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
-            ctx.centred, ctx.biased, ctx.delta_biased, **tile,
+            ctx.centred, ctx.biased, ctx.delta_biased, VECTORS, **tile,
         )  # fmt: skip
-        with beside(ctx.aside, sums):
-            found = list(column_sums(sums).view(vectors, width).unbind(0))
-        weight_gradient = found.pop(0)
-        bias_gradient = found.pop(0) if ctx.biased else None
-        delta_bias_gradient = found.pop(0) if ctx.delta_biased else None
+        weight_gradient, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
+        bias_gradient = bias_sum if ctx.biased else None
+        delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
         delta_gradient = gradient if ctx.adds else None
         return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 5
 

@@ -30,6 +30,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from .fused_embedding import Embed
     from .fused_heads import SplitHeads
     from .fused_norm import AddNorm
+    from .fused_sums import Sums
 
     HAS_KERNELS = True
 
@@ -56,6 +57,7 @@ class Pass:
     neighbours: bool
     narrow: Narrow
     places: dict[nn.Linear, Place]
+    sums: dict[nn.Module, Sums]
     aside: Aside | None
 
     def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
@@ -63,6 +65,10 @@ class Pass:
         bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
         place = self.places.get(layer)
         return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
+
+    def sums_of(self, part: nn.Module) -> Sums:
+        """Where the gradients of a part's vectors are summed."""
+        return self.sums.get(part) or Sums(1, self.aside)
 
 
 def has_fused_pass(model: Any) -> bool:
@@ -88,8 +94,11 @@ def _serves_block(block: nn.Module) -> bool:
 
 def _linears(block: Block) -> list[nn.Linear]:
     attention, feed = block.attention, block.feed
-    into = feed.up if isinstance(feed, MLP) else feed.gate_up
-    return [m for m in (attention.qkv, attention.out, into, feed.out) if m is not None]
+    return [m for m in (attention.qkv, attention.out, _into(feed), feed.out) if m is not None]
+
+
+def _into(feed: MLP | SwiGLU | GEGLU) -> nn.Linear:
+    return feed.up if isinstance(feed, MLP) else feed.gate_up
 
 
 def pays(model: Any, ids: Tensor) -> bool:
@@ -120,13 +129,16 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
 def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
     (batch, time), device = ids.shape, ids.device
     layers = [layer for block in blocks for layer in _linears(block)]
-    places: dict[nn.Linear, Place] = {}
     biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
     wide = [layer.weight for layer in layers] + biases
-    if len({id(p) for p in wide}) < len(wide):
+    trained = [p for block in blocks for p in block.parameters()]
+    if len({id(p) for p in trained}) < len(trained):
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
-    if aside is not None and not any(stage.gradient_checkpointing for stage in model.stages):
-        places = _places(blocks, batch * time, dtype, aside)
+    places: dict[nn.Linear, Place] = {}
+    sums: dict[nn.Module, Sums] = {}
+    checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
+    if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
+        places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
     positions = torch.arange(time, device=device)[None]
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
     neighbours = False
@@ -136,33 +148,45 @@ def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, a
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
     masks = make_masks(model.windows, time, 0, None, device)
-    return Pass(batch, time, masks, turns, neighbours, narrowed(wide, dtype), places, aside)
+    return Pass(batch, time, masks, turns, neighbours, narrowed(wide, dtype), places, sums, aside)
 
 
 def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
-    alike: dict[tuple[int, torch.Size], list[nn.Linear]] = {}
-    for block in blocks:
-        feed = block.feed
-        into = feed.up if isinstance(feed, MLP) else feed.gate_up
-        for kind, layer in enumerate((block.attention.qkv, into, feed.out)):
-            if layer.weight.requires_grad:
-                alike.setdefault((kind, layer.weight.shape), []).append(layer)
     places: dict[nn.Linear, Place] = {}
-    for layers in alike.values():
-        for begin in range(0, len(layers), LAYERS):
-            group = layers[begin : begin + LAYERS]
-            stack = Stack(len(group), rows, group[0].weight, dtype, aside)
-            places |= zip(group, stack.places(), strict=True)
+    for begin in range(0, len(blocks), LAYERS):
+        alike: dict[Any, list[nn.Linear]] = {}
+        for block in blocks[begin : begin + LAYERS]:
+            for kind, layer in enumerate((block.attention.qkv, _into(block.feed), block.feed.out)):
+                alike.setdefault((kind, layer.weight.shape), []).append(layer)
+        for layers in alike.values():
+            stack = Stack(len(layers), rows, layers[0].weight, dtype, aside)
+            places |= zip(layers, stack.places(), strict=True)
     return places
+
+
+def _sums(blocks: list[Block], aside: Aside) -> dict[nn.Module, Sums]:
+    """The same for the sums that give vectors their gradients."""
+    sums: dict[nn.Module, Sums] = {}
+    for begin in range(0, len(blocks), LAYERS):
+        alike: dict[Any, list[nn.Module]] = {}
+        for block in blocks[begin : begin + LAYERS]:
+            attention, into = block.attention, _into(block.feed)
+            alike.setdefault("norm", []).extend((block.attention_norm, block.feed_norm))
+            if attention.qkv.bias is not None:
+                alike.setdefault((attention.qkv.out_features, attention.head_dim), []).append(attention.qkv)
+            if into.bias is not None:
+                alike.setdefault((type(block.feed), into.out_features), []).append(into)
+        for parts in alike.values():
+            sums |= dict.fromkeys(parts, Sums(len(parts), aside))
+    return sums
 
 
 def _block(stream: Tensor, written: Written | None, block: Block, way: Pass) -> tuple[Tensor, Written]:
     """The block's work; what its feed-forward part wrote is still to be added."""
     stream, normed = _add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
     written = _dropped(block, _attend(block.attention, normed, way))
-    into = block.feed.up if isinstance(block.feed, MLP) else block.feed.gate_up
-    stream, normed = _add_norm(stream, written, block.feed_norm, into, way)
+    stream, normed = _add_norm(stream, written, block.feed_norm, _into(block.feed), way)
     return stream, _dropped(block, _feed(block.feed, normed, way))
 
 
@@ -181,7 +205,7 @@ def _add_norm(
     vectors = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
     delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
     normed_place = None if reader is None else way.places.get(reader)
-    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.aside, normed_place, place)
+    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
 
 
 def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
@@ -192,7 +216,7 @@ def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
         way.turns[attention.head_dim],
         way.neighbours,
         attention.kv_heads,
-        way.aside,
+        way.sums_of(attention.qkv),
         way.places.get(attention.qkv),
     )
     mask = way.masks[attention.window]
@@ -212,12 +236,12 @@ def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
 
 
 def _feed(feed: MLP | SwiGLU | GEGLU, rows: Tensor, way: Pass) -> Written:
-    into = feed.up if isinstance(feed, MLP) else feed.gate_up
+    into = _into(feed)
     kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
     inner = way.linear(rows, into)
     gated = not isinstance(feed, MLP)
     place = way.places.get(feed.out)
-    outer = Activation.apply(inner, into.bias, kind, gated, way.aside, way.places.get(into), place)
+    outer = Activation.apply(inner, into.bias, kind, gated, way.sums_of(into), way.places.get(into), place)
     return Written(way.linear(outer, feed.out), feed.out.bias, place)
 
 

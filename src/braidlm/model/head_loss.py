@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .aside import Aside, beside
 from .fused_linear import weight_product
+from .tuned_products import tuned_product
 
 to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -31,7 +32,7 @@ class HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         ctx.wide, ctx.aside = weight.dtype, aside
         weight = weight.to(hidden.dtype)
-        logits = hidden @ weight.t()
+        logits = tuned_product(hidden, weight, transposed=True)
         ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
         if to_gradient_cuda_ is not None and logits.is_cuda:
             losses = to_gradient_cuda_(logits, labels, count, ignored)
@@ -51,7 +52,7 @@ class HeadLoss(torch.autograd.Function):
             weight_gradient = weight_product(gradient, hidden, ctx.wide, ctx.aside)
             with beside(ctx.aside, weight_gradient, factor):
                 weight_gradient = scale_(weight_gradient, factor)
-        hidden_gradient = scale_(gradient @ weight, factor) if needs_hidden else None
+        hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
         return hidden_gradient, weight_gradient, None, None, None, None
 
 
