@@ -62,7 +62,7 @@ class Linear(torch.autograd.Function):
         assert place is None or place.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
         ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
-        return tuned_product(rows, copy, transposed=True) if bias is None else torch.addmm(bias, rows, copy.t())
+        return tuned_product(rows, copy, transposed=True, bias=bias)
 
     @staticmethod
     @once_differentiable

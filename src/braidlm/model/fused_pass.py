@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .aside import Aside
+from .aside import Aside, beside
 from .attention import SoftmaxAttention
 from .block import Block
 from .embedding import TokenEmbedding
@@ -21,8 +21,10 @@ from .fused_linear import Linear, Narrow, narrowed
 from .norms import LayerNorm, RMSNorm
 from .positions import LearnedPositions, NoPositions, RotaryPositions
 from .span import make_masks
-from .stacked import LAYERS, Place, Stack
+from .stacked import ROWS, Place, Stack
 from .stages import BlockStage
+
+BLOCKS_SUMMED_TOGETHER = 4
 
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -121,6 +123,8 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
         written: Written | None = None
         for stage in model.stages:
             for block in stage.layers:
+                if written is not None and way.aside is not None:
+                    way.aside.join()  # from the second block on: their narrow weights are made beside the first
                 stream, written = stage.run(_block, stream, written, block, way)
         _, normed = _add_norm(stream, written, model.norm, None, way)
     return normed.view(*ids.shape, -1)
@@ -128,9 +132,6 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
 
 def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
     (batch, time), device = ids.shape, ids.device
-    layers = [layer for block in blocks for layer in _linears(block)]
-    biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
-    wide = [layer.weight for layer in layers] + biases
     trained = [p for block in blocks for p in block.parameters()]
     if len({id(p) for p in trained}) < len(trained):
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
@@ -139,6 +140,9 @@ def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, a
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
         places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
+    narrow = narrowed(_read_narrow(blocks[:1]), dtype)
+    with beside(aside):
+        narrow |= narrowed(_read_narrow(blocks[1:]), dtype)
     positions = torch.arange(time, device=device)[None]
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
     neighbours = False
@@ -148,15 +152,24 @@ def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, a
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
     masks = make_masks(model.windows, time, 0, None, device)
-    return Pass(batch, time, masks, turns, neighbours, narrowed(wide, dtype), places, sums, aside)
+    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside)
+
+
+def _read_narrow(blocks: list[Block]) -> list[Tensor]:
+    layers = [layer for block in blocks for layer in _linears(block)]
+    biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
+    return [layer.weight for layer in layers] + biases
 
 
 def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
+    together = ROWS // rows
     places: dict[nn.Linear, Place] = {}
-    for begin in range(0, len(blocks), LAYERS):
+    if together < 2:
+        return places
+    for begin in range(0, len(blocks), together):
         alike: dict[Any, list[nn.Linear]] = {}
-        for block in blocks[begin : begin + LAYERS]:
+        for block in blocks[begin : begin + together]:
             for kind, layer in enumerate((block.attention.qkv, _into(block.feed), block.feed.out)):
                 alike.setdefault((kind, layer.weight.shape), []).append(layer)
         for layers in alike.values():
@@ -168,9 +181,9 @@ def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) ->
 def _sums(blocks: list[Block], aside: Aside) -> dict[nn.Module, Sums]:
     """The same for the sums that give vectors their gradients."""
     sums: dict[nn.Module, Sums] = {}
-    for begin in range(0, len(blocks), LAYERS):
+    for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
         alike: dict[Any, list[nn.Module]] = {}
-        for block in blocks[begin : begin + LAYERS]:
+        for block in blocks[begin : begin + BLOCKS_SUMMED_TOGETHER]:
             attention, into = block.attention, _into(block.feed)
             alike.setdefault("norm", []).extend((block.attention_norm, block.feed_norm))
             if attention.qkv.bias is not None:

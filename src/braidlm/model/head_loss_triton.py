@@ -1,7 +1,7 @@
 """The CUDA kernels of `head_loss`: scores become the gradient of the mean loss, one program per row.
 
-A row that fits into a program's registers crosses memory once. For a longer one, the first sweep finds its maximum and
-its sum of exponentials, and the second, which reads it from the cache, writes the gradient.
+The first sweep over a row finds its maximum and its sum of exponentials, the second, which reads it from the cache,
+writes the gradient: memory is crossed once.
 """
 
 import torch
@@ -13,13 +13,12 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-BLOCK = 4096
-LONGEST_WHOLE_ROW = 32768
+BLOCK = 8192
 
 
 @triton.jit
 def _to_gradient(  # type: ignore[no-untyped-def]
-    logits, labels, count, losses, columns, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
+    logits, labels, count, losses, columns, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -31,18 +30,6 @@ def _to_gradient(  # type: ignore[no-untyped-def]
             inside = begin + offsets < columns
             tl.store(start + begin + offsets, tl.zeros([BLOCK], logits.dtype.element_ty), mask=inside)
         tl.store(losses + row, 0.0)
-        return
-    if WHOLE:
-        inside = offsets < columns
-        score = tl.load(start + offsets, mask=inside, other=-float("inf")).to(tl.float32)
-        highest = tl.max(score)
-        target = tl.load(start + label).to(tl.float32)
-        score = tl.exp(score - highest)
-        total = tl.sum(score)
-        tl.store(losses + row, highest + tl.log(total) - target)
-        gradient = score * (share / total) - tl.where(offsets == label, share, 0.0)
-        tl.debug_barrier()  # the label's own score is read before it is written over
-        tl.store(start + offsets, gradient.to(logits.dtype.element_ty), mask=inside)
         return
     highest = -float("inf")
     total = 0.0
@@ -74,13 +61,9 @@ def _scale(numbers, factor, size, BLOCK: tl.constexpr):  # type: ignore[no-untyp
 def to_gradient_cuda_(logits: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
     """Losses [rows] of logits [rows, vocabulary], which become the gradient of their sum divided by `count`."""
     losses = torch.empty(len(labels), device=logits.device, dtype=torch.float32)
-    columns = logits.shape[1]
-    whole = columns <= LONGEST_WHOLE_ROW
-    block = triton.next_power_of_2(columns) if whole else BLOCK
     _to_gradient[(len(labels),)](
-        logits, labels, count, losses, columns, logits.stride(0), ignored, block, whole,
-        num_warps=max(4, min(16, block // 1024)),
-    )  # fmt: skip
+        logits, labels, count, losses, logits.shape[1], logits.stride(0), IGNORED=ignored, BLOCK=BLOCK, num_warps=8
+    )
     return losses
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .aside import Aside
 
-LAYERS = 4
-"""So many fill the device; more would only hold memory longer."""
+ROWS = 98304
+"""So many rows, of all layers together, fill a large GPU; more would only hold memory longer."""
 
 
 class Stack:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CANDIDATES, TRIALS = 16, 5
+CANDIDATES, TRIALS = 8, 5
 WORTH = 1 << 30
 """Multiplications of a product for which trying pays."""
 
 BF16, FLOAT32, COMPUTE_FLOAT32 = 14, 0, 68
-TRANSPOSE_A, MOST_WORKSPACE = 3, 1
-"""The library's numbers for types and for attributes of a product and of a preference."""
+TRANSPOSE_A, EPILOGUE, BIAS_ADDRESS, MOST_WORKSPACE = 3, 7, 8, 1
+ADD_BIAS = 4
+"""The library's numbers for types, for attributes of a product and of a preference, and for what follows a product."""
 
 
 class _Heuristic(ctypes.Structure):
@@ -57,16 +58,21 @@ def _check(status: int) -> None:
 class _Product:
     """One shape. The library stores matrices by columns, so to it all of ours are transposed and in reverse order."""
 
-    def __init__(self, rows: int, inner: int, columns: int, transposed: bool, device: int):
+    def __init__(self, rows: int, inner: int, columns: int, transposed: bool, biased: bool, device: int):
         library, self.handle = _library(), _handle(device)
         self.description = c_void_p()
         _check(library.cublasLtMatmulDescCreate(byref(self.description), c_int(COMPUTE_FLOAT32), c_int(FLOAT32)))
-        flag = c_int32(transposed)
-        _check(library.cublasLtMatmulDescSetAttribute(self.description, c_int(TRANSPOSE_A), byref(flag), c_size_t(4)))
+        self._set(TRANSPOSE_A, c_int32(transposed))
+        if biased:
+            self._set(EPILOGUE, c_int32(ADD_BIAS))
         self.b = _layout(inner, columns) if transposed else _layout(columns, inner)
         self.a, self.out = _layout(inner, rows), _layout(columns, rows)
         self.candidates = self._candidates()
         self.chosen = 0
+
+    def _set(self, attribute: int, value: Any) -> None:
+        size = c_size_t(ctypes.sizeof(value))
+        _check(_library().cublasLtMatmulDescSetAttribute(self.description, c_int(attribute), byref(value), size))
 
     def _candidates(self) -> list[_Heuristic]:
         library, preference, none = _library(), c_void_p(), c_size_t(0)
@@ -82,7 +88,9 @@ class _Product:
         _check(library.cublasLtMatmulPreferenceDestroy(preference))
         return [] if status else list(found[: count.value])
 
-    def run(self, a: Tensor, b: Tensor, out: Tensor, which: int) -> None:
+    def run(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, which: int) -> None:
+        if bias is not None:
+            self._set(BIAS_ADDRESS, c_void_p(bias.data_ptr()))
         one, zero = c_float(1.0), c_float(0.0)
         stream = torch.cuda.current_stream(a.device).cuda_stream
         _check(
@@ -93,14 +101,14 @@ class _Product:
             )
         )  # fmt: skip
 
-    def choose(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def choose(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
         times = []
         for which in range(len(self.candidates)):
             best = float("inf")
             for _ in range(TRIALS):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 begin.record()
-                self.run(a, b, out, which)
+                self.run(a, b, bias, out, which)
                 end.record()
                 end.synchronize()
                 best = min(best, begin.elapsed_time(end))
@@ -115,32 +123,37 @@ def _layout(rows: int, columns: int) -> c_void_p:
     return made
 
 
-_products: dict[tuple[int, int, int, bool, int], _Product] = {}
+_products: dict[tuple[int, int, int, bool, bool, int], _Product] = {}
 """What was found for each shape. Fast paths only: results do not depend on it beyond rounding."""
 
 
-def tuned_product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
-    """a [rows, inner] @ b [inner, columns], or, transposed, b [columns, inner]."""
-    rows, inner = a.shape
-    columns = b.shape[0] if transposed else b.shape[1]
-    if not _served(a, b) or rows * inner * columns < WORTH:
-        return a @ (b.t() if transposed else b)
+def tuned_product(a: Tensor, b: Tensor, transposed: bool = False, bias: Tensor | None = None) -> Tensor:
+    """a [rows, inner] @ b [inner, columns] (transposed: b [columns, inner]), with a bias [columns] if there is one."""
+    (rows, inner), columns = a.shape, b.shape[0] if transposed else b.shape[1]
+    key = (rows, inner, columns, transposed, bias is not None, a.get_device())
+    tuned = _products.get(key)
+    worth = rows * inner * columns >= WORTH and _served(a, b, bias)
+    if tuned is None and worth and not torch.cuda.is_current_stream_capturing():
+        tuned = _products[key] = _tuned(key, a, b, bias)
+    if tuned is None or not tuned.candidates or not worth:
+        stored = b.t() if transposed else b
+        return a @ stored if bias is None else torch.addmm(bias, a, stored)
     out = a.new_empty(rows, columns)
-    key = (rows, inner, columns, transposed, a.device.index)
-    if key not in _products:
-        if torch.cuda.is_current_stream_capturing():
-            return a @ (b.t() if transposed else b)
-        _products[key] = _Product(*key)
-        if _products[key].candidates:
-            _products[key].choose(a, b, out)
-    if not _products[key].candidates:
-        return a @ (b.t() if transposed else b)
-    _products[key].run(a, b, out, _products[key].chosen)
+    tuned.run(a, b, bias, out, tuned.chosen)
     return out
 
 
-def _served(a: Tensor, b: Tensor) -> bool:
-    if not (a.is_cuda and a.dtype == b.dtype == torch.bfloat16) or torch.version.cuda is None:
+def _tuned(key: tuple[int, int, int, bool, bool, int], a: Tensor, b: Tensor, bias: Tensor | None) -> _Product:
+    made = _Product(*key)
+    if made.candidates:
+        made.choose(a, b, bias, a.new_empty(key[0], key[2]))
+    return made
+
+
+def _served(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    if not a.is_cuda or torch.version.cuda is None:
         return False
-    plain = all(x.is_contiguous() and x.data_ptr() % 256 == 0 for x in (a, b))  # as the library assumes
-    return plain and _library() is not None
+    given = [x for x in (a, b, bias) if x is not None]
+    usual = all(x.dtype == torch.bfloat16 and x.is_contiguous() for x in given)
+    # The library takes matrices to begin at such addresses; torch's allocations do.
+    return usual and all(x.data_ptr() % 256 == 0 for x in (a, b)) and _library() is not None

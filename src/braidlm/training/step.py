@@ -64,16 +64,15 @@ class Stepper:
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
-        self.results: tuple[Tensor, Tensor] | None = None
+        self.results: Tensor | None = None
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> tuple[Tensor, Tensor]:
         """Train on this process's rows; `count` labels are in the batch of all processes. Gives loss and norm."""
-        batch = (self._load(inputs), self._load(labels), torch.full((), float(count), device=self.place.device))
         set_learning_rate(self.optimizer, rate)
         self.steps += 1
-        if not self.use_graph or self.steps <= EAGER_STEPS_BEFORE_CAPTURE:
-            return self._train(*batch)
-        return self._replay(batch)
+        if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
+            return self._replay(inputs, labels, count)
+        return self._train(self._load(inputs), self._load(labels), self._number(count))
 
     def scale_dropout(self, scale: float) -> None:
         """Change every dropout rate; a captured step is recorded again."""
@@ -91,6 +90,10 @@ class Stepper:
         if self.place.device.type != "cuda":
             return tensor
         return tensor.pin_memory().to(self.place.device, non_blocking=True)
+
+    def _number(self, count: int) -> Tensor:
+        # Made there: a copy from the host would wait for the device.
+        return torch.full((), float(count), device=self.place.device)
 
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         total = torch.zeros((), device=self.place.device)
@@ -127,24 +130,25 @@ class Stepper:
             return self.objective.no_sync()
         return contextlib.nullcontext()
 
-    def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
         if self.graph is None:
-            self._capture(batch)
+            self._capture((self._load(inputs), self._load(labels), self._number(count)))
         assert self.graph is not None
         assert self.buffers is not None
         assert self.results is not None
-        for buffer, value in zip(self.buffers, batch, strict=True):
-            buffer.copy_(value, non_blocking=True)
+        for buffer, array in zip(self.buffers[:2], (inputs, labels), strict=True):
+            buffer.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        self.buffers[2].fill_(count)
         self.graph.replay()
-        loss, norm = self.results
-        return loss.clone(), norm.clone()
+        loss, norm = self.results.clone().unbind()
+        return loss, norm
 
     def _capture(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Record the step without running it; gradients get their fixed places inside the graph's memory."""
-        self.buffers = (batch[0].clone(), batch[1].clone(), batch[2].clone())
+        self.buffers = batch
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         # What the loss waits for goes before what only the optimizer waits for.
         first = torch.cuda.Stream(self.place.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
-            self.results = self._train(*self.buffers)
+            self.results = torch.stack(self._train(*self.buffers))
