@@ -48,7 +48,7 @@ def losses(family: str, data: list[np.ndarray], dtype: torch.dtype, fused: bool,
             stepper.clipped = None
         found = []
         for index, tokens in enumerate(data):
-            rate = 1e-3 * min(1.0, (index + 1) / 40)
+            rate = 3e-4 * min(1.0, (index + 1) / 40)
             count = tokens[:, 1:].size
             found.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate)[0])
         return torch.stack(found).cpu().numpy()

@@ -1,6 +1,6 @@
-"""Clipping and torch's AdamW in one pass over memory, on the state that torch's optimizer keeps.
+"""Clipping and torch's AdamW in two passes over memory, on the state that torch's optimizer keeps.
 
-The reference is `clip_grads_with_norm_` and then `optimizer.step()`. The optimizer stays torch's own: its state is read
+The reference is `clip_grad_norm_` and then `optimizer.step()`. The optimizer stays torch's own: its state is read
 and written where it is, so checkpoints know of nothing else.
 """
 
@@ -53,6 +53,18 @@ def _adamw(  # type: ignore[no-untyped-def]
     tl.store(seconds + place, second, mask=inside)
 
 
+@triton.jit
+def _squares(table, chunks, sums, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    which = tl.load(chunks + 2 * tl.program_id(0))
+    place = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    gradients = tl.load(table + which * COLUMNS + 1).to(tl.pointer_type(tl.float32))
+    size = tl.load(table + which * COLUMNS + 6)
+    if ALIGNED:
+        gradients, size = tl.multiple_of(gradients, 16), tl.multiple_of(size, 4)
+    gradient = tl.load(gradients + place, mask=place < size, other=0.0)
+    tl.store(sums + tl.program_id(0), tl.sum(gradient * gradient))
+
+
 class ClippedAdamW:
     """Steps for one optimizer, whose rates are tensors on the device."""
 
@@ -74,8 +86,8 @@ class ClippedAdamW:
         return all(p.grad is not None and p.grad.is_contiguous() and len(state[p]) for _, p in self.group_of)
 
     @torch.no_grad()
-    def step(self, norm: Tensor, clip: float | None) -> None:
-        """`norm` is the length of all gradients; longer than `clip` they are shortened to it."""
+    def step(self, clip: float | None) -> Tensor:
+        """Gives the length of all gradients together; if it is above `clip` they are shortened to that."""
         states = [self.optimizer.state[p] for _, p in self.group_of]
         torch._foreach_add_([state["step"] for state in states], 1)
         rows = [
@@ -83,11 +95,15 @@ class ClippedAdamW:
             for (group, p), s in zip(self.group_of, states, strict=True)
         ]
         self.host.copy_(torch.tensor(rows))
-        self.table.copy_(self.host, non_blocking=norm.is_cuda and torch.cuda.is_current_stream_capturing())
+        self.table.copy_(self.host, non_blocking=self.table.is_cuda and torch.cuda.is_current_stream_capturing())
         aligned = all(value % 16 == 0 for row in rows for value in row[:4]) and all(row[-1] % 4 == 0 for row in rows)
         group = self.optimizer.param_groups[0]
         first, second = group["betas"]
+        sums = torch.empty(len(self.chunks), dtype=torch.float32, device=self.table.device)
+        _squares[(len(sums),)](self.table, self.chunks, sums, aligned, COLUMNS, BLOCK, num_warps=WARPS)
+        norm = sums.sum().sqrt()
         _adamw[(len(self.chunks),)](
             self.table, self.decays, self.chunks, norm, clip or 0.0, group["eps"],
             first, second, clip is not None, aligned, COLUMNS, BLOCK, num_warps=WARPS,
         )  # fmt: skip
+        return norm

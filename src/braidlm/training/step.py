@@ -114,11 +114,10 @@ class Stepper:
 
     def _update(self) -> Tensor:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         longest = self.config.clip
         if self.clipped is not None and self.clipped.ready:
-            self.clipped.step(norm, longest)
-            return norm
+            return self.clipped.step(longest)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):
             nn.utils.clip_grads_with_norm_(self.parameters, longest, norm, foreach=True)
