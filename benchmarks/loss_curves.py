@@ -35,7 +35,9 @@ def batches(steps: int, batch: int, length: int) -> list[np.ndarray]:
     return made
 
 
-def losses(family: str, data: list[np.ndarray], dtype: torch.dtype, fused: bool, device: torch.device) -> np.ndarray:
+def losses(
+    family: str, data: list[np.ndarray], peak: float, dtype: torch.dtype, fused: bool, device: torch.device
+) -> np.ndarray:
     usual = modeling_braid.pays
     if not fused:
         modeling_braid.pays = lambda *_: False
@@ -48,7 +50,7 @@ def losses(family: str, data: list[np.ndarray], dtype: torch.dtype, fused: bool,
             stepper.clipped = None
         found = []
         for index, tokens in enumerate(data):
-            rate = 3e-4 * min(1.0, (index + 1) / 40)
+            rate = peak * min(1.0, (index + 1) / 40)
             count = tokens[:, 1:].size
             found.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate)[0])
         return torch.stack(found).cpu().numpy()
@@ -59,6 +61,8 @@ def losses(family: str, data: list[np.ndarray], dtype: torch.dtype, fused: bool,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--families", nargs="+", default=["gpt2", "llama"])
+    parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=512)
@@ -67,11 +71,11 @@ def main() -> None:
     device = torch.device(args.device)
     data = batches(args.steps, args.batch, args.length)
     rows = []
-    for family in ("gpt2", "llama"):
+    for family in args.families:
         runs = {
-            "fused": losses(family, data, torch.bfloat16, True, device),
-            "plain bf16": losses(family, data, torch.bfloat16, False, device),
-            "plain float32": losses(family, data, torch.float32, False, device),
+            "fused": losses(family, data, args.rate, torch.bfloat16, True, device),
+            "plain bf16": losses(family, data, args.rate, torch.bfloat16, False, device),
+            "plain float32": losses(family, data, args.rate, torch.float32, False, device),
         }
         for name, curve in runs.items():
             rows.append(

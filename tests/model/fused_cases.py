@@ -34,6 +34,9 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
     "llama": {"positions": "rope", "block": {"attention": {"heads": 4, "kv_heads": 2}}},
+    "with dropout": {
+        "block": {"norm": "layer", "attention": {"heads": 4, "bias": True}, "feed": {"kind": "mlp", "bias": True}}
+    },
     "papaformer": {
         "positions": {"kind": "rope", "pairs": "interleaved"},
         "block": {"attention": {"heads": 4, "out_projection": False, "window": 5}, "feed": {"kind": "geglu"}},
@@ -147,6 +150,15 @@ def check_linear(device: str, dtype: torch.dtype) -> None:
     )
 
 
+class Halved(torch.nn.Module):
+    """A dropout whose outcome is known."""
+
+    probability = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
 class Here:
     """Work aside is done at once."""
 
@@ -162,6 +174,9 @@ def check_models(device: str, dtype: torch.dtype) -> None:
     for name, architecture in MODELS.items():
         model, ids = tiny_model(**architecture).to(device).train(), random_ids(5, 11).to(device)
         weights = torch.randn(5, 11, 16, device=device)
+        if name == "with dropout":
+            for block in model.model.stages:
+                block.layers[0].drop = Halved()
 
         def plain(model: Any, ids: Tensor) -> Tensor:
             embedded = model.embedding(ids)
