@@ -4,6 +4,8 @@ Each part that is served here has its plain form in the module it belongs to, wh
 other case. Rows of the batch are kept flat, [batch * time, width].
 """
 
+from __future__ import annotations  # one of the kernels' types is named below, and may not be there
+
 import contextlib
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from .stacked import ROWS, Place, Stack
 from .stages import BlockStage
 
 BLOCKS_SUMMED_TOGETHER = 4
+"""Whose vectors' gradients are finished by one launch."""
 
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
