@@ -52,7 +52,7 @@ def losses(
         for index, tokens in enumerate(data):
             rate = peak * min(1.0, (index + 1) / 40)
             count = tokens[:, 1:].size
-            found.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate)[0])
+            found.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate).loss)
         return torch.stack(found).cpu().numpy()
     finally:
         modeling_braid.pays = usual

@@ -58,7 +58,7 @@ def _cpu_name() -> str:
 
 
 def record(name: str, device: torch.device, rows: list[dict[str, Any]], out: Path | None = None) -> Path:
-    """Write rows as a dated result and print them as a table."""
+    """Write rows as a dated result, or as the .json file `out`, and print them as a table."""
     facts = {
         "benchmark": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -69,7 +69,8 @@ def record(name: str, device: torch.device, rows: list[dict[str, Any]], out: Pat
         "rows": rows,
     }
     kind = "gpu" if device.type == "cuda" else "cpu"
-    path = (out or RESULTS) / f"{facts['date']}-{name}-{kind}.json"
+    dated = f"{facts['date']}-{name}-{kind}.json"
+    path = out if out is not None and out.suffix == ".json" else (out or RESULTS) / dated
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"\n{name} on {facts['hardware']}, torch {facts['torch']}, {facts['date']}")

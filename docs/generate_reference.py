@@ -126,6 +126,8 @@ def parts(noun: str, registry: Registry) -> Iterator[str]:
         if not part.__module__.startswith("braidlm."):
             continue  # another package's, which happens to be installed
         yield f"**`{name}`**: {about(part)}\n"
+        if not hasattr(part, "Config"):
+            continue  # a plain function, without options
         hints = get_type_hints(part.Config, include_extras=True)
         options = list_options(part.Config)
         rows = ((f"`{o['name']}`", type_words(hints[o["name"]]), _written(o), o["about"]) for o in options)

@@ -8,9 +8,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "prepare": "braidlm.data.prepare",
     "train": "braidlm.training.train",
+    "compose": "braidlm.edits.compose",
+    "routes": "braidlm.routes.routes",
     "generate": "braidlm.serving.generate",
     "convert": "braidlm.bridges.convert",
-    "show": "braidlm.training.show",
+    "show": "braidlm.studies.show",
     "load_model": "braidlm.core.folders",
     "save_model": "braidlm.core.folders",
     "load_tokenizer": "braidlm.data.tokenizers",

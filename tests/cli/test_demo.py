@@ -1,6 +1,5 @@
 """The demo from end to end, at toy size."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,14 +8,17 @@ import pytest
 from braidlm.cli.main import main
 
 SMALL = [
-    "data.sets.stories.documents=200",
+    "domains.stories.documents=150",
+    "domains.maths.documents=150",
     "data.tokenizer.vocab_size=300",
-    "model.width=32",
-    "model.stages.0.block.layers=1",
-    "training.budget=4 steps",
-    "validation.every=2 steps",
-    "samples.every=2 steps",
-    "samples.tokens=8",
+    "data.length=64",
+    "paths.model.width=16",
+    "whole.dense.width=32",
+    "whole.dense.stages.0.block.layers=1",
+    "epochs=0.3",
+    "training.warmup=1 steps",
+    "validation.every=4 steps",
+    "validation.tokens=1000",
 ]
 
 
@@ -27,28 +29,36 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_tells_what_was_measured(demo_folder: Path) -> None:
+def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     page = (demo_folder / "report.html").read_text(encoding="utf-8")
-    records = [json.loads(line) for line in (demo_folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    samples = [r for r in records if r["kind"] == "sample"]
-    assert [r["step"] for r in samples] == [2, 4]
-    for heading in ("What it writes", "How it learned", "Is that good?", "Does it know who is who?", "What it took"):
+    for heading in (
+        "Two paths, trained apart",
+        "Composed into one model",
+        "How they learned",
+        "Which is better?",
+        "What they write",
+        "Who goes where",
+        "Take a path away",
+        "What it took",
+        "Go on from here",
+    ):
         assert heading in page
-    assert "after 4 steps" in page
-    for name in ("unigram", "trigram", "this model"):
+    for name in ("stories", "maths", "composed", "dense", "trigram"):
         assert name in page
+    assert "paths in parallel" in page
     assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page), "the page needs nothing from outside"
 
 
-def test_pictures_lie_beside_it(demo_folder: Path) -> None:
-    for name in ("learning.png", "comparison.png"):
+def test_pictures_and_the_routing_report_lie_beside_it(demo_folder: Path) -> None:
+    for name in ("learning-stories.png", "learning-maths.png", "comparison.png", "routes.png"):
         assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
+    assert "stories" in (demo_folder / "routes" / "routes.html").read_text(encoding="utf-8")
 
 
 def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted((demo_folder / "run" / "checkpoints").iterdir())
+    before = sorted(demo_folder.glob("seed-1/*/checkpoints/*"))
     assert main(["demo", "--out", str(demo_folder), *SMALL]) == 0
     shown = capsys.readouterr().out
     assert "is finished already" in shown
-    assert "bits per byte" in shown
-    assert sorted((demo_folder / "run" / "checkpoints").iterdir()) == before
+    assert "Bits per byte" in shown
+    assert sorted(demo_folder.glob("seed-1/*/checkpoints/*")) == before

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 import braidlm
-from braidlm.core.folders import load_model
+from braidlm.core.folders import load_model, save_model
 from braidlm.core.generation import TextStream, continue_text, encode_prompts, next_tokens
 from braidlm.data.tokenizers import bytes_tokenizer
+from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.decoding import Sampling
+from braidlm.model.modeling_braid import BraidForCausalLM
+from tiny_models import randomised
 
 
 def test_greedy_is_what_transformers_generates(braid, model_folder: Path):
@@ -131,3 +134,43 @@ def test_folders_that_cannot_generate(braid, tmp_path: Path, model_folder: Path)
         assert shown.code == 2
         assert f"this folder holds a '{kind}' model, not a Braid model" in shown.err
         assert f"braid convert {model_folder} --from {kind} --out DIR" in shown.err
+
+
+@pytest.fixture
+def path_folder(tmp_path: Path) -> Path:
+    """A model with two paths."""
+    parallel = {"paths": ["stories", "maths"], "layers": 2, "attention": {"heads": 2}}
+    tokenizer = bytes_tokenizer()
+    config = BraidConfig({"width": 16, "stages": [{"parallel": parallel}]}, vocab_size=tokenizer.vocab_size)
+    return save_model(randomised(BraidForCausalLM(config)), tmp_path / "paths", tokenizer, {"made_by": "a test"})
+
+
+def test_only_the_chosen_paths_are_heard(braid, path_folder: Path):
+    options = ("--greedy", "--max-tokens", 12, "--top-next", 3, "--json")
+    one = braid("generate", path_folder, "Hello", *options, "--paths", "stories").json()
+    whole = braid("generate", path_folder, "Hello", *options).json()
+    both = braid("generate", path_folder, "Hello", *options, "--paths", "maths", "stories").json()
+    assert (one["paths"], whole["paths"], both["paths"]) == (["stories"], None, ["maths", "stories"])
+    assert one["texts"] != whole["texts"] == both["texts"]
+    model = load_model(path_folder, paths=["stories"])
+    pieces = continue_text(model, bytes_tokenizer(), ["Hello"], 12, Sampling(0.0))
+    assert one["texts"][0]["text"] == "".join(piece.text for piece in pieces)
+    again = braidlm.generate(path_folder, "Hello", greedy=True, max_tokens=12, paths=["stories"])
+    assert again.texts[0].text == one["texts"][0]["text"]
+    shown = braid("generate", path_folder, "Hello", "--max-tokens", 2, "--paths", "stories")
+    assert "(heard: stories)" in shown.out
+
+
+def test_paths_that_are_not_there(braid, path_folder: Path, model_folder: Path):
+    shown = braid("generate", path_folder, "Hello", "--paths", "storis")
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{path_folder}: the model has no path 'storis'. Did you mean 'stories'?" in shown.err
+    shown = braid("generate", model_folder, "Hello", "--paths", "stories")
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{model_folder}: this model has no paths to choose from" in shown.err
+
+
+def test_options_may_stand_before_the_prompt(braid, model_folder: Path):
+    after = braid("generate", model_folder, "Hello", "--greedy", "--max-tokens", 3, "--quiet").out
+    assert braid("generate", model_folder, "--max-tokens", 3, "--greedy", "Hello", "--quiet").out == after
+    assert braid("generate", "--greedy", "--max-tokens", 3, "--quiet", model_folder, "Hello").out == after

@@ -24,6 +24,10 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "attention": lambda part: {"block": {"attention": {"heads": 4, **part}}},
     "feed-forward": lambda part: {"block": {"feed": part}},
     "norm": lambda part: {"block": {"norm": part}},
+    "join": lambda part: {"stages": [{"parallel": {"layers": 2, "paths": 2, "join": part}}]},
+    "routing loss": lambda part: {
+        "stages": [{"parallel": {"paths": 2, "join": {"kind": "gumbel_v1", "losses": {part["kind"]: 0.1}}}}]
+    },
     "positions": lambda part: {"positions": part},
     "embedding": lambda part: {"embedding": part},
     "head": lambda part: {"head": part},
@@ -33,6 +37,19 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
+    ("stage", "project"): [{"to": 16}, {"to": 16, "bias": True}],
+    ("stage", "parallel"): [
+        {"paths": 3, "layers": 2},
+        {"paths": 3, "layers": 2, "stacked": False},
+        {"paths": ["a"]},
+        {"paths": {"a": {"width": 8}, "b": {"attention": {"heads": 2}}}, "layers": 2},
+        {"paths": {"a": {"depth": 3}, "b": {"depth": 1}}, "layers": 2},
+        {"paths": {"a": {"width": 8}, "b": {"width": 8}}, "attention": {"heads": 2, "kv_heads": 1, "window": 3}},
+    ],
+    ("join", "shared_linear"): [{}, {"bias": True}, {"residual": True, "norm": "rms"}],
+    ("join", "concat"): [{}, {"norm": "layer"}],
+    ("join", "gumbel_v1"): [{}, {"sample": "softmax", "temperature": 0.5}, {"residual": True, "hard": False}],
+    ("join", "gumbel_v2"): [{}, {"sample": "softmax"}, {"norm": "rms"}],
     ("attention", "softmax"): [
         {"kv_heads": 4},
         {"kv_heads": 2},
@@ -204,7 +221,7 @@ def test_a_row_of_padding_alone_is_finite_and_harms_no_other(model: BraidForCaus
     assert output.logits.isfinite().all()
     close(output.logits[[0, 2]].detach(), logits(model, ids[[0, 2]]))
     output.loss.backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, tmp_path: Any) -> None:
@@ -266,7 +283,7 @@ def test_cost_counts_what_is_there(pristine: BraidForCausalLM) -> None:
 def test_training_loss_is_the_loss_of_shifted_labels(pristine: BraidForCausalLM) -> None:
     ids = random_ids(2, 9)
     with torch.no_grad():
-        close(pristine.training_loss(ids[:, :-1], ids[:, 1:]), pristine(ids, labels=ids).loss)
+        close(pristine.text_loss(ids[:, :-1], ids[:, 1:]), pristine(ids, labels=ids).loss)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

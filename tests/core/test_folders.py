@@ -168,9 +168,9 @@ def test_another_kind_of_model_is_sent_to_convert(tmp_path: Path) -> None:
 
 
 def test_what_convert_reads_is_known_here() -> None:
-    from braidlm.bridges.convert import bridges
+    from braidlm.bridges.convert import folder_formats
 
-    assert tuple(bridges) == folders.IMPORTABLE
+    assert folder_formats() == folders.IMPORTABLE
 
 
 @pytest.mark.parametrize(

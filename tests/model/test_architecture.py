@@ -10,9 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
-from braidlm.model.architecture import Architecture, merge_options, read_architecture, write_architecture
+from braidlm.model.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.dropout import BlockDropout
+from braidlm.model.options import merge_options
 from braidlm.model.parts import REGISTRIES
 from tiny_models import tiny_config
 

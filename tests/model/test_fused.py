@@ -28,7 +28,7 @@ model = tiny_model()
 assert not has_fused_pass(model.model)
 stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2), Place(0, 1, torch.device("cpu")), torch.float32)
 tokens = np.zeros((2, 4), np.int64)
-print(stepper.step(tokens, tokens, 8, 1e-3)[0].isfinite().item())
+print(stepper.step(tokens, tokens, 8, 1e-3).loss.isfinite().item())
 """
 
 

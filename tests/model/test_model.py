@@ -227,7 +227,7 @@ def test_a_step_of_training_lowers_the_loss() -> None:
     losses = []
     for _ in range(30):
         optimizer.zero_grad()
-        loss = model.training_loss(ids[:, :-1], ids[:, 1:])
+        loss = model.text_loss(ids[:, :-1], ids[:, 1:])
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

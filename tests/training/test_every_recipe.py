@@ -7,6 +7,7 @@ import pytest
 from braidlm.core.folders import load_model
 from braidlm.core.models import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.studies.study import decode_study, encode_study, is_study, load_study
 from braidlm.training.recipe import decode_recipe, load_recipe
 from braidlm.training.train import train
 
@@ -21,8 +22,13 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads(name: str) -> None:
-    if is_preset(compose_recipe(name)):
+    data = compose_recipe(name)
+    if is_preset(data):
         assert config_from(name, vocab_size=100).vocab_size
+        return
+    if is_study(data):
+        study = load_study(name)
+        assert encode_study(decode_study(encode_study(study))) == encode_study(study)
         return
     loaded = load_recipe(name)
     assert decode_recipe(loaded.as_dict()).as_dict() == loaded.as_dict(), "the resolved recipe is a recipe"

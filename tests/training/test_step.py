@@ -40,7 +40,8 @@ def stepped(model: BraidForCausalLM, **training: Any) -> list[tuple[float, float
     seen = []
     for index, (inputs, labels) in enumerate(batches()):
         count = int((labels != IGNORED).sum())
-        loss, norm = stepper.step(inputs, labels, count, 0.02 / (index + 1))
+        report = stepper.step(inputs, labels, count, 0.02 / (index + 1))
+        loss, norm = report.loss, report.gradient_norm
         seen.append((loss.item(), norm.item()))
     return seen
 
@@ -145,7 +146,8 @@ def test_a_piece_without_a_label_moves_nothing_but_decay() -> None:
     """A process whose rows lie outside the piece adds nothing to the gradient."""
     model = start()
     stepper = Stepper(model, decode(TrainingConfig, {"budget": 1, "batch": 2}), HERE, torch.float32)
-    loss, norm = stepper.step(np.zeros((2, 4), np.int64), np.full((2, 4), IGNORED), 5, 0.0)
+    report = stepper.step(np.zeros((2, 4), np.int64), np.full((2, 4), IGNORED), 5, 0.0)
+    loss, norm = report.loss, report.gradient_norm
     assert (loss.item(), norm.item()) == (0.0, 0.0)
     assert_same(model, start(), 0.0)
 

@@ -53,7 +53,8 @@ def losses(graph: bool, compiled: bool, accumulation: int = 1, checkpointing: bo
         if index == 5:
             labels[0, 3:] = -100  # a cut batch, of another count, through the same graph
         count = int((labels != -100).sum())
-        loss, norm = stepper.step(tokens[:, :-1].copy(), labels, count, 1e-2 / (index + 1))
+        report = stepper.step(tokens[:, :-1].copy(), labels, count, 1e-2 / (index + 1))
+        loss, norm = report.loss, report.gradient_norm
         found += [loss.item(), norm.item()]
     return found
 

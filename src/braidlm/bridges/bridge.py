@@ -1,25 +1,24 @@
-"""The contract of a bridge: what a format can say, and which of its tensors is which of ours.
+"""The contract of a bridge: how a checkpoint of a format is opened, and which of its tensors is which of ours.
 
 One table of links serves both directions, so an import and an export cannot disagree.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
+from braidlm.bridges.checkpoint import Checkpoint, Shapes
+from braidlm.bridges.locate import Found
 from braidlm.bridges.plain import PlainModel
 from braidlm.core.errors import BraidError
+from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.registry import Registry
 
 bridges = Registry("format")
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -28,74 +27,81 @@ class Link:
 
     braid: str
     foreign: tuple[str, ...]
+    """Where ours is a stack: those of its first member, then those of the second, and so on."""
     sizes: tuple[int, ...] = ()
-    """Rows of each of several foreign tensors, which ours stacks in this order."""
+    """Rows of each of several foreign tensors, which ours has one below the other in this order."""
     transposed: bool = False
     """Whether the foreign matrix is [in, out] (GPT-2's Conv1D) where ours is [out, in]."""
     rows: tuple[int, ...] | None = None
     """Which of our rows stands at each foreign row, where the order differs."""
+    members: int | None = None
+    """How many equal modules our tensor stacks: vectors as [member, size], matrices as [member, in, out]."""
+    as_row: bool = False
+    """Whether the foreign tensor is a matrix of one row where ours is a vector."""
 
     def to_foreign(self, tensor: Tensor) -> list[Tensor]:
         """Our tensor as the foreign ones."""
-        tensor = tensor if self.rows is None else tensor[torch.tensor(self.rows, device=tensor.device)]
-        parts = tensor.split(self.sizes) if self.sizes else (tensor,)
         # Copies, because safetensors refuses tensors that share memory.
-        return [(part.t() if self.transposed else part).clone(memory_format=torch.contiguous_format) for part in parts]
+        return [
+            part.clone(memory_format=torch.contiguous_format)
+            for member in self._apart(tensor)
+            for part in self._member_to_foreign(member)
+        ]
 
     def to_braid(self, parts: Sequence[Tensor]) -> Tensor:
         """The foreign tensors as ours, in float32."""
-        parts = [(part.t() if self.transposed else part).float() for part in parts]
-        tensor = torch.cat(list(parts)) if len(parts) > 1 else parts[0].contiguous()
+        each = len(parts) // (self.members or 1)
+        members = [self._member_to_braid(parts[at : at + each]) for at in range(0, len(parts), each)]
+        return members[0].contiguous() if self.members is None else torch.stack([_turned(m) for m in members])
+
+    def _apart(self, tensor: Tensor) -> Sequence[Tensor]:
+        return [tensor] if self.members is None else [_turned(member) for member in tensor.unbind()]
+
+    def _member_to_foreign(self, tensor: Tensor) -> list[Tensor]:
+        tensor = tensor if self.rows is None else tensor[torch.tensor(self.rows, device=tensor.device)]
+        parts = tensor.split(self.sizes) if self.sizes else (tensor,)
+        return [part.t() if self.transposed else part[None] if self.as_row else part for part in parts]
+
+    def _member_to_braid(self, parts: Sequence[Tensor]) -> Tensor:
+        parts = [(part.t() if self.transposed else part[0] if self.as_row else part).float() for part in parts]
+        tensor = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         return tensor if self.rows is None else tensor[torch.tensor(self.rows).argsort()]
 
     def manner(self, outward: bool) -> str:
         """In a word what happens on the way."""
-        many = len(self.foreign)
-        stacked = "" if many == 1 else f"split in {many}" if outward else f"{many} stacked"
+        each = len(self.foreign) // (self.members or 1)
+        joined = "" if each == 1 else f"split in {each}" if outward else f"{each} stacked"
         reordered = "rows reordered" if self.rows is not None else ""
-        return ", ".join(filter(None, (stacked, "transposed" if self.transposed else "", reordered)))
+        repeated = "" if self.members is None else f"for each of {self.members} members"
+        return ", ".join(filter(None, (joined, "transposed" if self.transposed else "", reordered, repeated)))
+
+
+@dataclass
+class Opened:
+    """A checkpoint of a format, and the model of ours that it is to become."""
+
+    checkpoint: Checkpoint
+    config: BraidConfig
+    subject: str
+    """What the tensors must be those of, for the error if they are not."""
+    notes: list[str] = field(default_factory=list)
 
 
 class Bridge(ABC):
-    """A format of Hugging Face's: its configuration to ours and back, and the links of the tensors."""
+    """A format: how its checkpoints are opened, and the links of their tensors."""
 
     title: ClassVar[str]
     """As people write it."""
-    config_class: ClassVar[type[PreTrainedConfig]]
-    model_class: ClassVar[type[PreTrainedModel]]
-    body: ClassVar[str]
-    """The prefix of every tensor but the head's; a checkpoint saved without the head lacks it."""
-    ignorable: ClassVar[dict[str, str]] = {}
-    """Patterns of stored tensors that carry nothing learned, and what they are."""
-    embedding: ClassVar[str]
-    """The tensor that a tied head shares."""
-    head: ClassVar[str] = "lm_head.weight"
-    zero_biases: ClassVar[bool] = False
-    """Whether the format always has biases: ours without them are then written as zeros."""
+    in_one_file: ClassVar[bool] = False
+    """Whether a checkpoint is a file of weights, with a configuration beside it, and not a folder."""
 
     @abstractmethod
-    def import_problems(self, config: Any) -> list[str]:
-        """What of a foreign configuration our model cannot express."""
-
-    @abstractmethod
-    def architecture(self, config: Any) -> dict[str, Any]:
-        """Our architecture for a foreign configuration without problems."""
-
-    @abstractmethod
-    def export_problems(self, plain: PlainModel) -> list[str]:
-        """What of our model the format cannot express."""
-
-    @abstractmethod
-    def settings(self, plain: PlainModel) -> dict[str, Any]:
-        """The foreign configuration for a model of ours without problems."""
+    def open(self, found: Found) -> Opened:
+        """Read what a checkpoint says it is, check that Braid can express it, and open its tensors."""
 
     @abstractmethod
     def links(self, plain: PlainModel) -> Iterator[Link]:
         """Which tensor is which, the head left out where it is tied."""
-
-    def export_notes(self, plain: PlainModel) -> list[str]:
-        """What is lost on the way without changing the function."""
-        return []
 
     def checked_links(self, plain: PlainModel) -> list[Link]:
         """The links of every tensor of ours; one without a link has no place in the format."""
@@ -111,9 +117,10 @@ class Bridge(ABC):
         made = ((link.foreign, link.to_foreign(tensors[link.braid])) for link in links)
         return {n: tuple(p.shape) for names, parts in made for n, p in zip(names, parts, strict=True)}
 
-    def why_ignorable(self, name: str) -> str | None:
-        """What a stored tensor is that need not be read, or None if it must be."""
-        return next((why for pattern, why in self.ignorable.items() if re.fullmatch(pattern, name)), None)
+
+def folder_formats() -> tuple[str, ...]:
+    """The formats whose checkpoints are folders that say themselves what they are."""
+    return tuple(name for name in bridges if not bridges[name].in_one_file)
 
 
 def compare_shapes(expected: Shapes, found: Shapes) -> list[str]:
@@ -132,3 +139,8 @@ def listed(items: Sequence[str], most: int = 20) -> str:
     """Lines of a list, cut where it would fill the screen."""
     rest = [f"and {len(items) - most} more"] if len(items) > most else []
     return "".join(f"\n  - {item}" for item in [*items[:most], *rest])
+
+
+def _turned(member: Tensor) -> Tensor:
+    """A matrix between [in, out], as stacks have it, and [out, in]; a vector as it is."""
+    return member.t() if member.ndim == 2 else member

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import Bridge, Shapes, compare_shapes, listed
+from braidlm.bridges.bridge import compare_shapes, listed
+from braidlm.bridges.checkpoint import Shapes
+from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.locate import Found
 from braidlm.bridges.plain import PlainModel
 from braidlm.bridges.plan import Plan, counted_patterns
@@ -19,8 +21,8 @@ from braidlm.data.tokenizers import BraidTokenizer
 class Export:
     """One model on its way out: everything is checked when it is made, nothing written before `write`."""
 
-    def __init__(self, found: Found, kind: str, bridge: Bridge, tokenizer: BraidTokenizer | None):
-        folder = found.folder
+    def __init__(self, found: Found, kind: str, bridge: HuggingFaceBridge, tokenizer: BraidTokenizer | None):
+        folder = found.place
         self.found, self.kind, self.bridge, self.tokenizer = found, kind, bridge, tokenizer
         config = load_config(folder)
         check_weights(folder, config)
@@ -53,7 +55,7 @@ class Export:
             write_json(folder / "lineage.json", self._lineage())
 
     def _tensors(self) -> dict[str, Tensor]:
-        state = load_model(self.found.folder).state_dict()
+        state = load_model(self.found.place).state_dict()
         made = ((link.foreign, link.to_foreign(state[link.braid].float())) for link in self.links)
         tensors = {name: part for names, parts in made for name, part in zip(names, parts, strict=True)}
         return tensors | {name: torch.zeros(shape) for name, shape in self.zeros.items()}
@@ -77,15 +79,15 @@ class Export:
             "sources": [
                 {
                     **source,
-                    "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.found.folder / WEIGHTS)}],
-                    "lineage": load_lineage(self.found.folder),
+                    "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.found.place / WEIGHTS)}],
+                    "lineage": load_lineage(self.found.place),
                 }
             ],
             "versions": versions(),
         }
 
 
-def _empty_model(bridge: Bridge, plain: PlainModel) -> Any:
+def _empty_model(bridge: HuggingFaceBridge, plain: PlainModel) -> Any:
     """Transformers' own model without memory: what it asks for is what we must give."""
     config = bridge.config_class(**bridge.settings(plain), dtype="float32")
     with torch.device("meta"):

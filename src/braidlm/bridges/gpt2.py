@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from braidlm.bridges.bridge import Bridge, Link, bridges
+from braidlm.bridges.bridge import Link, bridges
+from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.plain import PlainModel, stack_problems, wrong_kind
 
 ACTIVATIONS = {
@@ -22,7 +23,7 @@ ACTIVATIONS = {
 
 
 @bridges.register("gpt2")
-class GPT2Bridge(Bridge):
+class GPT2Bridge(HuggingFaceBridge):
     """GPT2LMHeadModel."""
 
     title = "GPT-2"

@@ -5,12 +5,13 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from braidlm.bridges.bridge import Bridge, Link, bridges
+from braidlm.bridges.bridge import Link, bridges
+from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.plain import PlainModel, stack_problems, wrong_kind
 
 
 @bridges.register("llama")
-class LlamaBridge(Bridge):
+class LlamaBridge(HuggingFaceBridge):
     """LlamaForCausalLM."""
 
     title = "Llama"

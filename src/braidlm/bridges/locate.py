@@ -1,4 +1,4 @@
-"""Finding what to convert: a folder here, or a model on the Hub by name; and its tokenizer."""
+"""Finding what to convert: a folder or file here, or a model on the Hub by name; and its tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,19 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizers import BraidTokenizer, load_tokenizer
 
 WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
+FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""Endings of files that hold a whole model's weights; all but the first are torch.save's."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model's folder and the name that its lineage gives it."""
+    """Where a model is, and the name that its lineage gives it."""
 
-    folder: Path
+    place: Path
+    """Its folder, or the file of its weights."""
     name: str
+    config: Path | None = None
+    """The configuration that was given with a file of weights."""
 
 
 def find_model(source: str | Path) -> Found:
@@ -25,10 +30,26 @@ def find_model(source: str | Path) -> Found:
             raise BraidError("this is not a model folder (no config.json)", str(source))
         return Found(path, path.resolve().name)
     if path.exists():
-        raise BraidError("this is a file; give the folder that holds config.json and the weights", str(source))
+        raise BraidError(
+            "this is a file; give the folder that holds config.json and the weights",
+            str(source),
+            "If it is a file of weights that needs no folder, say of which format with `--from`.",
+        )
     if path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
         raise BraidError("there is no such folder", str(source))
     return _download(str(source))
+
+
+def find_file(source: str | Path, config: str | Path | None) -> Found:
+    """A file of weights, and the file of its configuration where one is given."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raise BraidError("this is a folder; give the file of the weights", str(source))
+    if not path.is_file():
+        raise BraidError("there is no such file", str(source))
+    if path.suffix not in FILES:
+        raise BraidError(f"this is no file of weights that Braid reads ({', '.join(FILES)})", str(source))
+    return Found(path, path.name, None if config is None else Path(config).expanduser())
 
 
 def find_tokenizer(folder: Path) -> BraidTokenizer | None:

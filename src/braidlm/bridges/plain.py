@@ -1,4 +1,4 @@
-"""A model of ours seen as a plain stack of equal blocks, the only shape that other formats know."""
+"""A model of ours as bridges ask for it; most formats know only a plain stack of equal blocks."""
 
 from dataclasses import dataclass
 from functools import cached_property

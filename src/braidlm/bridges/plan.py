@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from braidlm.bridges.bridge import Link, Shapes
+from braidlm.bridges.bridge import Link
+from braidlm.bridges.checkpoint import Shapes
 
 
 @dataclass

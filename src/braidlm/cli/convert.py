@@ -1,20 +1,28 @@
-"""`braid convert`: models from and to Hugging Face formats."""
+"""`braid convert`: models from and to other formats."""
 
 import argparse
 
-HELP = "convert a model from or to a Hugging Face format (gpt2, llama)"
+HELP = "convert a model from or to a Hugging Face format (gpt2, llama), or from papaformer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `braid convert`."""
     parser.add_argument(
-        "source", metavar="SOURCE", help="a model folder, or a name on the Hub such as openai-community/gpt2"
+        "source",
+        metavar="SOURCE",
+        help="a model folder, or a name on the Hub such as openai-community/gpt2; of papaformer the file of weights",
     )
     way = parser.add_mutually_exclusive_group()
     way.add_argument(
-        "--from", dest="from_", metavar="FORMAT", help="read SOURCE as gpt2 or llama and write a Braid model folder"
+        "--from",
+        dest="from_",
+        metavar="FORMAT",
+        help="read SOURCE as gpt2, llama or papaformer and write a Braid model folder",
     )
     way.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
+    parser.add_argument(
+        "--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads"
+    )
     parser.add_argument("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     parser.add_argument("--dry-run", action="store_true", help="show what would become what, and write nothing")
 
@@ -23,4 +31,4 @@ def run(args: argparse.Namespace) -> None:
     """Convert as the arguments say."""
     from braidlm.bridges.convert import convert
 
-    convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run)
+    convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run, config=args.config)

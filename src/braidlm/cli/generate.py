@@ -1,28 +1,73 @@
-"""`braid generate`: text from a model, as it comes."""
+"""`braid generate`: text from a model, as it comes; or from several models, side by side."""
 
 import argparse
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 HELP = "continue a text with a model, and show what may come next"
+USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
+       %(prog)s --prompts FILE --models MODEL [MODEL ...] [--out REPORT] [options]"""
+OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "greedy", "top_next", "paths", "device")
+"""What is passed on; what was not given is left to the function's own default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a run folder (its newest checkpoint)")
-    parser.add_argument("prompts", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin')
-    parser.add_argument("--max-tokens", type=int, default=100, metavar="N", help="most new tokens (default 100)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: the most probable token (default 0.8)")
+    parser.usage = USAGE
+    model = parser.add_argument("model", help="a model folder, or a run folder (its newest checkpoint)")
+    prompts = parser.add_argument(
+        "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin'
+    )
+    model.required = prompts.required = False  # a prompt study names its own
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most new tokens (default 100; in a study 40)")
+    parser.add_argument("--temperature", type=float, help="0: the most probable token (default 0.8)")
     parser.add_argument("--top-k", type=int, metavar="N", help="choose among the N most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="choose among tokens that together have probability P")
     parser.add_argument("--seed", type=int, help="the same seed gives the same text")
-    parser.add_argument("--greedy", action="store_true", help="always the most probable token")
-    parser.add_argument("--top-next", type=int, default=0, metavar="N", help="show the N likeliest tokens to follow")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
+    parser.add_argument("--greedy", action="store_true", default=None, help="always the most probable token")
+    parser.add_argument(
+        "--top-next", type=int, metavar="N", help="show the N likeliest tokens to follow (default 0; in a study 3)"
+    )
+    parser.add_argument("--paths", nargs="+", metavar="NAME", help="let only these paths of the model be heard")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
     parser.add_argument("--json", action="store_true", help="print facts for programs")
+    study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
+    study.add_argument(
+        "--prompts", dest="file", metavar="FILE", help="a prompt a line, or .jsonl with `prompt` and `domain`"
+    )
+    study.add_argument("--models", nargs="+", metavar="MODEL", help="model folders or run folders")
+    study.add_argument("--out", metavar="REPORT", help="also write it: .md, .html or .csv")
 
 
 def run(args: argparse.Namespace) -> None:
+    """One of the two forms."""
+    from braidlm.core.errors import BraidError
+
+    study = args.file is not None or args.models is not None
+    forms = "Either `braid generate MODEL PROMPT ...`, or `braid generate --prompts FILE --models MODEL ...`."
+    if study and (args.model is not None or args.prompt):
+        raise BraidError("a model or a prompt is given, and a prompt study (--prompts, --models) too", todo=forms)
+    if study and (args.file is None or args.models is None):
+        missing = "--prompts FILE" if args.file is None else "--models MODEL ..."
+        raise BraidError(f"a prompt study also needs {missing}", todo=forms)
+    if study:
+        _study(args)
+        return
+    if args.model is None:
+        raise BraidError("there is no model and no prompt", todo=forms)
+    if not args.prompt:
+        raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
+    if args.out is not None:
+        raise BraidError("--out writes the report of a prompt study", todo=forms)
+    _generate(args)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+
+
+def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first live, the others, which are made with it, when it is complete."""
     from braidlm.core.console import say, show, table
     from braidlm.serving.generate import generate
@@ -38,26 +83,14 @@ def run(args: argparse.Namespace) -> None:
     def on_text(prompt: int, text: str) -> None:
         nonlocal begun
         if live and prompt == 0:
-            write(text if begun else args.prompts[0] + text)
+            write(text if begun else args.prompt[0] + text)
             begun = True
 
-    result = generate(
-        args.model,
-        args.prompts,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        greedy=args.greedy,
-        top_next=args.top_next,
-        device=args.device,
-        on_text=on_text,
-    )
+    result = generate(args.model, args.prompt, **_given(args), on_text=on_text)
     if args.json:
-        show(json.dumps(asdict(result) | {"tokens_per_second": result.tokens_per_second}, ensure_ascii=False, indent=2))
+        show(_json(asdict(result) | {"tokens_per_second": result.tokens_per_second}))
         return
-    write("\n" if begun else args.prompts[0] + "\n")
+    write("\n" if begun else args.prompt[0] + "\n")
     for text in result.texts[1:]:
         show("\n" + text.prompt + text.text)
     for text in result.texts:
@@ -68,5 +101,30 @@ def run(args: argparse.Namespace) -> None:
     limited = [text for text in result.texts if text.stopped == "limit"]
     if limited:
         say("(stopped at the longest text this model can read)")
+    if result.paths is not None:
+        say(f"(heard: {', '.join(result.paths)})")
     tokens = sum(text.tokens for text in result.texts)
     say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
+
+
+def _study(args: argparse.Namespace) -> None:
+    """Print a block per prompt, with every model in it."""
+    from braidlm.core.console import say, show
+    from braidlm.serving.generate import prompt_study
+    from braidlm.serving.prompt_study import as_text
+
+    def on_model(name: str) -> None:
+        if not args.json:
+            say(f"{name} ...")
+
+    study = prompt_study(args.models, args.file, **_given(args), out=args.out, on_model=on_model)
+    if args.json:
+        show(_json(asdict(study)))
+        return
+    show("\n" + as_text(study))
+    if args.out is not None:
+        say(f"Written to {args.out}.")
+
+
+def _json(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, ensure_ascii=False, indent=2)

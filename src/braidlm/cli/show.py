@@ -22,13 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.core import console
-    from braidlm.training.show import show
+    from braidlm.studies.show import show
 
     facts = show(args.x, args.overrides, args.length)
     if args.json:
         console.show(json.dumps(facts, ensure_ascii=False, indent=2))
     elif facts["kind"] == "data":
         _print_data(facts)
+    elif facts["kind"] == "study":
+        _print_study(facts)
     else:
         _print_model(facts)
     if not args.json:
@@ -46,7 +48,7 @@ def _print_model(facts: dict[str, Any]) -> None:
     show(f"{facts['kind']} {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
     columns = ("stage", "layers", "parameters", "active", "FLOPs per token")
     keys = ("parameters", "active_parameters", "flops_per_token")
-    rows = [(row["name"], row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
+    rows = [(_stage_name(row), row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
     table(columns, [*rows, ("total", facts["layers"], *(facts[key] for key in keys))])
     assumed = " (assumed)" if facts["vocab_size_assumed"] else ""
     about = [
@@ -60,6 +62,22 @@ def _print_model(facts: dict[str, Any]) -> None:
         *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),
     ]
     table(("", ""), about)
+
+
+def _print_study(facts: dict[str, Any]) -> None:
+    from braidlm.core.console import show, table
+
+    show(f"study {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
+    keys = ("parameters", "active_parameters", "flops_per_token")
+    rows = [
+        (row["name"], row["kind"], row["layers"], row["width"], *(row[key] for key in keys)) for row in facts["models"]
+    ]
+    table(("model", "", "attentions", "width", "parameters", "active", "FLOPs per token"), rows)
+    table(("domain", "source"), list(facts["domains"].items()))
+
+
+def _stage_name(row: dict[str, Any]) -> str:
+    return f"{row['name']} of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else row["name"]
 
 
 def _run_rows(run: dict[str, Any]) -> list[tuple[str, str]]:
@@ -87,7 +105,12 @@ def _in_words(source: dict[str, Any]) -> str:
     """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, whatever the keys are."""
     parts = []
     for key, value in source.items():
-        inner = f"({_in_words(value)})" if isinstance(value, dict) else _number(value) if _is_plain(value) else value
+        if isinstance(value, list):
+            inner = f"({'; '.join(_in_words(one) if isinstance(one, dict) else str(one) for one in value)})"
+        elif isinstance(value, dict):
+            inner = f"({_in_words(value)})"
+        else:
+            inner = _number(value) if _is_plain(value) else str(value)
         parts.append(f"{key} {inner}")
     return ", ".join(parts)
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-HELP = "train a model as a recipe says; the same command goes on after a stop"
+HELP = "train a model, or run a whole study, as a recipe says; the same command goes on after a stop"
 STOPPED = 130
 """The exit code of a run that was asked to stop: saved, but not finished."""
 
@@ -16,8 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from braidlm.core.recipes import compose_recipe
+
     if args.multirun:
         _sweep(args)
+    elif "domains" in compose_recipe(args.recipe, args.overrides):
+        _study(args)
     else:
         _train(args)
 
@@ -33,6 +37,14 @@ def _train(args: argparse.Namespace) -> None:
         console.show(str(done.model))
     if not done.finished:
         raise SystemExit(STOPPED)
+
+
+def _study(args: argparse.Namespace) -> None:
+    from braidlm.core import console
+    from braidlm.studies.report import study
+
+    results = study(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    console.show(str(results.study.folder))
 
 
 def _sweep(args: argparse.Namespace) -> None:

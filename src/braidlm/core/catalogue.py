@@ -14,10 +14,14 @@ from braidlm.model.strict import encode
 def list_parts() -> list[dict[str, Any]]:
     """Every part: its kind, name, what it is, and its options with their defaults and help."""
     return [
-        {"kind": kind, "name": name, "about": about(registry[name]), "options": list_options(registry[name].Config)}
+        {"kind": kind, "name": name, "about": about(registry[name]), "options": _options(registry[name])}
         for kind, registry in REGISTRIES.items()
         for name in registry
     ]
+
+
+def _options(part: Any) -> list[dict[str, Any]]:
+    return list_options(part.Config) if hasattr(part, "Config") else []  # a function has none
 
 
 def list_options(config: type) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
         raise BraidError(f"length {length} is more than the model's {limit} learned positions")
     length = length or config.max_position_embeddings
     cost = model_cost(model, length)
-    cached = sum(2 * attention.kv_heads * attention.head_dim for attention in model.model.attentions)
+    cached = sum(2 * heads * size for heads, size in (attention.cache_shape for attention in model.model.attentions))
     return {
         **vars(cost),
         "length": length,

@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +157,70 @@ def bar_chart(
             axes.legend(handles, names, ncols=min(len(names), 4), frameon=False, handlelength=1, **place)
             axes.set_title(title or "", pad=26)
     return figure
+
+
+Shares = Mapping[tuple[str, str], Mapping[str, float]]
+"""{(group, row): {name: share}}."""
+
+
+def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Collection[str] = ()) -> "Figure":
+    """What each name has of the whole, as stacked bars: a panel for each of {panel: shares}, side by side.
+
+    `names` are all there are, in the order of their colours; those in `neutral` are grey.
+    """
+    rows = list(dict.fromkeys(row for shares in panels.values() for row in shares))
+    if not rows:
+        raise BraidError("there is nothing to draw", "chart of shares")
+    groups = list(dict.fromkeys(group for group, _ in rows))
+    # Above the first bar of each group stands its name.
+    heights = {row: at + 0.9 * (groups.index(row[0]) + 1) for at, row in enumerate(rows)}
+    coloured = [name for name in names if name not in neutral]
+    looks = {
+        name: {"color": COLOURS[n % len(COLOURS)], "alpha": 0.55 ** (n // len(COLOURS))}
+        for n, name in enumerate(coloured)
+    }
+    looks |= {name: {"color": INK, "alpha": 0.3} for name in neutral}
+    with _styled():
+        figure = _matplotlib().figure.Figure()
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        figure.set_figheight(0.75 + 0.27 * len(rows) + 0.24 * len(groups))
+        bars: dict[str, Any] = {}
+        for axes, (panel, shares) in zip(all_axes, panels.items(), strict=True):
+            for row, parts in shares.items():
+                for name, left, share in _stacked(names, parts):
+                    bars[name] = axes.barh(heights[row], share, 0.82, left, **looks[name])
+                    if share >= 0.07 * len(panels):
+                        ink = INK if name in neutral else "#ffffff"
+                        place = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
+                        axes.text(left + share / 2, heights[row], f"{share:.0%}", **place)
+            axes.set_title(panel if len(panels) > 1 else "", fontsize=9.5, pad=9)
+            axes.set_xlim(0, 1)
+            axes.set_xticks([])
+            axes.spines["bottom"].set_visible(False)
+            axes.set_ylim(max(heights.values()) + 0.5, 0)
+        for group in groups:
+            top = min(heights[row] for row in rows if row[0] == group)
+            all_axes[0].text(0, top - 0.52, group, fontsize=8.5, fontweight="bold", va="bottom")
+        all_axes[0].set_yticks([heights[row] for row in rows], [row for _, row in rows])
+        drawn = [name for name in names if name in bars]
+        place = {"loc": "outside upper left", "ncols": min(len(drawn), 5), "frameon": False, "handlelength": 1}
+        figure.legend([bars[name] for name in drawn], drawn, **place)
+    return figure
+
+
+def _stacked(names: Sequence[str], parts: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """(name, where it begins, how much it has) for those that have anything, in order."""
+    found, left = [], 0.0
+    for name in names:
+        if parts.get(name, 0.0) > 0:
+            found.append((name, left, parts[name]))
+            left += parts[name]
+    return found
+
+
+def check_drawing() -> None:
+    """Say at once, before any long work, that pictures cannot be drawn here."""
+    _matplotlib()
 
 
 def to_svg(figure: "Figure") -> str:

@@ -2,6 +2,7 @@
 
 import platform
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,12 +21,13 @@ from braidlm.model.accounting import skeleton
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.registry import ADVICE
+from braidlm.model.switches import use_paths
 
 transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
 IMPORTABLE = ("gpt2", "llama")
-"""The model types that `braid convert --from` reads; a test keeps it equal to the bridges, which stand higher."""
+"""The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
 ONE_FILE = "1000TB"
 """transformers would divide weights above 50 GB; a model folder has one file of them."""
 
@@ -102,12 +104,29 @@ def _settle_special_ids(config: BraidConfig, tokenizer: FolderTokenizer) -> None
         config.pad_token_id = eos[0] if isinstance(eos, list) else eos
 
 
-def load_model(folder: Path | str, device: str | torch.device = "cpu") -> BraidForCausalLM:
-    """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration."""
+def load_model(
+    folder: Path | str, device: str | torch.device = "cpu", paths: Sequence[str] | None = None
+) -> BraidForCausalLM:
+    """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
+
+    With `paths`, only these are heard; by default those that the folder says, which are all unless it says otherwise.
+    """
     folder = Path(folder)
     config = load_config(folder)
+    if paths is not None:
+        choose_paths(config, paths, folder)
     check_weights(folder, config)
     return BraidForCausalLM.from_pretrained(folder, config=config).to(device).eval()
+
+
+def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> None:
+    """Let a model that is not loaded yet hear these paths alone."""
+    config.paths = None
+    try:
+        use_paths(skeleton(config), paths)
+    except BraidError as error:
+        raise BraidError(error.what, str(folder), error.todo) from error
+    config.paths = list(paths)
 
 
 def load_config(folder: Path | str) -> BraidConfig:

@@ -11,11 +11,12 @@ Every text is escaped; `backticks` become code.
 import base64
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from braidlm import __version__
 from braidlm.core.errors import BraidError
@@ -31,6 +32,16 @@ ACTIVE = re.compile(
     r"<\s*(script|foreignObject|iframe)|\son\w+\s*=\s*[\"']|(href|src)\s*=\s*[\"']\s*(?!#|data:)|@import|url\(\s*[^#)]",
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A cell of a table that is right, wrong or neither."""
+
+    text: str
+    tone: Literal["right", "wrong", "neither"]
+    hint: str = ""
+    """What a reader sees who points at it."""
 
 
 class Page:
@@ -57,10 +68,18 @@ class Page:
         return self._add(f'<dl class="facts">{"".join(cards)}</dl>')
 
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", best: int | None = None
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        caption: str = "",
+        best: int | None = None,
+        groups: Sequence[tuple[str, int]] = (),
     ) -> Self:
-        """A table; columns of numbers stand at the right, row `best` stands out."""
-        body = [[_cell(value) for value in row] for row in rows]
+        """A table; columns of numbers stand at the right, row `best` stands out, a cell may be a `Mark`.
+
+        `groups` are headings over several columns each: (heading, how many columns).
+        """
+        body = [[value if isinstance(value, Mark) else _cell(value) for value in row] for row in rows]
         for index, row in enumerate(body):
             if len(row) != len(columns):
                 raise BraidError(
@@ -71,8 +90,10 @@ class Page:
         head = "".join(f'<th scope="col"{kind}>{_inline(name)}</th>' for name, kind in zip(columns, kinds, strict=True))
         lines = "\n".join(_row(row, kinds, index == best) for index, row in enumerate(body))
         title = f"<caption>{_inline(caption)}</caption>" if caption else ""
+        over = "".join(f'<th scope="colgroup" colspan="{size}">{_inline(name)}</th>' for name, size in groups)
+        over = f'<tr class="groups">{over}</tr>' if groups else ""
         return self._add(
-            f'<figure><div class="scroll" tabindex="0"><table>{title}<thead><tr>{head}</tr></thead>\n'
+            f'<figure><div class="scroll" tabindex="0"><table>{title}<thead>{over}<tr>{head}</tr></thead>\n'
             f"<tbody>\n{lines}\n</tbody></table></div></figure>"
         )
 
@@ -89,6 +110,25 @@ class Page:
         body = escape(text if prompt else text.strip())
         return self._add(f'<figure class="quote"><blockquote>{given}{body}</blockquote>{_caption(caption)}</figure>')
 
+    def tokens(
+        self,
+        rows: Iterable[tuple[str, Sequence[tuple[str, str]]]],
+        names: Sequence[str],
+        neutral: Collection[str] = (),
+        caption: str = "",
+    ) -> Self:
+        """A text token by token, a row for each (label, [(token, name)]): every token in the colour of its name.
+
+        `names` are all there are, in the order of their colours; those in `neutral` are grey.
+        """
+        styles = name_styles(names, neutral)
+        legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in names)
+        lines = "\n".join(
+            f"<dt>{_inline(label)}</dt><dd>{''.join(_token(text, name, styles[name]) for text, name in pieces)}</dd>"
+            for label, pieces in rows
+        )
+        return self._add(f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(caption)}</figure>')
+
     def code(self, text: str, summary: str = "") -> Self:
         """A listing; with a summary it is folded away under it."""
         listing = f"<pre>{escape(text.strip(chr(10)))}</pre>"
@@ -99,6 +139,7 @@ class Page:
     def html(self) -> str:
         """The whole document."""
         style = files("braidlm.core").joinpath("page.css").read_text(encoding="utf-8")
+        style += "".join(f".c{n} {{ --own: {colour}; }}\n" for n, colour in enumerate(COLOURS))
         subtitle = f'<p class="subtitle">{_inline(self.subtitle)}</p>' if self.subtitle else ""
         body = "\n\n".join(self._parts)
         return f"""<!DOCTYPE html>
@@ -136,6 +177,19 @@ class Page:
         return self
 
 
+def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str, str]:
+    """A class of the style sheet for each name; when the colours have all been used, the next round is dashed."""
+    coloured = [name for name in names if name not in neutral]
+    styles = {name: f"c{n % len(COLOURS)}{' dashed' if n >= len(COLOURS) else ''}" for n, name in enumerate(coloured)}
+    return styles | {name: "grey" for name in names if name in neutral}
+
+
+def _token(text: str, name: str, style: str) -> str:
+    # A line break inside a token is shown, and still breaks the line.
+    shown = escape(text).replace("\n", "⏎\n") or "·"
+    return f'<span class="{style}" title="{escape(name)}">{shown}</span>'
+
+
 def _inline(text: str) -> str:
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
 
@@ -144,9 +198,16 @@ def _caption(text: str) -> str:
     return f"<figcaption>{_inline(text)}</figcaption>" if text else ""
 
 
-def _row(cells: Sequence[str], kinds: Sequence[str], best: bool) -> str:
-    inner = "".join(f"<td{kind}>{_inline(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True))
+def _row(cells: Sequence[str | Mark], kinds: Sequence[str], best: bool) -> str:
+    inner = "".join(f"<td{kind}>{_content(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True))
     return f'<tr class="best">{inner}</tr>' if best else f"<tr>{inner}</tr>"
+
+
+def _content(cell: str | Mark) -> str:
+    if isinstance(cell, str):
+        return _inline(cell)
+    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+    return f'<span class="chip {cell.tone}"{hint}>{escape(cell.text)}</span>'
 
 
 def _cell(value: Any) -> str:
@@ -159,8 +220,8 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _is_number(text: str) -> bool:
-    return text in NO_NUMBER or NUMBER.fullmatch(text) is not None
+def _is_number(cell: str | Mark) -> bool:
+    return isinstance(cell, str) and (cell in NO_NUMBER or NUMBER.fullmatch(cell) is not None)
 
 
 def _svg(text: str) -> str:

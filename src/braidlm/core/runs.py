@@ -8,6 +8,7 @@ The training floor writes them.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def model_folder(place: Path | str) -> Path:
     if newest is None:
         raise BraidError("this run has no checkpoint yet", str(folder), "Let `braid train` go on to its first one.")
     return newest
+
+
+def short_names(places: Sequence[Path | str]) -> dict[str, Path | str]:
+    """Short names that tell the models apart: as little of each path as that needs."""
+    parts = [[part for part in Path(place).resolve().parts if part != CHECKPOINTS] for place in places]
+    for number, words in enumerate(parts):
+        if words in parts[:number]:
+            raise BraidError("this model is given twice", str(places[number]))
+    # A checkpoint is called after its run too: many runs have a `step-001000`.
+    short = [1 + (Path(place).resolve().parent.name == CHECKPOINTS) for place in places]
+    while True:
+        names = ["/".join(words[-length:]) for words, length in zip(parts, short, strict=True)]
+        alike = [names.count(name) > 1 for name in names]
+        if not any(alike):
+            return dict(zip(names, places, strict=True))
+        short = [length + more for length, more in zip(short, alike, strict=True)]
 
 
 def newest_checkpoint(run: Path | str) -> Path | None:

@@ -35,4 +35,4 @@ def _log_probability(model: BraidForCausalLM, tokenizer: Encoder, prefix: str, w
     device = next(model.parameters()).device
     ids = torch.tensor([inputs[-limit:]], device=device)
     labels = torch.tensor([targets[-limit:]], device=device)
-    return -float(model.training_loss(ids, labels, 1.0))
+    return -float(model.text_loss(ids, labels, 1.0))

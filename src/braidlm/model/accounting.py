@@ -8,6 +8,8 @@ from torch import nn
 
 from .configuration_braid import BraidConfig
 from .modeling_braid import BraidForCausalLM
+from .parallel import ParallelStage
+from .stacked import StackedLinear
 
 
 @dataclass
@@ -34,7 +36,7 @@ def cost_of(module: nn.Module, length: int) -> Cost:
     if own_cost is not None:
         return own_cost(length)
     own = sum(p.numel() for p in module.parameters(recurse=False))
-    total = Cost(own, own, 2 * module.weight.numel() if isinstance(module, nn.Linear) else 0)
+    total = Cost(own, own, 2 * module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear)) else 0)
     score_flops = getattr(module, "score_flops", None)
     if score_flops is not None:
         total.flops_per_token += score_flops(length)
@@ -67,7 +69,9 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
         if module is model.head and model.config.tie_word_embeddings:
             cost.parameters -= module.weight.numel()
             cost.active_parameters -= module.weight.numel()
-        row = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
+        row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
+        if isinstance(module, ParallelStage):
+            row |= {"paths": list(module.names), "join": module.join_kind}
         rows.append(row | vars(cost))
     return rows
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, get_type_hints
 from .block import BlockConfig
 from .dropout import BlockDropout, DropoutConfig
 from .errors import BraidError
+from .options import merge_options
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
 from .registry import Choice
 from .strict import PartOf, decode, encode, part_of
@@ -43,6 +44,11 @@ class Architecture:
         if not self.stages:
             raise BraidError("stages: a model needs at least one stage, for example `- block`")
 
+    @property
+    def depth(self) -> int:
+        """Layers that write to the stream one after another."""
+        return sum(getattr(stage.options, "layers", 0) for stage in self.stages)
+
 
 def read_architecture(data: dict[str, Any], where: str = "model") -> Architecture:
     """Decode an architecture as written in a recipe or a config.json.
@@ -63,8 +69,8 @@ def read_architecture(data: dict[str, Any], where: str = "model") -> Architectur
         template = merge_options(rates, template)
     if "norm" in template:
         data.setdefault("norm", template["norm"])
-    if template and isinstance(data.get("stages"), list):
-        data["stages"] = [_inherit(stage, template) for stage in data["stages"]]
+    if isinstance(data.get("stages"), list):
+        data["stages"] = [_spell_out(stage, template) for stage in data["stages"]]
     return decode(Architecture, data, where)
 
 
@@ -86,28 +92,15 @@ def _spelled_out(template: dict[str, Any]) -> dict[str, Any]:
     return spelled
 
 
-def _inherit(stage: Any, template: dict[str, Any]) -> Any:
-    """A stage with the options it did not give itself taken from the template."""
+def _spell_out(stage: Any, template: dict[str, Any]) -> Any:
+    """A stage with the options it did not give itself taken from the template, as its kind says."""
     given = {stage: {}} if isinstance(stage, str) else stage
     if not isinstance(given, dict) or len(given) != 1:
         return stage  # decoding says what is wrong with it
     ((kind, options),) = given.items()
     if kind not in stage_kinds:
         return stage
-    if not getattr(stage_kinds[kind], "inherits_block", False) or not isinstance(options or {}, dict):
+    spell_out = getattr(stage_kinds[kind], "spell_out", None)
+    if spell_out is None or not isinstance(options or {}, dict):
         return stage
-    return {kind: merge_options(template, options or {})}
-
-
-def merge_options(base: Any, override: Any) -> Any:
-    """Options over options. A part of another kind replaces the inherited one; of the same kind, it refines it."""
-    base = {"kind": base} if isinstance(base, str) and isinstance(override, dict) else base
-    override = {"kind": override} if isinstance(override, str) and isinstance(base, dict) else override
-    if not isinstance(base, dict) or not isinstance(override, dict):
-        return override
-    if "kind" in override and override["kind"] != base.get("kind", override["kind"]):
-        return override
-    merged = dict(base)
-    for key, value in override.items():
-        merged[key] = merge_options(base[key], value) if key in base else value
-    return merged
+    return {kind: spell_out(options or {}, template)}

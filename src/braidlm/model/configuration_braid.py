@@ -30,7 +30,7 @@ class BraidConfig(PreTrainedConfig):
         derived = {
             "hidden_size": decoded.width,
             "max_position_embeddings": decoded.context,
-            "num_hidden_layers": sum(getattr(stage.options, "layers", 0) for stage in decoded.stages),
+            "num_hidden_layers": decoded.depth,
             "num_attention_heads": _first_heads(decoded),
         }
         for name, value in derived.items():
@@ -39,6 +39,10 @@ class BraidConfig(PreTrainedConfig):
         kwargs["tie_word_embeddings"] = decoded.tie_embeddings
         kwargs.pop("auto_map", None)
         self.use_cache = kwargs.pop("use_cache", True)
+        self.paths: list[str] | None = kwargs.pop("paths", None)
+        """Which paths are heard; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
+        self.frozen: list[str] = kwargs.pop("frozen", None) or []
+        """Parts that training leaves as they are."""
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # tools read them of every configuration
             setattr(self, name, kwargs.pop(name, None))
         super().__init__(**kwargs)

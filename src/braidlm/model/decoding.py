@@ -63,7 +63,7 @@ class Decoder:
         self.model = model.eval()
         self.length = length if limit is None else min(length, limit)
         parameter = next(model.parameters())
-        shapes = [(a.kv_heads, a.head_dim) for a in model.model.attentions]
+        shapes = [a.cache_shape for a in model.model.attentions]
         self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
         self.device = parameter.device
         self.real = torch.ones(batch, self.length, dtype=torch.bool, device=self.device)

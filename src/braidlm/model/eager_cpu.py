@@ -31,8 +31,8 @@ class RootMeanSquare(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scale, weight = ctx.saved_tensors
-        weight_gradient = (upstream * normed).flatten(0, -2).sum(0)
-        gradient = upstream * weight
+        weight_gradient = (upstream * normed).sum_to_size(weight.shape)
+        gradient = (upstream * weight).sum_to_size(normed.shape)  # a stack's members may share what they read
         along = (gradient * normed).mean(-1, keepdim=True)
         return gradient.addcmul_(normed, along, value=-1).mul_(scale), weight_gradient, None
 

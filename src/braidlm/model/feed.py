@@ -13,6 +13,7 @@ from .eager_cpu import SiluProduct, pays
 from .errors import BraidError
 from .registry import Registry
 from .routing import Routings
+from .stacked import along, linear, vector
 
 feeds = Registry("feed-forward", third_party=True)
 
@@ -44,6 +45,8 @@ class FeedConfig:
 class MLP(nn.Module):
     """Two matrices with an activation between (GPT-2)."""
 
+    stackable = True
+
     @dataclass
     class Config(FeedConfig):
         hidden: int | None = None
@@ -53,11 +56,11 @@ class MLP(nn.Module):
         bias: bool = False
         """Whether both matrices have biases."""
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
         hidden = config.hidden or 4 * width
-        self.up = nn.Linear(width, hidden, bias=config.bias)
-        self.out = nn.Linear(hidden, width, bias=config.bias)
+        self.up = linear(stack, width, hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
         self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
@@ -68,6 +71,8 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     """Swish-gated unit (Llama); one fused product makes gate and value."""
 
+    stackable = True
+
     @dataclass
     class Config(FeedConfig):
         hidden: int | None = None
@@ -77,25 +82,28 @@ class SwiGLU(nn.Module):
         learned_beta: bool = False
         """Swish with a learned steepness per channel, as in PaPaformer."""
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
         hidden = config.hidden or gated_hidden(width)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=config.bias)
-        self.out = nn.Linear(hidden, width, bias=config.bias)
-        self.beta = nn.Parameter(torch.empty(hidden)) if config.learned_beta else None
+        self.stack = stack
+        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
+        self.beta = vector(stack, hidden) if config.learned_beta else None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         gate_up = self.gate_up(hidden)
         if self.beta is None and pays(gate_up):
             return self.out(SiluProduct.apply(gate_up)), ()
         gate, up = gate_up.chunk(2, dim=-1)
-        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(self.beta * gate)
+        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(along(self.beta, gate) * gate)
         return self.out(swish * up), ()
 
 
 @feeds.register("geglu")
 class GEGLU(nn.Module):
     """GELU-gated unit."""
+
+    stackable = True
 
     @dataclass
     class Config(FeedConfig):
@@ -104,11 +112,11 @@ class GEGLU(nn.Module):
         bias: bool = False
         """Whether the matrices have biases."""
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
         hidden = config.hidden or gated_hidden(width)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=config.bias)
-        self.out = nn.Linear(hidden, width, bias=config.bias)
+        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from .fused_sums import Sums
 from .launching import is_nvidia, programs_for
-from .stacked import Place
+from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .fused_sums import Sums
 from .launching import programs_for
-from .stacked import Place
+from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton

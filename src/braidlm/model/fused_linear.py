@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .aside import Aside, beside
-from .stacked import Place
 from .tuned_products import tuned_product
+from .weight_stacks import Place
 
 FEW_ROWS = 16384
 """Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""

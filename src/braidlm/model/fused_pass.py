@@ -23,8 +23,8 @@ from .fused_linear import Linear, Narrow, narrowed
 from .norms import LayerNorm, RMSNorm
 from .positions import LearnedPositions, NoPositions, RotaryPositions
 from .span import make_masks
-from .stacked import ROWS, Place, Stack
 from .stages import BlockStage
+from .weight_stacks import ROWS, Place, Stack
 
 BLOCKS_SUMMED_TOGETHER = 4
 """Whose vectors' gradients are finished by one launch."""
@@ -97,13 +97,15 @@ def _serves_block(block: nn.Module) -> bool:
     return all(type(m) is nn.Linear for m in _linears(block))
 
 
-def _linears(block: Block) -> list[nn.Linear]:
+def _linears(block: Any) -> list[nn.Linear]:
     attention, feed = block.attention, block.feed
     return [m for m in (attention.qkv, attention.out, _into(feed), feed.out) if m is not None]
 
 
-def _into(feed: MLP | SwiGLU | GEGLU) -> nn.Linear:
-    return feed.up if isinstance(feed, MLP) else feed.gate_up
+def _into(feed: Any) -> nn.Linear:
+    """The layer that a feed-forward part begins with."""
+    first: nn.Linear = getattr(feed, "gate_up", None) or feed.up
+    return first
 
 
 def pays(model: Any, ids: Tensor) -> bool:
@@ -119,7 +121,7 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
     dtype = _compute_dtype(ids.device)
     model._check_length(ids.shape[1])
     with torch.autocast(ids.device.type, enabled=False):
-        blocks: list[Block] = [block for stage in model.stages for block in stage.layers]
+        blocks: list[Any] = [block for stage in model.stages for block in stage.layers]
         way = _prepare(model, blocks, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
         stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside))
@@ -133,7 +135,7 @@ def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
     return normed.view(*ids.shape, -1)
 
 
-def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
+def _prepare(model: Any, blocks: list[Any], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
     (batch, time), device = ids.shape, ids.device
     trained = [p for block in blocks for p in block.parameters()]
     if len({id(p) for p in trained}) < len(trained):
@@ -158,13 +160,13 @@ def _prepare(model: Any, blocks: list[Block], ids: Tensor, dtype: torch.dtype, a
     return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside)
 
 
-def _read_narrow(blocks: list[Block]) -> list[Tensor]:
+def _read_narrow(blocks: list[Any]) -> list[Tensor]:
     layers = [layer for block in blocks for layer in _linears(block)]
     biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
     return [layer.weight for layer in layers] + biases
 
 
-def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
+def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
     together = ROWS // rows
     places: dict[nn.Linear, Place] = {}
@@ -181,7 +183,7 @@ def _places(blocks: list[Block], rows: int, dtype: torch.dtype, aside: Aside) ->
     return places
 
 
-def _sums(blocks: list[Block], aside: Aside) -> dict[nn.Module, Sums]:
+def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
     """The same for the sums that give vectors their gradients."""
     sums: dict[nn.Module, Sums] = {}
     for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
@@ -198,7 +200,7 @@ def _sums(blocks: list[Block], aside: Aside) -> dict[nn.Module, Sums]:
     return sums
 
 
-def _block(stream: Tensor, written: Written | None, block: Block, way: Pass) -> tuple[Tensor, Written]:
+def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written]:
     """The block's work; what its feed-forward part wrote is still to be added."""
     stream, normed = _add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
     written = _dropped(block, _attend(block.attention, normed, way))
@@ -224,7 +226,7 @@ def _add_norm(
     return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
 
 
-def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
+def _attend(attention: Any, rows: Tensor, way: Pass) -> Written:
     qkv = way.linear(rows, attention.qkv, with_bias=True)
     query, key, value = SplitHeads.apply(
         qkv.view(way.batch, way.time, -1, attention.head_dim),
@@ -251,7 +253,7 @@ def _attend(attention: SoftmaxAttention, rows: Tensor, way: Pass) -> Written:
     return Written(way.linear(merged, attention.out), attention.out.bias)
 
 
-def _feed(feed: MLP | SwiGLU | GEGLU, rows: Tensor, way: Pass) -> Written:
+def _feed(feed: Any, rows: Tensor, way: Pass) -> Written:
     into = _into(feed)
     kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
     inner = way.linear(rows, into)

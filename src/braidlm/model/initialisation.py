@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from .registry import Registry
+from .stacked import StackedLinear, fan_in, is_vector
 
 initialisations = Registry("initialisation", third_party=True)
+LINEAR = (nn.Linear, StackedLinear)
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,19 @@ class Initialisation:
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)
-            elif parameter.ndim == 1:
+            elif is_vector(module, parameter):
                 nn.init.ones_(parameter)  # norm scales and the Swish beta
+            elif getattr(module, "carries_stream", False):
+                self.carrier(module, parameter)
             else:
                 self.matrix(module, parameter, writes_stream)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         raise NotImplementedError("abstract: each initialisation fills matrices its own way")
+
+    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        """Projections and joins, which nothing bypasses: a smaller scale would fade the stream from layer to layer."""
+        nn.init.normal_(parameter, 0.0, 1 / math.sqrt(fan_in(module, parameter)))
 
 
 @initialisations.register("normal")
@@ -96,8 +104,8 @@ class FanIn(Initialisation):
         self.config = config
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
-        std = self.config.gain / math.sqrt(parameter.shape[-1])
-        nn.init.normal_(parameter, 0.0, std if isinstance(module, nn.Linear) else self.config.embedding_std)
+        std = self.config.gain / math.sqrt(fan_in(module, parameter))
+        nn.init.normal_(parameter, 0.0, std if isinstance(module, LINEAR) else self.config.embedding_std)
 
 
 @initialisations.register("torch")
@@ -112,7 +120,11 @@ class TorchDefault(Initialisation):
         super().__init__(shape)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
-        if isinstance(module, nn.Linear):
-            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        if isinstance(module, LINEAR):
+            bound = 1 / math.sqrt(fan_in(module, parameter))
+            nn.init.uniform_(parameter, -bound, bound)
         else:
             nn.init.normal_(parameter)
+
+    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        self.matrix(module, parameter, writes_stream=False)

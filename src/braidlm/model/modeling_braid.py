@@ -6,11 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-    SequenceClassifierOutputWithPast,
-)
 
 from .aside import Aside
 from .configuration_braid import BraidConfig
@@ -18,10 +13,13 @@ from .dropout import Dropout
 from .errors import BraidError
 from .fused_pass import fused_stream, has_fused_pass, pays
 from .initialisation import Initialisation, ModelShape
-from .losses import head_loss, next_token_loss, shift_labels
+from .losses import IGNORED, head_loss, next_token_loss, shift_labels
+from .outputs import BodyOutput, ClassOutput, LanguageOutput
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
 from .routing import Routings
+from .routing_losses import routing_loss
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
+from .switches import freeze, use_paths
 
 
 class BraidPreTrainedModel(PreTrainedModel):
@@ -37,12 +35,27 @@ class BraidPreTrainedModel(PreTrainedModel):
     @cached_property
     def _initialise(self) -> Initialisation:
         architecture = self.config.decoded()
-        shape = ModelShape(architecture.width, max(1, self.config.num_hidden_layers))
+        shape = ModelShape(architecture.width, max(1, architecture.depth))
         return initialisations.build(architecture.initialisation, shape)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         self._initialise(module, writes_stream=getattr(module, "writes_stream", False))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own; what the configuration calls frozen is, though loading makes every parameter anew."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        freeze(model, model.config.frozen)
+        return loaded
+
+    def asked_by_routers(self, routings: Routings | None, hidden: Tensor, mask: Tensor | None) -> Tensor | float:
+        """What is added to the loss in training, whatever the caller's flags; in evaluation nothing is."""
+        if not (self.training and routings):
+            return 0.0
+        time = hidden.shape[1]
+        return routing_loss(routings, torch.ones_like(hidden[..., 0]) if mask is None else mask[:, -time:])
 
 
 class BraidModel(BraidPreTrainedModel):
@@ -65,12 +78,16 @@ class BraidModel(BraidPreTrainedModel):
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
             attention.cache_slot = slot
+        config.num_hidden_layers = max(1, len(self.attentions))  # transformers' caches have so many places
         for name, module in self.named_modules():
             module.writes_stream = name.endswith((".attention.out", ".feed.out"))
+            if hasattr(module, "address"):
+                module.address = name
         self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
         self.head_dims = sorted({a.head_dim for a in self.attentions})
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
+        use_paths(self, config.paths)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -90,7 +107,7 @@ class BraidModel(BraidPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple:
+    ) -> BodyOutput | tuple:
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if wants_cache and past_key_values is None:
@@ -98,11 +115,12 @@ class BraidModel(BraidPreTrainedModel):
         span = self.span(hidden, attention_mask, position_ids, past_key_values if wants_cache else None)
         wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         kept: list[Tensor] | None = [] if wants_hidden else None
-        hidden, _ = self.stream(hidden, span, kept)
-        output = BaseModelOutputWithPast(
+        hidden, routings = self.stream(hidden, span, kept)
+        output = BodyOutput(
             last_hidden_state=hidden,
             past_key_values=past_key_values if wants_cache else None,
             hidden_states=tuple(kept) if kept is not None else None,
+            routings=routings or None,
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -173,6 +191,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         self.model = BraidModel(config)
         architecture = config.decoded()
         self.head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
+        freeze(self, config.frozen)
         if config.tie_word_embeddings and self.head.weight.shape != self.model.embedding.weight.shape:
             raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
         self.post_init()
@@ -196,7 +215,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> LanguageOutput | tuple:
         body = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -210,26 +229,34 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         logits = self.head(body.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = next_token_loss(logits, shift_labels(labels), kwargs.get("num_items_in_batch"))
-        output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
-        )
+            targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
+            asked = self.asked_by_routers(body.routings, body.last_hidden_state, attention_mask)
+            loss = next_token_loss(logits, targets, count) + asked * _share(targets != IGNORED, count)
+        output = LanguageOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
-    def training_loss(
+    def text_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
+        """The loss of targets that stand at the position predicting them, and nothing else."""
+        return self.training_losses(inputs, targets, count)[0]
+
+    def training_losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, aside: Aside | None = None
-    ) -> Tensor:
-        """The loss of targets that stand at the position predicting them: the training loop's straight way down.
+    ) -> tuple[Tensor, Tensor, Routings]:
+        """The training loop's straight way down: the loss of targets that stand at the position predicting them, what
+        routers ask to be added to it, and their routings.
 
         With `aside`, gradients of parameters are complete when it is joined.
         """
+        routings: Routings = ()
         if has_fused_pass(self.model) and pays(self.model, inputs):
             hidden = fused_stream(self.model, inputs, aside)
         else:
             embedded = self.model.embedding(inputs)
-            hidden, _ = self.model.stream(embedded, self.model.span(embedded))
+            hidden, routings = self.model.stream(embedded, self.model.span(embedded))
             aside = None  # autograd adds to a shared matrix's gradient before anyone could join
-        return head_loss(self.head, hidden, targets, count, aside)
+        real = targets != IGNORED
+        asked = routing_loss(routings, real) * _share(real, count)
+        return head_loss(self.head, hidden, targets, count, aside), asked, routings
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):
@@ -254,7 +281,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutputWithPast | tuple:
+    ) -> ClassOutput | tuple:
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
         body = self.model(
@@ -271,10 +298,10 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         real = torch.ones_like(hidden[..., 0]) if attention_mask is None else attention_mask
         last = (time * real.bool()).argmax(-1)
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
-        loss = None if labels is None else self._loss(logits, labels)
-        output = SequenceClassifierOutputWithPast(
-            loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
-        )
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits, labels) + self.asked_by_routers(body.routings, hidden, attention_mask)
+        output = ClassOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -284,6 +311,16 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         if kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
             return nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
         return nn.functional.cross_entropy(logits.float(), labels.view(-1))
+
+
+def _shared(body: BodyOutput) -> dict[str, Any]:
+    """What a head's output takes over from the body's."""
+    return {name: getattr(body, name) for name in ("past_key_values", "hidden_states", "routings")}
+
+
+def _share(real: Tensor, count: Tensor | float | None) -> Tensor | float:
+    """A part of a batch counts by its share of the batch's tokens, as its next-token loss does."""
+    return 1.0 if count is None else real.sum() / count
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .eager_cpu import RootMeanSquare, pays
 from .registry import Registry
+from .stacked import along, vector
 
 norms = Registry("norm", third_party=True)
 
@@ -15,6 +17,8 @@ norms = Registry("norm", third_party=True)
 class LayerNorm(nn.LayerNorm):
     """Mean and variance, with a learned scale and a bias if wanted (GPT-2)."""
 
+    stackable = True
+
     @dataclass
     class Config:
         eps: float = 1e-5
@@ -22,25 +26,41 @@ class LayerNorm(nn.LayerNorm):
         bias: bool = True
         """Whether a learned bias is added."""
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__(width, eps=config.eps, bias=config.bias)
+        self.stack = stack
+        if stack is not None:
+            self.weight = vector(stack, width)
+            self.bias = vector(stack, width) if config.bias else None  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if self.stack is None:
+            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        normed, weight = F.layer_norm(input, self.normalized_shape, eps=self.eps), along(self.weight, input)
+        return normed * weight if self.bias is None else torch.addcmul(along(self.bias, input), normed, weight)
 
 
 @norms.register("rms")
 class RMSNorm(nn.RMSNorm):
     """Root mean square, with a learned scale and no bias (Llama, PaPaformer)."""
 
+    stackable = True
+
     @dataclass
     class Config:
         eps: float = 1e-5
         """Added to the mean square."""
 
-    def __init__(self, config: Config, width: int):
+    def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__(width, eps=config.eps)
+        self.stack = stack
+        if stack is not None:
+            self.weight = vector(stack, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)  # under autocast, as LayerNorm does: norms compute in float32
-        return RootMeanSquare.apply(x, self.weight, self.eps) if pays(x) else super().forward(x)
+        if pays(x):
+            return RootMeanSquare.apply(x, along(self.weight, x), self.eps)
+        if self.stack is None:
+            return super().forward(x)
+        return F.rms_norm(x, self.normalized_shape, eps=self.eps) * along(self.weight, x)

@@ -91,7 +91,14 @@ class RotaryPositions(Positions):
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
         swap = self._swap
         cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
-        return lambda heads_BTNH: torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
+
+        def turn(heads_BTNH: Tensor) -> Tensor:
+            if len(cos) == 1:
+                return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
+            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # a stack's members follow one another in the batch
+            return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
+
+        return turn
 
     def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [batch or 1, time, dim], the sine with signs: x becomes x cos + (x swapped in pairs) sin."""

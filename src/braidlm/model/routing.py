@@ -1,7 +1,8 @@
 """The record of a router's choices: a value that losses, analysis, pruning and early exit read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -17,8 +18,23 @@ class Routing:
     choices: tuple[str, ...]
     """The names of the things chosen from."""
     probabilities_BTN: Tensor
+    """The router's own, without noise."""
     chosen_BTK: Tensor
     weights_BTK: Tensor
+    """What each chosen thing counts in the output, noise included."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """What is to be added to the training loss: names of routing losses with their weights."""
+
+    @property
+    def weights_BTN(self) -> Tensor:
+        """The weights of all things, 0 for those not chosen."""
+        empty = torch.zeros_like(self.probabilities_BTN, dtype=self.weights_BTK.dtype)
+        return empty.scatter_add(-1, self.chosen_BTK, self.weights_BTK)
+
+    @property
+    def main_BT(self) -> Tensor:
+        """Of each token, the choice that counts most."""
+        return self.chosen_BTK.gather(-1, self.weights_BTK.argmax(-1, keepdim=True))[..., 0]
 
 
 Routings = tuple[Routing, ...]

@@ -1,74 +1,63 @@
-"""Weight gradients of several layers of one shape by one batched product.
+"""Modules of one shape computed as one: their parameters stacked along a first dimension, called the stack.
 
-A single layer's product has too few tiles for a large GPU. So inputs and gradients of such layers stand side by side
-from the moment they are made, and the last layer to deliver has the gradients of all of them computed, in the memory
-that the others have already given to autograd.
+Inside a stack the stream is [member, batch, time, width], or [1, batch, time, width] where all members read the same.
 """
 
+from typing import TypeVar
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .aside import Aside
-
-ROWS = 98304
-"""So many rows, of all layers together, fill a large GPU; more would only hold memory longer."""
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class Stack:
-    """The inputs, and in the backward pass the gradients, of layers of one shape."""
+class StackedLinear(nn.Module):
+    """As many linear layers as `stack`; weight [member, inputs, outputs]."""
 
-    def __init__(self, layers: int, rows: int, weight: Tensor, dtype: torch.dtype, aside: Aside):
-        self.weight, self.aside, self.waiting = weight, aside, layers
-        self.inputs = torch.empty(layers, rows, weight.shape[1], dtype=dtype, device=weight.device)
-        self.gradients: Tensor | None = None
-        self.results: Tensor | None = None
+    def __init__(self, stack: int, inputs: int, outputs: int, bias: bool = False):
+        super().__init__()
+        self.stack = stack
+        self.weight = nn.Parameter(torch.empty(stack, inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(stack, outputs)) if bias else None
 
-    def places(self) -> list["Place"]:
-        return [Place(self, index) for index in range(len(self.inputs))]
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1, -2).expand(self.stack, -1, -1)
+        if self.bias is None:
+            made = torch.bmm(rows, self.weight)
+        else:
+            made = torch.baddbmm(self.bias[:, None], rows, self.weight)
+        return made.unflatten(1, x.shape[1:-1])
 
-    def gradient(self, index: int) -> Tensor:
-        if self.gradients is None:
-            layers, rows, _ = self.inputs.shape
-            self.gradients = self.inputs.new_empty(layers, rows, self.weight.shape[0])
-            self.results = self.weight.new_empty(layers, *self.weight.shape)
-        return self.gradients[index].data
-
-    def delivered(self, index: int) -> Tensor:
-        assert self.gradients is not None
-        assert self.results is not None
-        self.waiting -= 1
-        if not self.waiting:
-            with self.aside.piece(self.gradients, self.inputs):
-                _batched_product(self.gradients.transpose(1, 2), self.inputs, self.results)
-        return self.results[index].data
+    def extra_repr(self) -> str:
+        return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
 
 
-class Place:
-    """One layer's place in a stack. Tensors are handed out as `.data`: to autograd they are no views of each other."""
-
-    def __init__(self, stack: Stack, index: int):
-        self.stack, self.index = stack, index
-
-    @property
-    def input(self) -> Tensor:
-        """[rows, in], to be written."""
-        return self.stack.inputs[self.index].data
-
-    @property
-    def gradient(self) -> Tensor:
-        """[rows, out], to be written."""
-        return self.stack.gradient(self.index)
-
-    def deliver(self, gradient: Tensor) -> Tensor:
-        """The gradient [out, in] of the weight: complete when the other layers have delivered and all is joined."""
-        place = self.gradient
-        if gradient.data_ptr() != place.data_ptr():
-            place.copy_(gradient)
-        return self.stack.delivered(self.index)
+def linear(stack: int | None, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+    """One linear layer, or a stack of them."""
+    return nn.Linear(inputs, outputs, bias=bias) if stack is None else StackedLinear(stack, inputs, outputs, bias)
 
 
-def _batched_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    if a.is_cuda and a.dtype != out.dtype:
-        torch.ops.aten.bmm.dtype_out(a, b, out.dtype, out=out)
-    else:
-        out.copy_(torch.bmm(a, b))
+def carrier(layer: Layer) -> Layer:
+    """Mark a linear layer that the stream passes through with nothing beside it: it begins by keeping the scale."""
+    layer.carries_stream = True  # type: ignore[assignment]
+    return layer
+
+
+def vector(stack: int | None, size: int) -> nn.Parameter:
+    """A learned vector, or a stack of them."""
+    return nn.Parameter(torch.empty(size) if stack is None else torch.empty(stack, size))
+
+
+def along(parameter: Tensor, x: Tensor) -> Tensor:
+    """A vector, or a stack of them, shaped to meet `x` channel by channel."""
+    return parameter if parameter.ndim == 1 else parameter.unflatten(0, (-1,) + (1,) * (x.ndim - 2))
+
+
+def is_vector(module: nn.Module, parameter: Tensor) -> bool:
+    """Whether a module's own parameter is a vector or a stack of vectors: a bias, a norm's scale, a steepness."""
+    return parameter.ndim - (getattr(module, "stack", None) is not None) < 2
+
+
+def fan_in(module: nn.Module, parameter: Tensor) -> int:
+    """How many inputs a matrix sums over."""
+    return parameter.shape[-2] if isinstance(module, StackedLinear) else parameter.shape[-1]

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .block import Block, BlockConfig
 from .errors import BraidError
+from .options import merge_options
 from .registry import Registry
 from .routing import Routings
 from .span import Span
@@ -33,9 +34,6 @@ class Stage(nn.Module):
 class BlockStage(Stage):
     """One block, or `layers` of them in a row."""
 
-    inherits_block = True
-    """Options not given come from the architecture's `block`."""
-
     @dataclass
     class Config(BlockConfig):
         layers: int = 1
@@ -44,6 +42,11 @@ class BlockStage(Stage):
         def __post_init__(self) -> None:
             if self.layers < 1:
                 raise BraidError(f"layers must be at least 1, got {self.layers}")
+
+    @classmethod
+    def spell_out(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+        """Options not given come from the architecture's `block`."""
+        return merge_options(template, options)
 
     def __init__(self, config: Config, width: int):
         super().__init__()

@@ -1,49 +1,21 @@
-"""`braid generate` as a function: continue prompts with the model of a folder."""
+"""`braid generate` as functions: continue prompts with the model of a folder, or with several side by side."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
+from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.core.generation import NextToken, continue_text, next_tokens
-from braidlm.core.runs import model_folder
+from braidlm.core.folders import check_weights, choose_paths, load_config, load_model
+from braidlm.core.generation import continue_text, encode_prompts, next_tokens
+from braidlm.core.prompts import Prompt, read_prompts
+from braidlm.core.runs import model_folder, short_names
 from braidlm.data.tokenizers import load_tokenizer
+from braidlm.model.accounting import skeleton
 from braidlm.model.decoding import Sampling
-
-
-@dataclass
-class Continuation:
-    """One prompt and what the model made of it."""
-
-    prompt: str
-    text: str = ""
-    """The new text alone."""
-    tokens: int = 0
-    """How many tokens were made, the end of text included."""
-    stopped: str = ""
-    """Why it is no longer: `end` of text, `max_tokens`, or the model's `limit`."""
-    next: list[NextToken] = field(default_factory=list)
-    """The most probable tokens after the prompt, if asked for."""
-
-
-@dataclass
-class Generation:
-    """All continuations, and how fast they came."""
-
-    model: str
-    """The model folder."""
-    device: str
-    seconds: float = 0.0
-    """Without loading."""
-    texts: list[Continuation] = field(default_factory=list)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(text.tokens for text in self.texts) / self.seconds if self.seconds else 0.0
+from braidlm.serving.continuations import Continuation, Generation
+from braidlm.serving.prompt_study import PromptStudy
+from braidlm.serving.prompt_study_files import check_report, write_report
 
 
 def generate(
@@ -56,18 +28,20 @@ def generate(
     seed: int | None = None,
     greedy: bool = False,
     top_next: int = 0,
+    paths: Sequence[str] | None = None,
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
-    """Continue prompts with a model folder or a run's newest checkpoint; `on_text(prompt, piece)` hears them come."""
+    """Continue prompts with a model folder or a run's newest checkpoint; `on_text(prompt, piece)` hears them come.
+
+    With `paths`, only these paths of the model are heard.
+    """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    if top_next < 0:
-        raise BraidError(f"top_next must be 0 or more, got {top_next}")
-    sampling = Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
     folder = model_folder(model)
-    loaded = load_model(folder, place := choose_device(device))
+    loaded = load_model(folder, place := choose_device(device), paths)
     tokenizer = load_tokenizer(folder)
-    result = Generation(str(folder), place, texts=[Continuation(prompt) for prompt in prompts])
+    result = Generation(str(folder), place, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts])
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next), strict=True):
             text.next = tokens
@@ -82,13 +56,85 @@ def generate(
     return result
 
 
-def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
-        reason = str(error).strip().split("\n")[0]
-        raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
-    return name
+def prompt_study(
+    models: Sequence[str | Path],
+    prompts: str | Path | Sequence[str | Prompt],
+    max_tokens: int = 40,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    greedy: bool = False,
+    top_next: int = 3,
+    paths: Sequence[str] | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+    on_model: Callable[[str], None] | None = None,
+) -> PromptStudy:
+    """Continue the same prompts (a file, or texts) with several models, one loaded after another.
+
+    `out` is a report to write: .md, .html or .csv. `on_model(name)` hears which model is at work.
+    """
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
+    if out is not None:
+        check_report(out)
+    if isinstance(prompts, (str, Path)):
+        given = read_prompts(prompts)
+    else:
+        given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if not models:
+        raise BraidError("there is no model", todo="Name one or more model folders or run folders.")
+    named, texts = short_names(models), [prompt.text for prompt in given]
+    for model in models:
+        _check_model(model_folder(model), texts, paths)
+    study = PromptStudy(given)
+    for name, model in named.items():
+        if on_model is not None:
+            on_model(name)
+        study.models[name] = generate(
+            model,
+            texts,
+            max_tokens,
+            sampling.temperature,
+            top_k,
+            top_p,
+            seed,
+            top_next=top_next,
+            paths=paths,
+            device=device,
+        )
+    if out is not None:
+        write_report(study, out)
+    return study
+
+
+def _sampling(
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    greedy: bool,
+    top_next: int,
+) -> Sampling:
+    """What was asked for, if it can be."""
+    if max_tokens < 1:
+        raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
+    if top_next < 0:
+        raise BraidError(f"top_next must be 0 or more, got {top_next}")
+    return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
+
+
+def _check_model(folder: Path, prompts: Sequence[str], paths: Sequence[str] | None) -> None:
+    """What would go wrong later, found before any model is at work."""
+    config = load_config(folder)
+    if paths is not None:
+        choose_paths(config, paths, folder)
+    check_weights(folder, config)
+    limit = skeleton(config).model.positions.limit
+    for prompt, ids in zip(prompts, encode_prompts(load_tokenizer(folder), prompts), strict=True):
+        if limit is not None and len(ids) >= limit:
+            shown = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
+            raise BraidError(
+                f"the prompt {shown!r} has {len(ids)} tokens, and the model's limit is {limit}", str(folder)
+            )

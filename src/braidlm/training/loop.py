@@ -21,11 +21,14 @@ from braidlm.training.rates import LearningRate
 from braidlm.training.readings import Readings
 from braidlm.training.recipe import Recipe
 from braidlm.training.samples import write_samples
-from braidlm.training.schedules import dropout_schedules
+from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step import Stepper
 from braidlm.training.stopping import GentleStop
 from braidlm.training.tracking import Tracker
 from braidlm.training.validation import mean_bits_per_byte, score_text
+
+TEMPERATURE_LEVELS = 20
+"""A temperature schedule moves in so many steps: each one rebuilds a compiled or captured step."""
 
 
 class Trainer:
@@ -63,6 +66,7 @@ class Trainer:
         }
         self.rate_curve = LearningRate(training)
         self.dropout_curve = dropout_schedules.build(training.dropout)
+        self.temperature_curve = schedules.build(training.temperature)
         self.progress = Progress()
         self.rate = 0.0
         self.readings = Readings(place)
@@ -78,6 +82,8 @@ class Trainer:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
         if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.place.is_main:
             console.warn("training.dropout has no effect: every dropout rate of the model is 0")
+        if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
+            console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
 
     @property
     def finished(self) -> bool:
@@ -108,11 +114,12 @@ class Trainer:
     def _step(self) -> None:
         before, share = self.progress, self.progress.share(self.budget)
         self.stepper.scale_dropout(self.dropout_curve(share))
+        self.stepper.scale_temperature(self.temperature_curve(int(share * TEMPERATURE_LEVELS) / TEMPERATURE_LEVELS))
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.rate_curve(before, self.progress)
-        loss, norm = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
-        self.readings.add(self.progress.steps, loss, norm)
+        report = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
+        self.readings.add(self.progress.steps, report)
         if self.place.device.type == "cpu":
             self._check_finite()
 
@@ -179,6 +186,9 @@ class Trainer:
             "epochs": {name: round(epoch, 3) for name, epoch in self.loader.epochs.items()},
             **self.speed.read(self.progress.tokens),
         }
+        if self.readings.usage:
+            record["routing_loss"] = self.readings.routing_loss
+            record["usage"] = self.readings.usage
         self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)

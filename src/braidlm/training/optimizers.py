@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn, optim, tensor
 
+from braidlm.model.stacked import is_vector
 from braidlm.training.recipe import OptimizerConfig
 
 
@@ -30,7 +31,8 @@ def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tens
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if config.decay == "everything":
         return trained, []
-    return [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+    vectors = {p for m in model.modules() for p in m.parameters(recurse=False) if is_vector(m, p)}
+    return [p for p in trained if p not in vectors], [p for p in trained if p in vectors]
 
 
 def set_learning_rate(optimizer: optim.Optimizer, rate: float) -> None:

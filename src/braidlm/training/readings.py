@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, stack
 
 from braidlm.training.parallel import Place, sum_over_processes
+from braidlm.training.step import StepReport
 
 
 @dataclass
@@ -17,27 +18,35 @@ class Readings:
     """Of the steps since the last record; saved with a checkpoint, so that the next record is the same after it."""
     norm: float = 0.0
     """Of the last step that was read."""
-    unread: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    routing_loss: float = 0.0
+    usage: dict[str, list[float]] = field(default_factory=dict)
+    """Of the last step that was read, for each router."""
+    unread: list[tuple[int, StepReport]] = field(default_factory=list)
 
-    def add(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Numbers of a step, still on the device; each process has its share of the loss."""
-        self.unread.append((step, loss, norm))
+    def add(self, step: int, report: StepReport) -> None:
+        """Numbers of a step, still on the device."""
+        self.unread.append((step, report))
 
     def read(self) -> str | None:
         """Wait for the numbers; what is wrong at the first step where one is not finite, or None."""
         if not self.unread:
             return None
-        steps, losses, norms = zip(*self.unread, strict=True)
+        steps, reports = zip(*self.unread, strict=True)
         self.unread.clear()
-        whole = sum_over_processes(stack(losses), self.place).tolist()
-        lengths = stack(norms).tolist()
-        for step, loss, norm in zip(steps, whole, lengths, strict=True):
+        whole = self._summed([report.loss for report in reports])
+        added = self._summed([report.routing_loss for report in reports])
+        lengths = stack([report.gradient_norm for report in reports]).tolist()
+        for step, loss, norm in zip(steps, map(sum, zip(whole, added, strict=True)), lengths, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = "gradient" if math.isfinite(loss) else "loss"
                 return f"the {what} became infinite or not a number at step {step}"
         self.losses += whole
-        self.norm = lengths[-1]
+        self.norm, self.routing_loss = lengths[-1], added[-1]
+        self.usage = {name: share.tolist() for name, share in reports[-1].usage.items()}
         return None
+
+    def _summed(self, shares: list[Tensor]) -> list[float]:
+        return sum_over_processes(stack(shares), self.place).tolist()
 
     def take_mean(self) -> float:
         """The mean loss since it was last taken."""

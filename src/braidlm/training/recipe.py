@@ -66,6 +66,10 @@ class TrainingConfig:
     """Recompute blocks in the backward pass: less memory, about a third slower."""
     dropout: Annotated[Choice, PartOf(dropout_schedules, "constant")] = "constant"  # type: ignore[assignment]
     """The model's dropout rates over the training."""
+    temperature: Annotated[Choice, PartOf(schedules, "constant")] = "constant"  # type: ignore[assignment]
+    """The temperature of Gumbel joins over the training, as a share of the configured one, in twenty even steps."""
+    freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
+    """Parts that keep their weights, beside those the folder calls frozen; joins: and projections and the last norm."""
 
     def __post_init__(self) -> None:
         if self.budget.count < 1:

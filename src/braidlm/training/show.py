@@ -43,7 +43,7 @@ def show(x: str | Path, overrides: list[str] | None = None, length: int | None =
 
 def recipe_facts(name: str, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
     """A recipe, composed and checked in full; its model as it would be built."""
-    _check_exists(name)
+    check_recipe_exists(name)
     data = compose_recipe(name, overrides)
     notes: list[str] = []
     problems: list[str] = []
@@ -126,7 +126,7 @@ def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     return {**facts, "kind": "run", "name": str(folder), "run": run}
 
 
-def _check_exists(name: str) -> None:
+def check_recipe_exists(name: str) -> None:
     try:
         find_recipe(name)
     except BraidError as error:

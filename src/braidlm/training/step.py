@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from braidlm.model.aside import Aside
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.fused_pass import has_fused_pass
+from braidlm.model.gumbel import GumbelJoin, scale_temperature
+from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing_losses import usage
 from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel
 from braidlm.training.precision import autocast
@@ -26,15 +30,30 @@ EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
 
 
+@dataclass
+class StepReport:
+    """Numbers of one step, still on the device; each process has its share of the losses."""
+
+    loss: Tensor
+    """Of the text."""
+    gradient_norm: Tensor
+    routing_loss: Tensor
+    """What routers asked to be added, 0 where there are none."""
+    usage: dict[str, Tensor]
+    """For each router, the share of the weight that each of its choices had in the last forward pass."""
+
+
 class Objective(nn.Module):
-    """The model as a function from a batch to its loss."""
+    """The model as a function from a batch to its losses and the usage of its routers' choices."""
 
     def __init__(self, model: BraidForCausalLM, aside: Aside | None):
         super().__init__()
         self.model, self.aside = model, aside
 
-    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Tensor:
-        return self.model.training_loss(inputs, labels, count, self.aside)
+    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
+        real = labels != IGNORED
+        return text, routing, {r.name: usage(r, real).detach() for r in routings}
 
 
 class Stepper:
@@ -53,7 +72,7 @@ class Stepper:
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
         self.objective = data_parallel(Objective(model, self.aside), place)
-        self.run: Callable[..., Tensor] = self.objective
+        self.run: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
@@ -61,13 +80,15 @@ class Stepper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
+        self.temperature_scale = 1.0
+        self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
-        self.results: Tensor | None = None
+        self.results: StepReport | None = None
 
-    def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> tuple[Tensor, Tensor]:
-        """Train on this process's rows; `count` labels are in the batch of all processes. Gives loss and norm."""
+    def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
+        """Train on this process's rows; `count` labels are in the batch of all processes."""
         set_learning_rate(self.optimizer, rate)
         self.steps += 1
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
@@ -81,9 +102,21 @@ class Stepper:
         self.dropout_scale = scale
         scale_dropout(self.model, scale)
         if self.has_dropout:
-            self.graph, self.steps = None, 0
-            if self.use_compile:
-                torch.compiler.reset()  # after eight versions of one function torch would give up and run it eagerly
+            self._record_again()
+
+    def scale_temperature(self, scale: float) -> None:
+        """Change the temperature of every Gumbel join; a captured step is recorded again."""
+        if scale == self.temperature_scale:
+            return
+        self.temperature_scale = scale
+        scale_temperature(self.model, scale)
+        if self.has_temperature:
+            self._record_again()
+
+    def _record_again(self) -> None:
+        self.graph, self.steps = None, 0
+        if self.use_compile:
+            torch.compiler.reset()  # after eight versions of one function torch would give up and run it eagerly
 
     def _load(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -95,22 +128,24 @@ class Stepper:
         # Made there: a copy from the host would wait for the device.
         return torch.full((), float(count), device=self.place.device)
 
-    def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        total = torch.zeros((), device=self.place.device)
+    def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
+        total, added = torch.zeros((), device=self.place.device), torch.zeros((), device=self.place.device)
+        used: dict[str, Tensor] = {}
         pieces = list(zip(inputs.chunk(self.config.accumulation), labels.chunk(self.config.accumulation), strict=True))
         for index, (tokens, targets) in enumerate(pieces):
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.place.device, self.dtype):
-                    loss = self.run(tokens, targets, count)
+                    loss, asked, used = self.run(tokens, targets, count)
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
-                (loss * self.place.world).backward()
+                ((loss + asked) * self.place.world).backward()
                 if self.aside is not None:
                     self.aside.join()
             total += loss.detach()
+            added += asked.detach()
         norm = self._update()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
+        return StepReport(total, norm, added, used)
 
     def _update(self) -> Tensor:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
@@ -129,7 +164,7 @@ class Stepper:
             return self.objective.no_sync()
         return contextlib.nullcontext()
 
-    def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
+    def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> StepReport:
         if self.graph is None:
             self._capture((self._load(inputs), self._load(labels), self._number(count)))
         assert self.graph is not None
@@ -139,8 +174,9 @@ class Stepper:
             buffer.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         self.buffers[2].fill_(count)
         self.graph.replay()
-        loss, norm = self.results.clone().unbind()
-        return loss, norm
+        made = self.results
+        shares = {name: share.clone() for name, share in made.usage.items()}
+        return StepReport(made.loss.clone(), made.gradient_norm.clone(), made.routing_loss.clone(), shares)
 
     def _capture(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Record the step without running it; gradients get their fixed places inside the graph's memory."""
@@ -150,4 +186,4 @@ class Stepper:
         # What the loss waits for goes before what only the optimizer waits for.
         first = torch.cuda.Stream(self.place.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
-            self.results = torch.stack(self._train(*self.buffers))
+            self.results = self._train(*self.buffers)

@@ -15,9 +15,12 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.folders import WEIGHTS, check_vocabulary, check_weights, load_config
 from braidlm.core.runs import model_folder
+from braidlm.data.braid_tokenizer import BraidTokenizer, differences
 from braidlm.data.catalog import OpenData, open_data
+from braidlm.data.tokenizers import load_tokenizer
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.switches import freeze
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place, join_group, wait_for_all
@@ -66,6 +69,9 @@ def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
         data = open_data(recipe.data)
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data).to(place.device)
+    freeze(model, recipe.training.freeze)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
     torch.manual_seed(recipe.seed * 1000 + place.rank)  # dropout differs between processes, weights do not
     checkpoints = Checkpoints(folder, place, recipe.checkpoints.keep)
     trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), place)
@@ -128,6 +134,7 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
 def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """The folder's weights, in its own architecture or in one that differs only in how it is trained."""
     config = load_config(start)
+    _check_same_tokenizer(start, data.tokenizer)
     check_vocabulary(config.vocab_size, data.tokenizer, str(start))
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
@@ -146,10 +153,28 @@ def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCa
     return BraidForCausalLM.from_pretrained(start, config=config)
 
 
+def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
+    """A model knows the tokens it was made with, and to no others do its weights mean anything."""
+    try:
+        own = load_tokenizer(start)
+    except BraidError:  # a folder without one, as a conversion may leave: then nobody can compare
+        return
+    if own.fingerprint != tokenizer.fingerprint:
+        raise BraidError(
+            f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, tokenizer))}",
+            str(start),
+            f"Prepare the data with the model's: data.tokenizer={start}, or `braid prepare SOURCE --tokenizer {start}`.",
+        )
+
+
+TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
+"""Options of an architecture that change how it is trained and not what it computes."""
+
+
 def _what_it_computes(architecture: Any) -> Any:
     """An architecture without what matters in training only."""
     if isinstance(architecture, dict):
-        kept = {k: v for k, v in architecture.items() if k not in ("dropout", "initialisation")}
+        kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
         return {k: _what_it_computes(v) for k, v in kept.items()}
     return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
 

@@ -36,7 +36,7 @@ def score_text(model: BraidForCausalLM, text: ValidationSet, dtype: torch.dtype 
         used = (labels != IGNORED).any(1)  # rows that are only filling cost nothing
         tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
         with autocast(device, dtype):
-            total += model.training_loss(tokens, targets, 1.0).double()
+            total += model.text_loss(tokens, targets, 1.0).double()
     model.train(was_training)
     nats = total.item()
     loss = nats / text.tokens

@@ -1,0 +1,73 @@
+"""`braid compose`: paths into one model."""
+
+import argparse
+from typing import Any
+
+HELP = "make one model of several that were trained apart, as parallel paths with a join"
+EPILOG = """examples:
+  braid compose runs/stories runs/maths --out models/both --dry-run
+  braid compose runs/stories runs/maths --join gumbel_v1 --freeze paths --out models/both
+  braid compose A B C --names stories maths code --join "{kind: gumbel_v2, losses: {load_balance: 0.01}}" --out M
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `braid compose`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add(
+        "sources",
+        nargs="+",
+        metavar="PATH",
+        help="a model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; one tokenizer for all",
+    )
+    add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
+    add("--join", default="shared_linear", metavar="JOIN", help='a kind, or "{kind: ..., option: ...}" (shared_linear)')
+    add("--names", nargs="+", metavar="NAME", help="the paths' names for ever (the runs' or folders')")
+    add("--layers", type=int, metavar="N", help="how often the paths are joined (the depth of the shallowest)")
+    add("--blocks", type=int, default=1, metavar="N", help="fresh full-width blocks before and after (1)")
+    add(
+        "--freeze",
+        nargs="+",
+        default=(),
+        metavar="PART",
+        help="what later training leaves as it is: paths (all that came from them), joins, embedding, head",
+    )
+    add("--start", default="mean", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
+    add("--seed", type=int, default=1, metavar="N", help="of the fresh weights (1)")
+    add("--dry-run", action="store_true", help="show what would come from where, and write nothing")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compose as the arguments say."""
+    from braidlm.core import console
+    from braidlm.edits.compose import compose
+
+    made = compose(
+        args.sources,
+        args.out,
+        names=args.names,
+        join=read_join(args.join),
+        layers=args.layers,
+        blocks=args.blocks,
+        freeze=args.freeze,
+        seed=args.seed,
+        dry_run=args.dry_run,
+        start=args.start,
+    )
+    if made is not None:
+        console.show(str(made))
+
+
+def read_join(text: str) -> Any:
+    """A kind, or a mapping as a recipe would have it."""
+    import yaml
+
+    from braidlm.core.errors import BraidError
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise BraidError(f"this is neither a kind of join nor a mapping ({why})", f"--join {text}") from None

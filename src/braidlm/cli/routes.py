@@ -1,0 +1,156 @@
+"""`braid routes`: who goes where."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport
+
+HELP = "who goes where: which path the tokens of prompts and data take in each parallel layer"
+EPILOG = """examples:
+  braid routes runs/gumbel
+  braid routes A B C --prompts my-prompts.jsonl --out report
+  braid routes M --data stories=data/stories maths=data/maths --held-out 0.01
+  braid routes M --domains stories=path_1 maths=path_2
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="a model folder, or a run folder (its newest checkpoint)")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="a prompt a line, or JSONL with prompt and domain (papaformer: its 20 prompts)",
+    )
+    add(
+        "--data", nargs="+", action="extend", metavar="NAME=PATH", help="packed folders or text; the name is the domain"
+    )
+    add(
+        "--held-out", type=float, metavar="SHARE", help="of packed data, only what `holdout: SHARE` keeps from training"
+    )
+    add("--tokens", type=int, default=20_000, metavar="N", help="most tokens of each data set (20000)")
+    add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
+    add("--paths", nargs="+", metavar="PATH", help="let only these paths be heard")
+    add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
+    add("--json", action="store_true", help="print facts for programs")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Look, then show the same as tables or as JSON."""
+    from braidlm.core import console
+    from braidlm.routes.routes import routes
+
+    if args.json:
+        console.set_quiet(True)
+    report = routes(
+        args.models,
+        args.prompts,
+        _pairs(args.data, "--data"),
+        paths=args.paths,
+        domains=_pairs(args.domains, "--domains"),
+        tokens=args.tokens,
+        held_out=args.held_out,
+        out=args.out,
+        device=args.device,
+    )
+    if args.json:
+        console.show(json.dumps(report.facts(), ensure_ascii=False, indent=2))
+        return
+    _show(report)
+    if args.out:
+        console.show(f"{args.out}/routes.html")
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    from braidlm.core.errors import BraidError
+
+    pairs: dict[str, str] = {}
+    for item in given or []:
+        name, equals, value = item.partition("=")
+        if not (name and equals) or (option == "--data" and not value):
+            raise BraidError(f"expected NAME=VALUE, got '{item}'", option)
+        if name in pairs:
+            raise BraidError(f"'{name}' is given twice", option)
+        pairs[name] = value
+    return pairs
+
+
+def _show(report: "RoutingReport") -> None:
+    from braidlm.core.console import show
+    from braidlm.routes.report import RoutingReport, verdicts
+
+    if report.models[0].prompts:
+        _show_prompts(report)
+    _show_shares(report)
+    for model in report.models:
+        _show_layers(model, RoutingReport([model]).choices)
+        for line in (*model.findings, *verdicts(model), *(f"note: {note}" for note in model.notes)):
+            show(line)
+        show("")
+
+
+def _show_prompts(report: "RoutingReport") -> None:
+    """PaPaformer's Table 6: choices by number."""
+    from rich.markup import escape
+
+    from braidlm.core.console import show, table
+
+    numbers = {name: str(number) for number, name in enumerate(report.choices, 1)}
+    rows = [
+        (
+            escape(prompt.name[:40]),
+            escape(prompt.domain or "-"),
+            *(_decisions(m.prompts[n], numbers) for m in report.models),
+        )
+        for n, prompt in enumerate(report.models[0].prompts)
+    ]
+    show("The choice at the last token of each prompt, layer by layer, and how many are right")
+    show(f"({', '.join(f'{number} {name}' for name, number in numbers.items())})")
+    table(("prompt", "domain", *(model.name for model in report.models)), rows)
+    show("")
+
+
+def _decisions(prompt: "PromptRoutes", numbers: dict[str, str]) -> str:
+    chosen = " → ".join(numbers[choice] if choice else "·" for choice in prompt.chosen)
+    return chosen if prompt.right is None else f"{chosen}  {prompt.right}/{prompt.read}"
+
+
+def _show_shares(report: "RoutingReport") -> None:
+    """Over all layers: what each choice has, a column for each model."""
+    from braidlm.core.console import show, table
+    from braidlm.routes.report import capital, percent
+
+    for at, tally in enumerate(report.models[0].tallies):
+        tallies = [model.tallies[at] for model in report.models]
+        rows: list[tuple[Any, ...]] = [
+            (name, *(percent(t.shares.get(name)) for t in tallies)) for name in report.choices
+        ]
+        if any(t.accuracy is not None for t in tallies):
+            rows.append(("right", *(percent(t.accuracy) for t in tallies)))
+            rows.append(("right by chance", *(percent(t.accuracy_by_chance) for t in tallies)))
+        show(f"{capital(tally.what)}, over all layers")
+        table(("", *(model.name for model in report.models)), rows)
+        show("")
+
+
+def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
+    """What each layer did, over as many tokens as were looked at."""
+    from braidlm.core.console import show, table
+    from braidlm.routes.report import percent
+
+    tally = model.tallies[-1]
+    rows: list[tuple[Any, ...]] = []
+    for layer, one in zip(model.layers, tally.layers, strict=True):
+        if one is None:
+            rows.append((layer.name, *["-"] * len(choices), "-", "-", "-"))
+            continue
+        told = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
+        shares = (percent(one.shares.get(choice)) for choice in choices)
+        rows.append((layer.name, *shares, f"{one.entropy:.2f}", percent(one.accuracy), told))
+    show(f"{model.name}: {tally.what} (entropy in bits; bits that the path tells about the domain)")
+    table(("join", *choices, "entropy", "right", "bits"), rows)

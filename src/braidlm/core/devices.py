@@ -1,0 +1,17 @@
+"""Where a model runs."""
+
+import torch
+
+from braidlm.core.errors import BraidError
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
+        reason = str(error).strip().split("\n")[0]
+        raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
+    return name

@@ -1,0 +1,93 @@
+"""Prompts for models: a file with one a line, plain or JSON, or a set that comes with Braid."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.recipes import recipe_root
+
+USUAL = "papaformer"
+"""The 20 prompts of PaPaformer's Table 6, half of them stories and half maths."""
+JSON_LINES = (".jsonl", ".ndjson")
+EXAMPLE = '{"prompt": "Once upon a time", "domain": "stories"}'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to begin with."""
+
+    text: str
+    domain: str | None = None
+    """What it is about: the name of the path that should know it, or its place counted from 1."""
+    name: str = ""
+    """What it is called in tables; by default its text."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.text
+
+
+def read_prompts(source: str | Path) -> list[Prompt]:
+    """The prompts of a file (`.jsonl`: objects with `prompt`, `domain`, `name`; else a prompt a line), or a set's."""
+    path = _find(source)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", str(path)) from None
+    read = _from_json if path.suffix in JSON_LINES else _from_text
+    found = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise BraidError("there is no prompt in this file", str(path), f"Write one a line; in JSONL: {EXAMPLE}")
+    return found
+
+
+def shipped() -> Iterator[str]:
+    """The names of the sets that come with Braid."""
+    return (path.stem for path in sorted((recipe_root() / "prompts").glob("*.jsonl")))
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if str(source) in shipped():
+        return recipe_root() / "prompts" / f"{source}.jsonl"
+    near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, [*near, *shipped()])
+    raise BraidError(
+        f"there is no such file of prompts.{hint if 'Did you' in hint else ''}",
+        str(source),
+        f"Give a file with a prompt a line, or the name of a set that comes with Braid: {', '.join(shipped())}.",
+    )
+
+
+def _from_text(line: str, where: str) -> Prompt:
+    return Prompt(line)
+
+
+def _from_json(line: str, where: str) -> Prompt:
+    todo = f"A line is an object such as {EXAMPLE}."
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BraidError(f"this line is not JSON ({error.msg} at character {error.colno})", where, todo) from None
+    if not isinstance(row, dict):
+        raise BraidError(f"this line is not an object but {json.dumps(row)[:40]}", where, todo)
+    if "prompt" not in row:
+        hint = did_you_mean("prompt", row)
+        raise BraidError(f"there is no 'prompt'.{hint.replace('There are', 'It has')}", where, todo)
+    return Prompt(
+        _text(row, "prompt", where) or "", _text(row, "domain", where) or None, _text(row, "name", where) or ""
+    )
+
+
+def _text(row: dict, key: str, where: str) -> str | None:
+    value = row.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    if key == "domain" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    kind = "text or a path's number" if key == "domain" else "text"
+    raise BraidError(f"'{key}' is to be {kind}, not {json.dumps(value)[:40]}", where)

@@ -1,0 +1,153 @@
+"""The verb `compose`: models that were trained apart become the paths of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from braidlm.bridges.plain import PlainModel
+from braidlm.core import console
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.folders import save_model
+from braidlm.edits.assembling import assemble
+from braidlm.edits.composition import Composition
+from braidlm.edits.layout import lay_out
+from braidlm.edits.path_models import (
+    PathModel,
+    PathShape,
+    check_alone,
+    check_listed_once,
+    check_together,
+    check_tokenizers,
+    settle_names,
+)
+from braidlm.edits.sources import locate
+from braidlm.edits.starting import STARTS
+from braidlm.model.architecture import Architecture, read_architecture
+from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.parts import joins
+from braidlm.model.registry import Choice
+from braidlm.model.strict import PartOf, decode, encode
+from braidlm.model.switches import FREEZABLE
+
+
+def compose(
+    sources: Sequence[str | Path],
+    out: str | Path | None,
+    *,
+    names: Sequence[str] | None = None,
+    join: str | dict[str, Any] = "shared_linear",
+    layers: int | None = None,
+    blocks: int = 1,
+    freeze: Sequence[str] = (),
+    seed: int = 1,
+    dry_run: bool = False,
+    start: str = "mean",
+) -> Path | None:
+    """Make one model of several: their blocks side by side in parallel layers, their embeddings and heads side by side.
+
+    A source is a Braid model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; all have one
+    tokenizer. `names` are the paths' names for ever, by default the runs' or folders'. `join` is a kind or a mapping
+    with options. `layers` is how often the paths are joined, by default as often as the shallowest has blocks; `blocks`
+    of full width stand before and after. `freeze` names what later training leaves as it is: `paths` for all that came
+    from the sources. Projections and joins `start` as the `mean` of the paths, which works better, or `random`, as
+    PaPaformer's do. Returns the folder written, None for a dry run.
+    """
+    wanted = _read_join(join)
+    _check_options(sources, layers, blocks, freeze, start)
+    _check_out(out, dry_run)
+    located = [locate(source) for source in sources]
+    check_listed_once(located)
+    settled = settle_names(located, names)
+    check_tokenizers(located, settled)
+    paths = [PathModel.of(name, one.open()) for name, one in zip(settled, located, strict=True)]
+    for path in paths:
+        check_alone(path, path.folder)
+    check_together(paths)
+    composition = Composition.of(paths, wanted, layers, blocks, _frozen(freeze, paths), start)
+    for line in composition.lines():
+        (console.show if dry_run else console.say)(line)
+    if dry_run:
+        return None
+    assert out is not None
+    folder = Path(out).expanduser()
+    fixed = {"blocks": blocks, "freeze": list(freeze), "start": start, "seed": seed}
+    lineage = {
+        "made_by": "braid compose",
+        "options": {"join": encode(wanted), "layers": composition.layout.layers, **fixed},
+        "sources": [{"name": path.name, **path.source.record()} for path in paths],
+        **composition.account.record(),
+    }
+    read = {path.name: path.source for path in paths}
+    model = assemble(composition.config, composition.account, read, seed, start)
+    save_model(model, folder, located[0].tokenizer, lineage)
+    console.say(_what_next(composition, folder))
+    return folder
+
+
+def composed_architecture(
+    architectures: Sequence[Architecture],
+    names: Sequence[str],
+    join: str | dict[str, Any] | Choice = "shared_linear",
+    layers: int | None = None,
+    blocks: int = 1,
+) -> Architecture:
+    """What composing models of these architectures would give, for those who want to know before there are weights."""
+    plain = [PlainModel(BraidConfig(architecture)) for architecture in architectures]
+    paths = [PathShape(name, one) for name, one in zip(names, plain, strict=True)]
+    for path in paths:
+        check_alone(path, path.name)
+    check_together(paths)
+    return read_architecture(lay_out(paths, _read_join(join), layers, blocks).architecture)
+
+
+@dataclass
+class _Asked:
+    """For strict decoding."""
+
+    join: Annotated[Choice, PartOf(joins, "shared_linear")]
+
+
+def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
+    return decode(_Asked, {"join": join}).join
+
+
+def _check_options(
+    sources: Sequence[str | Path], layers: int | None, blocks: int, freeze: Sequence[str], start: str
+) -> None:
+    """What is wrong without looking at any model."""
+    if len(sources) < 2:
+        raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
+    if layers is not None and layers < 1:
+        raise BraidError(f"layers must be at least 1, got {layers}")
+    if blocks < 0:
+        raise BraidError(f"blocks must be 0 or more, got {blocks}")
+    for part in freeze:
+        if part not in FREEZABLE:
+            raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
+    if start not in STARTS:
+        raise BraidError(f"there is no start '{start}'.{did_you_mean(start, STARTS)}")
+
+
+def _check_out(out: str | Path | None, dry_run: bool) -> None:
+    if out is None and not dry_run:
+        raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
+    if out is not None and Path(out).expanduser().exists():
+        raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
+
+
+def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
+    """The parts to keep, all of them named: what came from the paths is their blocks, the embedding and the head."""
+    parts = set(freeze) | ({"embedding", "head"} if "paths" in freeze else set())
+    if all(path.architecture.tie_embeddings for path in paths) and parts & {"embedding", "head"}:
+        parts |= {"embedding", "head"}  # one matrix
+    return [part for part in FREEZABLE if part in parts]
+
+
+def _what_next(composition: Composition, folder: Path) -> str:
+    told = ", ".join(composition.fresh_parts())
+    return (
+        f"Written: {folder}\nWhat is fresh ({told}) has learned nothing yet: train it with "
+        f"`braid train RECIPE start_from={folder}` on text of every path's kind. "
+        f"Then `braid routes {folder}` shows who goes where."
+    )

@@ -1,0 +1,149 @@
+"""What composing will do, said before it is done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from braidlm.core.facts import model_facts
+from braidlm.edits.account import Account
+from braidlm.edits.account_table import account_table, columns
+from braidlm.edits.layout import Layout, lay_out
+from braidlm.edits.path_models import PathModel
+from braidlm.edits.placement import place, targets
+from braidlm.edits.starting import STARTS
+from braidlm.model.accounting import skeleton
+from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.parallel import ParallelLayer, blocks_in_layer
+from braidlm.model.registry import Choice
+
+TRAINED_BYTES = 12
+"""Of a parameter that is trained, beside its own four: gradient and AdamW's two moments in float32."""
+
+
+@dataclass
+class Composition:
+    """Paths, the model they become, and the account of every tensor."""
+
+    paths: Sequence[PathModel]
+    join: Choice
+    layout: Layout
+    model: BraidForCausalLM
+    """Without memory for its weights."""
+    account: Account
+    start: str
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[PathModel],
+        join: Choice,
+        layers: int | None,
+        blocks: int,
+        frozen: Sequence[str],
+        start: str,
+    ) -> "Composition":
+        """Laid out, built without memory and accounted for."""
+        layout = lay_out(paths, join, layers, blocks)
+        first = paths[0].plain.config
+        special = {name: getattr(first, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = BraidConfig(layout.architecture, vocab_size=first.vocab_size, frozen=list(frozen), **special)
+        model = skeleton(config)
+        return cls(paths, join, layout, model, place(model, paths, layout.layers), start)
+
+    @property
+    def config(self) -> BraidConfig:
+        return self.model.config
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        names = " + ".join(path.name for path in self.paths)
+        stages = ", ".join(_stage(choice) for choice in self.config.decoded().stages)
+        title = f"Compose {names}: width {self.config.hidden_size}, join {self.join.kind}"
+        sizes = [f"  {what:<12} {text}" for what, text in self._sizes()]
+        notes = [f"  note: {note}" for note in self._notes()]
+        return [
+            title,
+            f"  stages: {stages}",
+            *self._alignment(),
+            *account_table(self.account, [path.name for path in self.paths]),
+            *sizes,
+            *notes,
+        ]
+
+    def fresh_parts(self) -> list[str]:
+        """The kinds of part that begin anew."""
+        return list(dict.fromkeys(origin.what for origin in self.account.fresh.values()))
+
+    def _alignment(self) -> list[str]:
+        """Which of each path's blocks, counted from 0, stand in which layer."""
+        layers = range(self.layout.layers)
+        heads = [f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths]
+        placed = [[blocks_in_layer(path.depth, len(layers), layer) for path in self.paths] for layer in layers]
+        rows = [[f"layer {layer}", *map(_numbers, blocks)] for layer, blocks in zip(layers, placed, strict=True)]
+        return columns([["blocks in", *heads], *rows])
+
+    def _sizes(self) -> list[tuple[str, str]]:
+        facts = model_facts(self.config)
+        memory, trained = facts["memory"], self.trained
+        return [
+            ("parameters", f"{facts['parameters']:,}, {facts['active_parameters']:,} active for a token"),
+            ("trained", f"{trained:,} ({trained / facts['parameters']:.0%})"),
+            (
+                "memory",
+                f"weights {_megabytes(memory['weights_float32'])}, in training with AdamW "
+                f"{_megabytes(memory['weights_float32'] + TRAINED_BYTES * trained)} (float32, activations on top)",
+            ),
+        ]
+
+    @property
+    def trained(self) -> int:
+        """How many parameters training will change."""
+        kept = self._kept()
+        return sum(tensor.numel() for name, tensor in targets(self.model).items() if name not in kept)
+
+    def _kept(self) -> set[str]:
+        """The tensors that training will leave as they are."""
+        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+
+    def _how_computed(self) -> list[str]:
+        layer = next(module for module in self.model.modules() if isinstance(module, ParallelLayer))
+        if layer.stack is not None:
+            return ["the paths have one shape and are computed as one stacked product"]
+        first = _shape(self.paths[0])
+        differing = [key for key in first if any(_shape(path)[key] != first[key] for path in self.paths)]
+        because = f"they differ in {', '.join(differing)}" if differing else "a part of theirs cannot be stacked"
+        return [f"the paths are computed one by one, which is slower: {because}"]
+
+    def _notes(self) -> list[str]:
+        notes = [*self.layout.notes, *self._how_computed()]
+        if starting := [what for what in self.fresh_parts() if what in ("projections", "joins")]:
+            notes.append(f"{' and '.join(starting)} begin {STARTS[self.start]}")
+        notes += [f"'{path.name}': {note}" for path in self.paths for note in path.source.notes]
+        first, *others = ((path.name, path.source.located.tokenizer.identity()["roles"]) for path in self.paths)
+        differing = [name for name, roles in others if roles != first[1]]
+        if differing:
+            notes.append(f"special tokens have other roles in {', '.join(differing)}; those of '{first[0]}' count")
+        if self.config.frozen:
+            fresh = dict.fromkeys(o.what for name, o in self.account.fresh.items() if name in self._kept())
+            also = f" (so also the fresh {', '.join(fresh)})" if fresh else ""
+            notes.append(f"training will leave as they are: {', '.join(self.config.frozen)}{also}")
+        return notes
+
+
+def _shape(path: PathModel) -> dict[str, Any]:
+    return {"width": path.width, "depth": path.depth, **path.options}
+
+
+def _stage(choice: Choice) -> str:
+    """`block x 2` or `project to 64`."""
+    layers, to = getattr(choice.options, "layers", None), getattr(choice.options, "to", None)
+    return " ".join(filter(None, (choice.kind, layers and f"x {layers}", to and f"to {to}")))
+
+
+def _numbers(blocks: range) -> str:
+    return ", ".join(map(str, blocks)) or "none: passes on what it reads"
+
+
+def _megabytes(amount: int) -> str:
+    return f"{amount / 1e6:,.1f} MB"

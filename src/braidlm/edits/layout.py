@@ -1,0 +1,129 @@
+"""The architecture of a composed model: PaPaformer's layout, for any number of paths of any widths and depths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from braidlm.core.errors import BraidError
+from braidlm.edits.path_models import PathShape
+from braidlm.model.joins import joins
+from braidlm.model.registry import Choice
+from braidlm.model.strict import encode
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the composed model will be."""
+
+    architecture: dict[str, Any]
+    layers: int
+    notes: list[str]
+    """Choices that the models and options left open."""
+
+
+def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks: int) -> Layout:
+    """Full-width blocks, the paths in parallel layers between them, and what leads from one width to another."""
+    width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
+    layers = min(path.depth for path in paths) if layers is None else layers
+    notes: list[str] = []
+    full_width = []
+    if blocks:
+        options, note = full_width_block(widest, width)
+        full_width = [{"block": {**options, "layers": blocks}}]
+        notes.append(f"full-width blocks are like those of '{widest.name}': {note}")
+    inner, inner_notes = _parallel(paths, join, layers, width)
+    whole, parts = widest.architecture, [path.architecture for path in paths]
+    architecture = {
+        "width": width,
+        "context": min(part.context for part in parts),
+        "positions": encode(whole.positions),
+        "norm": encode(whole.norm),
+        "head": {"kind": "linear", "bias": any(part.head.options.bias for part in parts)},
+        "tie_embeddings": all(part.tie_embeddings for part in parts),
+        "dropout": encode(whole.dropout),
+        "initialisation": encode(whole.initialisation),
+        "stages": [*full_width, *inner, *full_width],
+    }
+    return Layout(architecture, layers, notes + inner_notes + _notes(paths, architecture))
+
+
+def _parallel(
+    paths: Sequence[PathShape], join: Choice, layers: int, width: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The parallel stage, and what leads to it and from it.
+
+    Paths of one width read a stream of that width; else, and where each reads its own part, the stream stays whole.
+    """
+    stage: dict[str, Any] = {
+        "layers": layers,
+        "join": encode(join),
+        "paths": [{"name": p.name, "width": p.width, "depth": p.depth, **p.options} for p in paths],
+    }
+    narrow = paths[0].width
+    if joins[join.kind].keeps_apart:
+        return [{"parallel": stage}], [f"{join.kind}: each path reads and writes its own part of the stream"]
+    if any(path.width != narrow for path in paths):
+        note = f"the paths have different widths: each reads the stream of {width} through a projection of its own"
+        return [{"parallel": stage}], [note]
+    project = {"project": {"to": narrow}}
+    if join.options.residual:  # a residual needs one width, so that the last layer cannot grow
+        note = f"the join has a residual, so that a projection after the last layer grows the stream to {width}"
+        return [project, {"parallel": stage}, {"project": {"to": width}}], [note]
+    return [project, {"parallel": {**stage, "to": width}}], []
+
+
+def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:
+    """A path's block at another width, its heads as large as before and more of them; and in a few words."""
+    options = {key: dict(value) for key, value in path.options.items()}
+    attention, feed = options["attention"], options["feed"]
+    said = []
+    if "heads" in attention and "head_dim" in attention:
+        rotary = path.architecture.positions.kind == "rope"
+        heads, size = _heads(attention, path.width, width, even=rotary)
+        if size != attention["head_dim"]:
+            said.append(f"{width} does not divide into heads of {attention['head_dim']}, so they are of {size}")
+        elif heads * path.width != attention["heads"] * width:
+            said.append(f"which is nearest to {attention['heads'] * width / path.width:.1f}")
+        if attention.get("kv_heads") is not None:
+            shared = attention["heads"] // attention["kv_heads"]
+            attention["kv_heads"] = min(_divisors(heads), key=lambda kv: (abs(kv - heads / shared), -kv))
+        attention |= {"heads": heads, "head_dim": size}
+        said.insert(0, f"{heads} heads of {size}")
+    if feed.get("hidden") is not None:
+        feed["hidden"] = max(1, round(feed["hidden"] * width / path.width))
+        said.append(f"inner size {feed['hidden']}")
+    return options, ", ".join(said) or "with the same options"
+
+
+def _heads(attention: dict[str, Any], before: int, width: int, even: bool) -> tuple[int, int]:
+    """How many heads, and their size: as many more as the stream is wider.
+
+    Where the heads' outputs are the stream's change itself, their sizes must add up to the width.
+    """
+    size = attention["head_dim"]
+    if attention.get("out_projection", True):
+        return max(1, round(attention["heads"] * width / before)), size
+    sizes = [each for each in _divisors(width) if not (even and each % 2)]
+    if not sizes:
+        raise BraidError(
+            f"a width of {width} does not divide into heads of an even size, which rotary positions need",
+            todo="Compose without full-width blocks: `--blocks 0`.",
+        )
+    nearest = min(sizes, key=lambda each: (abs(each - size), -each))
+    return width // nearest, nearest
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _notes(paths: Sequence[PathShape], architecture: dict[str, Any]) -> list[str]:
+    notes = []
+    contexts = {path.name: path.architecture.context for path in paths}
+    if len(set(contexts.values())) > 1:
+        each = ", ".join(f"'{name}' has {context}" for name, context in contexts.items())
+        notes.append(f"the shorter context counts, {architecture['context']} tokens: {each}")
+    tied = [path.name for path in paths if path.architecture.tie_embeddings]
+    if tied and not architecture["tie_embeddings"]:
+        notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")
+    return notes

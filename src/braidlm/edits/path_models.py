@@ -1,0 +1,163 @@
+"""Models that become paths: their names, and whether they can stand beside each other."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from braidlm.bridges.plain import PlainModel
+from braidlm.core.errors import BraidError
+from braidlm.data.braid_tokenizer import differences
+from braidlm.edits.sources import Located, Source
+from braidlm.model.architecture import Architecture
+from braidlm.model.parallel import PathConfig
+from braidlm.model.strict import encode
+
+
+@dataclass(frozen=True)
+class PathShape:
+    """What a model is under the name that its path will have."""
+
+    name: str
+    plain: PlainModel
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.plain.architecture
+
+    @property
+    def width(self) -> int:
+        return self.architecture.width
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def blocks(self) -> list[str]:
+        """The addresses of its blocks, in order."""
+        return self.plain.layers
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What its blocks are, with sizes that follow from the width written out."""
+        return block_options(self.plain, 0)
+
+
+@dataclass(frozen=True)
+class PathModel(PathShape):
+    """A model with its weights."""
+
+    source: Source
+
+    @classmethod
+    def of(cls, name: str, source: Source) -> "PathModel":
+        return cls(name, source.plain, source)
+
+    @property
+    def folder(self) -> str:
+        return str(self.source.located.folder)
+
+
+def settle_names(located: Sequence[Located], names: Sequence[str] | None) -> list[str]:
+    """The paths' names: those given, or what people call the models, as far as letters, digits, - and _ go."""
+    if names is not None and len(names) != len(located):
+        raise BraidError(f"{len(names)} names were given for {len(located)} paths")
+    settled = [_valid(one.title) for one in located] if names is None else list(names)
+    for twice in sorted({name for name in settled if settled.count(name) > 1}):
+        folders = [str(one.folder) for name, one in zip(settled, located, strict=True) if name == twice]
+        raise BraidError(
+            f"two paths are called '{twice}': {' and '.join(folders)}", todo="Give each its own with `--names`."
+        )
+    for name in settled:
+        PathConfig(name=name)  # which knows what a name is made of
+        if hasattr(nn.ModuleDict(), name):  # paths are kept in one, which has these words for itself
+            raise BraidError(f"a path cannot be called '{name}': that is a word of torch's", todo="Use `--names`.")
+    return settled
+
+
+def check_listed_once(located: Sequence[Located]) -> None:
+    """Each model is one path."""
+    folders = [one.folder.resolve() for one in located]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise BraidError("this path is listed twice", str(folder), "A model can be one path of another only once.")
+
+
+def check_tokenizers(located: Sequence[Located], names: Sequence[str]) -> None:
+    """All read text alike; said before a tensor is read."""
+    first = located[0]
+    for one, name in zip(located[1:], names[1:], strict=True):
+        if differing := differences(first.tokenizer, one.tokenizer):
+            raise BraidError(
+                f"'{names[0]}' and '{name}' have different tokenizers: {'; '.join(differing)}",
+                str(one.folder),
+                "Train paths on data prepared with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
+            )
+
+
+def check_alone(path: PathShape, where: str) -> None:
+    """A model can be a path if it is nothing but equal blocks between a plain embedding and a plain head."""
+    architecture = path.architecture
+    other = [f"stage {i} is '{stage.kind}'" for i, stage in enumerate(architecture.stages) if stage.kind != "block"]
+    if other:
+        raise BraidError(
+            f"a path is made of `block` stages only, and here {', '.join(other)}",
+            where,
+            "Compose models that were trained alone.",
+        )
+    problems = []
+    for stage in range(1, len(architecture.stages)):
+        own = block_options(path.plain, stage)
+        if differing := [part for part, value in own.items() if value != path.options[part]]:
+            problems.append(f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0")
+    if architecture.embedding.kind != "tokens":
+        problems.append(f"the embedding is '{architecture.embedding.kind}', and only 'tokens' stand side by side")
+    if architecture.head.kind != "linear":
+        problems.append(f"the head is '{architecture.head.kind}', and only 'linear' ones stand side by side")
+    if problems:
+        raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
+
+
+def check_together(paths: Sequence[PathShape]) -> None:
+    """One vocabulary, one way to know positions."""
+    problems = []
+    sizes = {path.name: path.plain.config.vocab_size for path in paths}
+    if len(set(sizes.values())) > 1:
+        has = ", ".join(f"'{name}' has {size}" for name, size in sizes.items())
+        problems.append(f"the vocabularies differ in size: {has} rows")
+    kinds = {path.name: _positions(path) for path in paths}
+    if len(set(kinds.values())) > 1:
+        problems.append("positions differ: " + ", ".join(f"'{name}' has {kind}" for name, kind in kinds.items()))
+    if problems:
+        raise BraidError("these models do not fit together: " + "; ".join(problems))
+
+
+def block_options(plain: PlainModel, stage: int) -> dict[str, Any]:
+    """The options of a stage's blocks; what by default follows from the width is written out, so that equal blocks are
+    equal however they were written, and stay what they are beside others."""
+    options = encode(plain.architecture.stages[stage].options)
+    options.pop("layers")
+    block = plain.model.model.stages[stage].layers[0]
+    for part, key, value in (
+        ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),
+        ("attention", "head_dim", getattr(block.attention, "head_dim", None)),
+        ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
+    ):
+        if key in options[part]:
+            options[part][key] = value
+    return options
+
+
+def _positions(path: PathShape) -> str:
+    choice = encode(path.architecture.positions)
+    options = ", ".join(f"{key} {value}" for key, value in choice.items() if key != "kind")
+    return f"{choice['kind']} ({options})" if options else choice["kind"]
+
+
+def _valid(title: str) -> str:
+    name = re.sub(r"[^\w-]+", "_", title).strip("_-") or "path"
+    return name if name.replace("-", "_").isidentifier() else f"path_{name}"

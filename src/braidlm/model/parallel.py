@@ -1,0 +1,223 @@
+"""Parallel: layers of named paths, joined into one stream after each layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from .block import Block, BlockConfig, can_stack
+from .errors import BraidError
+from .joins import JoinShape, joins
+from .options import merge_options
+from .registry import Choice
+from .routing import Routings
+from .span import Span
+from .stacked import StackedLinear, carrier
+from .stages import Stage, stage_kinds
+from .strict import PartOf
+
+BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}
+
+
+@dataclass
+class PathConfig(BlockConfig):
+    """One path: a name, and blocks like those of any model."""
+
+    name: str = ""
+    """What the path is called, everywhere."""
+    width: int | None = None
+    """Channels of its blocks; by default the stream's, or with concat an equal part of it."""
+    depth: int | None = None
+    """How many blocks it has; by default one per layer."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "_").isidentifier():
+            raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
+        if hasattr(nn.ModuleDict, self.name):
+            raise BraidError(f"a path cannot be called '{self.name}': torch uses that name itself")
+        for key in ("width", "depth"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise BraidError(f"{key} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class SettledPath:
+    """A path whose width and depth are known."""
+
+    blocks: PathConfig
+    width: int
+    depth: int
+
+
+def blocks_in_layer(depth: int, layers: int, layer: int) -> range:
+    """Which of a path's `depth` blocks stand in one of `layers` layers: spread evenly, in order, none left out."""
+    return range(layer * depth // layers, (layer + 1) * depth // layers)
+
+
+@stage_kinds.register("parallel")
+class ParallelStage(Stage):
+    """Layers of parallel paths. Paths of one shape are computed as one stacked product, others one by one."""
+
+    @dataclass
+    class Config:
+        paths: list[PathConfig]
+        """Names, or names with options of their own; those not given are the stage's, then the model's `block`."""
+        layers: int = 1
+        """How many times the paths run side by side and are joined."""
+        join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
+        """How the paths become one stream after each layer."""
+        to: int | None = None
+        """The width after the last layer; by default that of the stream that came in (concat: the paths' sum)."""
+        stacked: bool = True
+        """Whether paths of one shape are computed as one; false keeps a module for each, the plain reference."""
+
+        def __post_init__(self) -> None:
+            if self.layers < 1:
+                raise BraidError(f"layers must be at least 1, got {self.layers}")
+            if not self.paths:
+                raise BraidError("paths: at least one is needed")
+            names = [path.name for path in self.paths]
+            for twice in sorted({name for name in names if names.count(name) > 1}):
+                raise BraidError(f"paths: '{twice}' is listed twice")
+
+    @classmethod
+    def spell_out(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+        """Give each path the stage's and the model's block options that it does not set itself."""
+        own = {key: value for key, value in options.items() if key in BLOCK_OPTIONS}
+        shared = merge_options(template, own)
+        rest = {key: value for key, value in options.items() if key not in BLOCK_OPTIONS}
+        if "paths" in rest:
+            rest["paths"] = _spelled_paths(rest["paths"], shared)
+        return rest
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        paths = _settled(config, width)
+        self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
+        last = config.layers - 1
+        self.layers = nn.ModuleList()
+        for index in range(config.layers):
+            layer = ParallelLayer(config, paths, index, width, config.to if index == last else None)
+            width = layer.width_out
+            self.layers.append(layer)
+        self.width_out = width
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        routings: Routings = ()
+        for layer in self.layers:
+            hidden, made = self.run(layer, hidden, span)
+            routings += made
+        return hidden, routings
+
+
+class ParallelLayer(nn.Module):
+    """Some blocks of each path side by side, and their join."""
+
+    def __init__(self, config: ParallelStage.Config, paths: list[SettledPath], index: int, width: int, to: int | None):
+        super().__init__()
+        counts = [len(blocks_in_layer(path.depth, config.layers, index)) for path in paths]
+        self.names = tuple(path.blocks.name for path in paths)
+        self.widths = tuple(path.width for path in paths)
+        join_kind = joins[config.join.kind]
+        self.reads_own = join_kind.keeps_apart and width == sum(self.widths)
+        sizes = {n: w for n, w in zip(self.names, self.widths, strict=True) if w != width and not self.reads_own}
+        self.stack: nn.ModuleList | None = None
+        self.paths: nn.ModuleDict | None = None
+        self.enter: nn.Module | None = None
+        if config.stacked and len(paths) > 1 and _of_one_shape(paths):
+            self.stack = _blocks(paths[0], counts[0], stack=len(paths))
+            self.enter = carrier(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
+        else:
+            self.paths = nn.ModuleDict()
+            for path, count in zip(paths, counts, strict=True):
+                self.paths[path.blocks.name] = _blocks(path, count)
+            self.enter = nn.ModuleDict(
+                {name: carrier(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
+            )
+        natural = sum(self.widths) if join_kind.keeps_apart else width
+        self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
+        self.width_out: int = self.join.width_out
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        outputs, routings = self.outputs(hidden, span)
+        joined, made = self.join(outputs, hidden)
+        return joined, routings + made
+
+    def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
+        """What each path makes of the stream."""
+        if self.stack is not None:
+            return self._stacked_outputs(hidden, span), ()  # stackable parts route nothing
+        outputs: list[Tensor] = []
+        routings: Routings = ()
+        for name, stream in zip(self.names, self._read(hidden), strict=True):
+            for block in self.blocks(name):
+                stream, made = block(stream, span)
+                routings += made
+            outputs.append(stream)
+        return outputs, routings
+
+    def blocks(self, name: str) -> Iterator[nn.Module]:
+        """The modules of one path here, where each path has its own."""
+        assert self.paths is not None
+        return self.paths[name].children()
+
+    def _read(self, hidden: Tensor) -> list[Tensor]:
+        """What each path reads: the whole stream, its own part of it, or the stream projected to its width."""
+        if self.reads_own:
+            return list(hidden.split(self.widths, dim=-1))
+        assert isinstance(self.enter, nn.ModuleDict)
+        return [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
+
+    def _stacked_outputs(self, hidden: Tensor, span: Span) -> list[Tensor]:
+        assert self.stack is not None
+        if self.reads_own:
+            stream = torch.stack(hidden.split(self.widths, dim=-1))
+        else:
+            stream = hidden[None] if self.enter is None else self.enter(hidden[None])
+        for block in self.stack:
+            stream, _ = block(stream, span)
+        return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0))
+
+
+def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.ModuleList:
+    """The blocks of a path, or of a stack of paths like it, in one layer."""
+    try:
+        return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
+    except BraidError as error:
+        raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
+
+
+def _settled(config: ParallelStage.Config, width: int) -> list[SettledPath]:
+    share = width
+    if joins[config.join.kind].keeps_apart:
+        share, rest = divmod(width, len(config.paths))
+        if rest and any(path.width is None for path in config.paths):
+            raise BraidError(f"width {width} does not divide into {len(config.paths)} paths; give each a width")
+    return [SettledPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
+
+
+def _of_one_shape(paths: list[SettledPath]) -> bool:
+    first = paths[0]
+    if not can_stack(first.blocks):
+        return False
+    unnamed = replace(first.blocks, width=None, depth=None)
+    return all(
+        (path.width, path.depth) == (first.width, first.depth)
+        and replace(path.blocks, name=unnamed.name, width=None, depth=None) == unnamed
+        for path in paths
+    )
+
+
+def _spelled_paths(paths: Any, shared: dict[str, Any]) -> Any:
+    """`2`, `[stories, maths]` or `{stories: {width: 64}, maths: }` as a list of paths with all their options."""
+    if isinstance(paths, int) and not isinstance(paths, bool):
+        paths = [f"path_{number + 1}" for number in range(paths)]
+    if isinstance(paths, dict):
+        paths = [{"name": name, **(own or {})} if isinstance(own or {}, dict) else own for name, own in paths.items()]
+    if not isinstance(paths, list):
+        return paths  # decoding says what is wrong with it
+    named = [{"name": path} if isinstance(path, str) else path for path in paths]
+    return [merge_options(shared, path) if isinstance(path, dict) else path for path in named]

@@ -1,0 +1,87 @@
+"""Losses of routing: pure functions of a routing and of which tokens are real; padding never counts.
+
+Each is minimised. Where a paper's formula or code pushes the other way than its text, the plain name does what the text
+says, and the formula and the code have names of their own.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .errors import BraidError, did_you_mean
+from .registry import Registry
+from .routing import Routing, Routings
+
+routing_losses = Registry("routing loss", third_party=True)
+
+
+@routing_losses.register("token_entropy")
+def token_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Keeps each token's probabilities soft: 0 when they are equal, log N when one choice has it all."""
+    return math.log(len(routing.choices)) - _mean(_entropy(routing.probabilities_BTN), real_BT)
+
+
+@routing_losses.register("token_entropy_as_printed")
+def token_entropy_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper says it does."""
+    return _mean(_entropy(routing.probabilities_BTN), real_BT)
+
+
+@routing_losses.register("token_entropy_as_coded")
+def token_entropy_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's code: minus the entropy of the sampled weights, which is 0 whenever the sample is hard."""
+    return -_mean(_entropy(routing.weights_BTN), real_BT)
+
+
+@routing_losses.register("load_balance")
+def load_balance(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Spreads the tokens evenly: 0 when all choices are used alike, log N when one has all tokens."""
+    return math.log(len(routing.choices)) - _entropy(_mean(routing.probabilities_BTN, real_BT))
+
+
+@routing_losses.register("load_balance_as_printed")
+def load_balance_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so it rewards collapse."""
+    return _entropy(_mean(routing.probabilities_BTN, real_BT))
+
+
+@routing_losses.register("load_balance_as_coded")
+def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's code: Eq. 9 on the sampled weights; it rewards collapse too."""
+    return _entropy(_mean(routing.weights_BTN, real_BT))
+
+
+def routing_loss(routings: Routings, real_BT: Tensor) -> Tensor:
+    """Everything the model's routers ask to be added to the training loss, summed over routers."""
+    total = torch.zeros((), device=real_BT.device)
+    for routing in routings:
+        for name, weight in routing.losses.items():
+            total = total + weight * routing_losses[name](routing, real_BT)
+    return total
+
+
+def check_losses(names: Iterable[str]) -> None:
+    """Refuse a name that is not a routing loss."""
+    for name in names:
+        if name not in routing_losses:
+            raise BraidError(f"losses: unknown routing loss '{name}'.{did_you_mean(name, routing_losses)}")
+
+
+def usage(routing: Routing, real_BT: Tensor) -> Tensor:
+    """The share of the real tokens' weight that each choice has, [N]."""
+    share = _mean(routing.weights_BTN, real_BT)
+    return share / share.sum().clamp_min(1e-9)
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    """In nats, over the last dimension; 0 log 0 is 0, and its gradient finite."""
+    return -(probabilities.float() * probabilities.float().clamp_min(1e-9).log()).sum(-1)
+
+
+def _mean(values_BT: Tensor, real_BT: Tensor) -> Tensor:
+    """Over real tokens; further dimensions stay."""
+    real = real_BT.to(torch.float32)
+    weighted = values_BT.float() * real[(...,) + (None,) * (values_BT.ndim - 2)]
+    return weighted.sum((0, 1)) / real.sum().clamp_min(1.0)

@@ -1,0 +1,195 @@
+"""The report as a page to read: routes.html."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from braidlm.core import figures
+from braidlm.core.page import Mark, Page
+from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport, TokenView, capital, percent, verdicts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VIEWS = 2
+"""Prompts of each domain that are shown token by token where there is no data to show."""
+WIDE = 4
+"""With more columns of choices than this they are numbered, as in the paper, and not named."""
+HOW = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
+
+
+def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"]) -> Page:
+    """The whole page, from what matters most to how it was found."""
+    page = Page("Who goes where", f"Which path the tokens of a text take in {_listed(report)}")
+    _opening(page, report)
+    page.heading("Layer by layer")
+    page.figure(figures.to_svg(drawn["shares"]), f"How often each path is taken: {report.models[0].tallies[-1].what}.")
+    if any(model.prompts for model in report.models):
+        page.heading("Prompt by prompt")
+        _grid(page, report)
+    if "information" in drawn:
+        page.heading("Does the path tell what the text is about?")
+        _information(page, report, figures.to_svg(drawn["information"]))
+    page.heading("Token by token")
+    _token_views(page, report)
+    page.heading("How this was read")
+    _method(page, report)
+    return page
+
+
+def _listed(report: RoutingReport) -> str:
+    names = [model.name for model in report.models]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _opening(page: Page, report: RoutingReport) -> None:
+    several = len(report.models) > 1
+    first = report.models[0]
+    looked_at = [f"{len(first.prompts)} prompts"] if first.prompts else []
+    looked_at += [f"{data.tokens:,} tokens of {data.name}" for data in first.data]
+    page.text(
+        f"In each parallel layer a token takes one of several paths. Here is which, for {', '.join(looked_at)}, and "
+        "whether that has anything to do with what a text is about."
+    )
+    if several:
+        _summary(page, report)
+    else:
+        page.facts(dict(_key_figures(first)))
+    for model in report.models:
+        if several:
+            page.heading(model.name, 3)
+        said = "\n\n".join(verdicts(model)) or "The texts have no domains, so there is nothing to judge this by."
+        page.text(_with_code(said))
+        if model.findings:
+            page.text(" ".join(f"{_with_code(finding)}." for finding in model.findings))
+
+
+def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
+    """Of the way of looking that counts most tokens; the shares of paths are in the picture below."""
+    tally = model.tallies[-1]
+    yield "decisions", tally.decisions
+    if tally.accuracy is not None:
+        yield "for the domain's path", percent(tally.accuracy)
+        yield "would be by chance", percent(tally.accuracy_by_chance)
+    for name, share in tally.shares.items():
+        if name not in model.paths:
+            yield f"for all paths {name}", percent(share)
+    if (best := tally.telling) is not None:
+        yield f"of {best.domain_entropy:.2f} bits of the domain", f"{best.information:.2f}"
+
+
+def _summary(page: Page, report: RoutingReport) -> None:
+    """The foot of PaPaformer's Table 6: a column for each model."""
+    tallies = [model.tallies[0] for model in report.models]
+    rows: list[list[str]] = [[name, *(percent(t.shares.get(name)) for t in tallies)] for name in report.choices]
+    if any(tally.accuracy is not None for tally in tallies):
+        rows.append(["right", *(percent(tally.accuracy) for tally in tallies)])
+        rows.append(["right by chance", *(percent(tally.accuracy_by_chance) for tally in tallies)])
+    caption = f"What each choice has over all layers: {tallies[0].what}."
+    page.table(["", *(model.name for model in report.models)], rows, caption)
+
+
+def _grid(page: Page, report: RoutingReport) -> None:
+    """PaPaformer's Table 6: a row for each prompt, a column for each layer of each model."""
+    models = report.models
+    places = [(model, at) for model in models for at in range(len(model.layers))]
+    names = {name: name if len(places) <= WIDE else str(number) for number, name in enumerate(report.choices, 1)}
+    legend = ", ".join(f"{short} {name}" for name, short in names.items() if short != name)
+    page.text(
+        "The choice at the last token of each prompt, the one that makes the next, layer by layer: ✓ the path of the "
+        f"prompt's domain, ✗ another path, unmarked what is neither.{f' ({legend})' if legend else ''}"
+    )
+    columns = ["prompt", "domain", *(model.layers[at].label.removeprefix("layer ") for model, at in places)]
+    rows = [
+        [prompt.name, prompt.domain, *(_choice(model, model.prompts[number], at, names) for model, at in places)]
+        for number, prompt in enumerate(models[0].prompts)
+    ]
+    page.table(columns, rows, groups=[("", 2), *((model.name, len(model.layers)) for model in models)])
+
+
+def _choice(model: ModelRoutes, prompt: PromptRoutes, at: int, names: Mapping[str, str]) -> Mark | None:
+    chosen = prompt.chosen[at]
+    if chosen is None:
+        return None
+    hint = f"{chosen}, {model.layers[at].name}"
+    if prompt.path is None or chosen not in model.paths:
+        return Mark(names[chosen], "neither", hint)
+    return Mark(names[chosen], "right" if chosen == prompt.path else "wrong", hint)
+
+
+def _information(page: Page, report: RoutingReport, svg: str) -> None:
+    page.text(
+        "Mutual information says how many bits the path taken gives about the domain of the text. It is 0 when paths "
+        "and domains have nothing to do with each other, and all the bits of the domain (1 for two domains alike) when "
+        "the path gives it away. Counted on few decisions it comes out too high; so the table also has what is found "
+        "on average when the domains are dealt at random among the texts, and how probable it is that such luck gives "
+        "as much."
+    )
+    page.figure(svg)
+    columns = ["", "entropy", "right", "by chance", "bits", "by chance", "luck"]
+    # The last token and all tokens of prompts tell the same story; the files have both.
+    for at in dict.fromkeys((0, len(report.models[0].tallies) - 1)):
+        rows = [row for model in report.models for row in _layer_rows(model, at, len(report.models) > 1)]
+        page.table(columns, rows, f"{capital(report.models[0].tallies[at].what)}.")
+
+
+def _layer_rows(model: ModelRoutes, at: int, several: bool) -> Iterator[list[str]]:
+    for layer, one in zip(model.layers, model.tallies[at].layers, strict=True):
+        if one is not None:
+            known = one.information is not None
+            yield [
+                f"{model.name}, {layer.label}" if several else layer.label,
+                f"{one.entropy:.2f}",
+                percent(one.accuracy),
+                percent(one.accuracy_by_chance),
+                f"{one.information:.3f}" if known else "-",
+                f"{one.information_by_chance:.3f}" if known else "-",
+                percent(one.luck),
+            ]
+
+
+def _token_views(page: Page, report: RoutingReport) -> None:
+    page.text("Each text once for every layer, its tokens in the colour of the path they took there.")
+    for model in report.models:
+        if len(report.models) > 1:
+            page.heading(model.name, 3)
+        for name, view in _views(model):
+            page.tokens(_token_rows(model, view), report.choices, report.no_paths, name)
+
+
+def _views(model: ModelRoutes) -> list[tuple[str, TokenView]]:
+    """The beginnings of the data sets, else the longest prompts of each domain."""
+    if model.data:
+        return [(f"The first document of {data.name}.", data.sample) for data in model.data]
+    chosen: list[PromptRoutes] = []
+    for domain in dict.fromkeys(prompt.domain for prompt in model.prompts):
+        of_domain = [prompt for prompt in model.prompts if prompt.domain == domain]
+        chosen += sorted(of_domain, key=lambda prompt: -len(prompt.view.tokens))[:VIEWS]
+    return [(f"A prompt of {prompt.domain}." if prompt.domain else "", prompt.view) for prompt in chosen]
+
+
+def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [
+        (layer.label, list(zip(view.tokens, chosen, strict=True)))
+        for layer, chosen in zip(model.layers, view.chosen, strict=True)
+        if chosen is not None
+    ]
+
+
+def _method(page: Page, report: RoutingReport) -> None:
+    page.text(
+        "A join with a router is read from the routing that the model returns: the choice that counts most for a "
+        "token. A decision is right when it is for the path of the text's domain; a combination of paths is never "
+        "right. “By chance” is what choices made just as often, but without a look at the text, would get right. "
+        "Entropy is that of the shares, in bits: 0 when everything goes one way."
+    )
+    for model in report.models:
+        rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), HOW[layer.how]] for layer in model.layers]
+        page.table(["", "join", "choices", "read by"], rows, f"`{model.folder}`")
+        for note in model.notes:
+            page.text(f"{_with_code(note) if note.startswith('stages.') else capital(note)}.")
+
+
+def _with_code(text: str) -> str:
+    """The addresses of joins as code."""
+    return re.sub(r"\bstages\.[\w.]*\w", r"`\g<0>`", text)

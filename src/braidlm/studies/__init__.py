@@ -1,0 +1,1 @@
+"""Studies: several runs and compositions that belong together, run in order and told in one report."""

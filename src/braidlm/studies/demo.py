@@ -1,0 +1,111 @@
+"""The demo: two paths trained apart become one model, beside a dense model of its size; all of it on one page."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from braidlm.core import console
+from braidlm.core.folders import load_model
+from braidlm.data.catalog import OpenData, open_data
+from braidlm.data.maths import pose
+from braidlm.data.stories import pronoun_pairs
+from braidlm.data.validation import validation_windows
+from braidlm.evals.ngrams import bits_per_byte, fit_trigram
+from braidlm.evals.pronouns import pronoun_accuracy
+from braidlm.routes.report import RoutingReport
+from braidlm.serving.generate import Continuation, generate
+from braidlm.studies.results import Bits, StudyResults, measure
+from braidlm.studies.routing import study_routes
+from braidlm.studies.running import run_study
+from braidlm.studies.study import Study, load_study
+from braidlm.studies.tables import tables
+
+RECIPE = "demo/paths"
+PRONOUNS = 200
+PROBLEM = pose(seed=7, index=0)
+"""Of another seed than the training's, so the models have not seen it."""
+PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
+"""How the samples begin, by domain."""
+
+
+@dataclass
+class DemoFacts:
+    """What the page tells."""
+
+    results: StudyResults
+    trigram: Bits
+    """Bits per byte of a trigram model of the same tokens."""
+    samples: dict[str, dict[str, Continuation]]
+    """By domain, then by model."""
+    pronouns: dict[str, float]
+    """How often a model prefers the pronoun that agrees."""
+    seconds: dict[str, float]
+    vocab_size: int
+    routes: RoutingReport | None
+    """Who goes where in the composed model."""
+
+
+def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
+    """Run the whole story into `out`; gives the page's path. The same call again goes on or shows what is there."""
+    from braidlm.studies.demo_page import write_page
+
+    out = Path(out)
+    study = load_study(RECIPE, [f"out={out}", f"data.cache={out / 'data'}", *(overrides or [])])
+    clock = _Clock()
+    data = open_data(study.data_config)
+    clock.note("stories and word problems written, and cut into tokens")
+    entries = run_study(study)
+    clock.note("paths, composed model and dense model trained")
+    results = measure(study, entries)
+    facts = DemoFacts(
+        results=results,
+        trigram=_trigram(study, data),
+        samples=_samples(results),
+        pronouns=_pronouns(results, data) if "stories" in study.domains else {},
+        seconds=clock.seconds,
+        vocab_size=data.tokenizer.vocab_size,
+        routes=study_routes(results, data, out / "routes"),
+    )
+    clock.note("compared, and asked where tokens go")
+    for table in tables(results):
+        console.table(table.columns, table.rows, title=table.title)
+    return write_page(out / "report.html", facts)
+
+
+def _trigram(study: Study, data: OpenData) -> Bits:
+    """One trigram model of each domain's own training tokens: a fair opponent, for it is told the domain."""
+    scores = {}
+    for train, held in zip(data.train, data.validation, strict=True):
+        text = validation_windows(held, study.data.length, study.validation.tokens)
+        model = fit_trigram(train.read(0, len(train))[0], data.tokenizer.vocab_size)
+        tokens = text.stream.read(0, text.tokens)[0]
+        scores[train.name] = bits_per_byte(float(model.log_probabilities(tokens).sum()), text.bytes)
+    return scores
+
+
+def _samples(results: StudyResults) -> dict[str, dict[str, Continuation]]:
+    prompts = {domain: PROMPTS.get(domain, "") for domain in results.domains}
+    samples: dict[str, dict[str, Continuation]] = {domain: {} for domain in prompts}
+    for model in results.models:
+        made = generate(model.folder, list(prompts.values()), max_tokens=90, temperature=0.7, seed=1)
+        for domain, text in zip(prompts, made.texts, strict=True):
+            samples[domain][model.name] = text
+    return samples
+
+
+def _pronouns(results: StudyResults, data: OpenData) -> dict[str, float]:
+    pairs = pronoun_pairs(seed=1, count=PRONOUNS)
+    wanted = [m for m in results.models if m.kind != "path" or m.name == "stories"]
+    return {m.name: pronoun_accuracy(load_model(m.folder), data.tokenizer, pairs) for m in wanted}
+
+
+class _Clock:
+    """Seconds between notes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.monotonic()
+
+    def note(self, what: str) -> None:
+        now = time.monotonic()
+        self.seconds[what], self.last = now - self.last, now

@@ -1,0 +1,216 @@
+"""The demo's report.html."""
+
+from pathlib import Path
+
+from braidlm.core import figures
+from braidlm.core.console import count, duration
+from braidlm.core.page import Page
+from braidlm.routes.pictures import share_figure
+from braidlm.routes.report import verdicts
+from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts
+from braidlm.studies.results import ModelResult, StudyResults
+from braidlm.studies.tables import quality, silence, training_time
+
+
+def write_page(path: Path, facts: DemoFacts) -> Path:
+    """Write the page, and its pictures as PNG files beside it."""
+    page = Page("Two small models become one", "What `braid demo` did on this machine, just now")
+    results = facts.results
+    _opening(page, facts)
+    page.heading("Two paths, trained apart")
+    _paths(page, facts)
+    page.heading("Composed into one model")
+    _composing(page, results)
+    page.heading("How they learned")
+    _curves(page, facts, path.parent)
+    page.heading("Which is better?")
+    _comparison(page, facts, path.parent)
+    page.heading("What they write")
+    _samples(page, facts)
+    if facts.routes is not None:
+        page.heading("Who goes where")
+        _routing(page, facts, path.parent)
+    page.heading("Take a path away")
+    _withdrawing(page, results)
+    page.heading("What it took")
+    _time(page, facts)
+    page.heading("Go on from here")
+    _next_steps(page, results)
+    page.write(path)
+    return path
+
+
+def composed_model(results: StudyResults) -> ModelResult:
+    """The composed model that the page is about: the first."""
+    return next(m for m in results.models if m.kind == "composed")
+
+
+def dense_model(results: StudyResults) -> ModelResult:
+    """The dense model it is compared with."""
+    return next(m for m in results.models if m.kind == "whole")
+
+
+def _opening(page: Page, facts: DemoFacts) -> None:
+    results = facts.results
+    composed, dense = composed_model(results), dense_model(results)
+    page.text(
+        "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
+        "each on its own text alone, as two owners of private data would. Then it composed the two into one model, "
+        "trained that on text neither had seen, and compared it with a dense model of about the same size that was "
+        "trained from nothing on all of the same text. Nothing was downloaded."
+    )
+    page.facts(
+        {
+            "parameters of a path": f"{results.of(results.names('path')[0], 'path')[0].parameters:,}",
+            "of the composed model": f"{composed.parameters:,}",
+            "of the dense model": f"{dense.parameters:,}",
+            "vocabulary": f"{facts.vocab_size:,}",
+            "tokens in all": count(dense.tokens),
+            "the whole demo": duration(sum(facts.seconds.values())),
+        }
+    )
+
+
+def _paths(page: Page, facts: DemoFacts) -> None:
+    results = facts.results
+    rows = [
+        [m.name, count(m.tokens), *(f"{m.bits[d]:.3f}" for d in results.domains)]
+        for m in results.models
+        if m.kind == "path"
+    ]
+    page.text(
+        "Bits per byte say how well a model predicts text it has never seen: lower is better. Each path knows its own "
+        "domain and is lost in the other."
+    )
+    page.table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows)
+
+
+def _composing(page: Page, results: StudyResults) -> None:
+    composed = composed_model(results)
+    width = sum(1 for _ in results.names("path"))
+    page.text(
+        f"`braid compose` put the {width} paths side by side. Their embeddings and heads were joined along the width, "
+        "their blocks stand in parallel layers, and after each layer a join makes one stream of them again. The joins "
+        "and one full-width block before and after are new and know nothing, so the composed model is trained on, with "
+        "the part of the text that was kept back from the paths."
+    )
+    page.code(
+        f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
+        f"--names {' '.join(results.names('path'))} --join shared_linear --out composed\n"
+        f"braid show {composed.folder}"
+    )
+
+
+def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
+    results = facts.results
+    before = sum(m.tokens for m in results.models if m.kind == "path")
+    for domain in results.domains:
+        series = {}
+        for model in results.models:
+            points = [(tokens, bits[domain]) for tokens, bits in model.curve if domain in bits]
+            shift = before if model.kind == "composed" else 0
+            if points:
+                label = f"path {model.name}" if model.kind == "path" else model.name
+                series[label] = ([float(t + shift) for t, _ in points], [b for _, b in points])
+        chart = figures.line_chart(
+            series, "tokens seen", f"bits per byte, {domain}", levels={"trigram": facts.trigram[domain]}, log_y=True
+        )
+        figures.save_png(chart, folder / f"learning-{domain}.png")
+        page.figure(
+            figures.to_svg(chart),
+            f"Held-out {domain} during the training. The composed model begins where its paths have ended.",
+        )
+
+
+def _comparison(page: Page, facts: DemoFacts, folder: Path) -> None:
+    results = facts.results
+    composed, dense = composed_model(results), dense_model(results)
+    bars = {
+        domain: {composed.name: composed.bits[domain], dense.name: dense.bits[domain], "trigram": facts.trigram[domain]}
+        for domain in results.domains
+    }
+    chart = figures.bar_chart(bars, "bits per byte (lower is better)", digits=3, highlight=composed.name)
+    figures.save_png(chart, folder / "comparison.png")
+    page.figure(
+        figures.to_svg(chart), "Held-out text. The trigram model is told which domain it is in; the others are not."
+    )
+    table = quality(results)
+    page.table(table.columns, table.rows)
+    page.text(_verdict(composed, dense))
+    if facts.pronouns:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in facts.pronouns.items())
+        page.text(
+            f"A harder question: in {PRONOUNS} beginnings of stories the next word must be the pronoun that agrees "
+            f"with the character. Guessing gives 50%; the models prefer the right one in: {shares}. Grammar "
+            "comes early, knowing who is who comes late."
+        )
+
+
+def _verdict(composed: ModelResult, dense: ModelResult) -> str:
+    better = [domain for domain in composed.bits if composed.bits[domain] < dense.bits[domain]]
+    worse = [domain for domain in composed.bits if domain not in better]
+    if better and worse:
+        ahead = f"the composed model is ahead on {' and '.join(better)}, the dense one on {' and '.join(worse)}"
+    else:
+        ahead = f"the {'composed' if better else 'dense'} model is ahead on every domain"
+    return f"In this run {ahead}. It is one run with one seed; docs/results.md has more."
+
+
+def _samples(page: Page, facts: DemoFacts) -> None:
+    for domain, texts in facts.samples.items():
+        page.heading(domain.capitalize(), level=3)
+        if domain == "maths":
+            page.text(f"The right answer is {PROBLEM.answer}.")
+        for name, made in texts.items():
+            page.quote(made.text, name, prompt=made.prompt)
+
+
+def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
+    assert facts.routes is not None
+    chart = share_figure(facts.routes)
+    figures.save_png(chart, folder / "routes.png")
+    page.text(
+        "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
+        "output the joined stream resembles most, token by token."
+    )
+    page.figure(
+        figures.to_svg(chart), "Held-out documents of each domain: the path that the joined stream is closest to."
+    )
+    for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
+        page.text(sentence)
+    page.text("`routes/routes.html`, beside this page, has every layer and some texts token by token.")
+
+
+def _withdrawing(page: Page, results: StudyResults) -> None:
+    page.text(
+        "A path keeps its name in the composed model, and can be silenced when the model is loaded or while it writes: "
+        "the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
+    )
+    table = silence(results)
+    page.table(table.columns, table.rows)
+    page.text(
+        "Silencing stops the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
+        "take data out of a model entirely, compose again without the path."
+    )
+
+
+def _time(page: Page, facts: DemoFacts) -> None:
+    table = training_time(facts.results)
+    page.text(
+        "Training alone. Paths need nothing of each other, so with two machines they take the time of the slower."
+    )
+    page.table(table.columns, table.rows)
+    page.table(["step of the demo", "time"], [[what, duration(seconds)] for what, seconds in facts.seconds.items()])
+
+
+def _next_steps(page: Page, results: StudyResults) -> None:
+    composed = composed_model(results)
+    first = results.names("path")[0]
+    page.code(
+        f'braid generate {composed.folder} "Once upon a time" --top-next 5\n'
+        f'braid generate {composed.folder} "Once upon a time" --paths {first}\n'
+        f"braid routes {composed.folder} --out routes\n"
+        f"braid show {composed.folder}\n"
+        "braid train papers/papaformer/phase2        # the paper's experiment, at small size\n"
+        "braid prepare my-texts/*.txt --out data/mine"
+    )

@@ -1,0 +1,83 @@
+"""`braid train STUDY`: the study run, measured and written down."""
+
+import json
+from pathlib import Path
+
+from braidlm.core import console, figures
+from braidlm.core.files import write_json
+from braidlm.core.page import Page
+from braidlm.data.catalog import open_data
+from braidlm.routes.pictures import share_figure
+from braidlm.routes.report import RoutingReport, verdicts
+from braidlm.studies.results import StudyResults, measure
+from braidlm.studies.routing import study_routes
+from braidlm.studies.running import run_study
+from braidlm.studies.study import Study, encode_study, load_study
+from braidlm.studies.tables import tables
+
+
+def study(
+    recipe: str | Study, overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
+) -> StudyResults:
+    """Run a study (a recipe's name or file) and write its tables, facts and `report.html` into its folder.
+
+    The same call again goes on where it was stopped, or renders what is there; `fresh` begins anew.
+    """
+    loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
+    entries = run_study(loaded, device, fresh)
+    results = measure(loaded, entries)
+    routed = study_routes(results, open_data(loaded.data_config), loaded.folder / "routes")
+    write_report(results, routed, loaded.folder)
+    return results
+
+
+def write_report(results: StudyResults, routed: RoutingReport | None, folder: Path) -> Path:
+    """Tables in the terminal, as Markdown and CSV; results.json; report.html with the curves."""
+    made = tables(results)
+    for table in made:
+        console.table(table.columns, table.rows, title=table.title)
+        table.write(folder / "tables")
+    write_json(folder / "results.json", results.as_dict())
+    page = Page(results.study.name, "Paths trained apart and composed, beside models trained from scratch")
+    for table in made:
+        page.heading(table.title)
+        page.table(table.columns, table.rows)
+        if table.name == "bits-per-byte":
+            _curves(page, results, folder)
+    if routed is not None:
+        _routing(page, routed, folder)
+    page.heading("The study")
+    page.code(json.dumps(encode_study(results.study), indent=2), summary="Everything about this study")
+    page.write(folder / "report.html")
+    console.say(f"Report: {folder / 'report.html'}")
+    return folder / "report.html"
+
+
+def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:
+    page.heading("Who goes where")
+    chart = share_figure(routed)
+    figures.save_png(chart, folder / "routes.png")
+    page.figure(figures.to_svg(chart), "Held-out documents of each domain; `routes/routes.html` has more.")
+    for model in routed.models:
+        for sentence in (*verdicts(model), *model.findings):
+            page.text(f"{model.name}: {sentence}")
+
+
+def _curves(page: Page, results: StudyResults, folder: Path) -> None:
+    """Of the first seed, one chart per domain; a composed model begins where its paths ended."""
+    seed = results.study.seeds[0]
+    models = [m for m in results.models if m.seed == seed]
+    before = sum(m.tokens for m in models if m.kind == "path")
+    for domain in results.domains:
+        series = {}
+        for model in models:
+            points = [(tokens, bits[domain]) for tokens, bits in model.curve if domain in bits]
+            shift = before if model.kind == "composed" else 0
+            if points:
+                label = f"{model.name} (path)" if model.kind == "path" else model.name
+                series[label] = ([tokens + shift for tokens, _ in points], [bits for _, bits in points])
+        if not series:
+            continue
+        chart = figures.line_chart(series, "tokens seen, those of the paths included", f"bits per byte, {domain}")
+        figures.save_png(chart, folder / f"{domain}.png")
+        page.figure(figures.to_svg(chart), f"Held-out {domain} during the training (seed {seed}).")

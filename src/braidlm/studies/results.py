@@ -1,0 +1,144 @@
+"""What came out of a study: bits per byte per domain, cost and time of every model."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from braidlm.core.folders import load_model
+from braidlm.data.catalog import open_data
+from braidlm.data.validation import ValidationSet, validation_windows
+from braidlm.model.accounting import model_cost
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.switches import use_paths
+from braidlm.studies.running import Entry, Kind
+from braidlm.studies.study import Study
+from braidlm.training.tracking import read_metrics
+from braidlm.training.validation import score_text
+
+Bits = dict[str, float]
+"""Bits per byte, by domain."""
+
+
+@dataclass
+class ModelResult:
+    """One model of a study with one seed."""
+
+    name: str
+    kind: Kind
+    seed: int
+    folder: Path
+    """Its model folder."""
+    run_folder: Path
+    parameters: int
+    flops_per_token: int
+    tokens: int
+    """Seen in training; for a composed model, after it was composed."""
+    seconds: float
+    """Of training alone, without validation, samples and saving."""
+    bits: Bits
+    curve: list[tuple[int, Bits]]
+    """Tokens seen and bits per byte, at every validation."""
+    silenced: dict[str, Bits] = field(default_factory=dict)
+    """Of a composed model: the bits per byte when one path is not heard, by that path."""
+
+
+@dataclass
+class StudyResults:
+    """All models of a study."""
+
+    study: Study
+    models: list[ModelResult]
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self.study.domains)
+
+    def names(self, *kinds: Kind) -> list[str]:
+        """Names of the models of these kinds, in the order of the study."""
+        return list(dict.fromkeys(m.name for m in self.models if not kinds or m.kind in kinds))
+
+    def of(self, name: str, *kinds: Kind) -> list[ModelResult]:
+        """A model with every seed."""
+        return [m for m in self.models if m.name == name and (not kinds or m.kind in kinds)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Facts for programs."""
+        return {
+            "study": self.study.name,
+            "seeds": self.study.seeds,
+            "models": [vars(m) | {"folder": str(m.folder), "run_folder": str(m.run_folder)} for m in self.models],
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, and how far they lie apart."""
+
+    mean: float
+    deviation: float | None
+    """Of a sample; None for one seed."""
+
+    def text(self, digits: int = 3) -> str:
+        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def over_seeds(values: list[float]) -> Spread:
+    """Mean and sample deviation."""
+    return Spread(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+def measure(study: Study, entries: list[Entry], device: str | None = None) -> StudyResults:
+    """Score every model on the held-out documents of every domain, in float32."""
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    data = open_data(study.data_config)
+    texts = {
+        stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
+        for stream in data.validation
+    }
+    return StudyResults(study, [_measured(entry, texts, place) for entry in entries])
+
+
+def _measured(entry: Entry, texts: dict[str, ValidationSet], device: str) -> ModelResult:
+    model = load_model(entry.run.model, device)
+    cost = model_cost(model)
+    records = read_metrics(entry.run.folder)
+    silenced = {}
+    if entry.kind == "composed":
+        names = [part.name for part in entry.parts]
+        for silent in names:
+            use_paths(model, [name for name in names if name != silent])
+            silenced[silent] = _scores(model, texts)
+        use_paths(model, None)
+    return ModelResult(
+        name=entry.name,
+        kind=entry.kind,
+        seed=entry.seed,
+        folder=entry.run.model,
+        run_folder=entry.run.folder,
+        parameters=cost.parameters,
+        flops_per_token=cost.flops_per_token,
+        tokens=entry.run.progress.tokens,
+        seconds=training_seconds(records),
+        bits=_scores(model, texts),
+        curve=[(r["tokens"], _record_bits(r)) for r in records if r["kind"] == "validation"],
+        silenced=silenced,
+    )
+
+
+def _scores(model: BraidForCausalLM, texts: dict[str, ValidationSet]) -> Bits:
+    return {domain: score_text(model, text).bits_per_byte for domain, text in texts.items()}
+
+
+def _record_bits(record: dict[str, Any]) -> Bits:
+    return {domain: score["bits_per_byte"] for domain, score in record["sets"].items()}
+
+
+def training_seconds(records: list[dict[str, Any]]) -> float:
+    """How long the training itself took, by its own records of tokens and tokens per second."""
+    steps = [{"tokens": 0}, *(r for r in records if r["kind"] == "train")]
+    return sum((now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps))

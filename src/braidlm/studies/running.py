@@ -1,0 +1,145 @@
+"""Running a study: every run in order, each where the last call left it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.files import sha256_of
+from braidlm.core.folders import WEIGHTS, load_lineage
+from braidlm.data.catalog import DataConfig, OpenData, open_data
+from braidlm.data.streams import Subset
+from braidlm.edits.compose import compose
+from braidlm.model.strict import decode, encode
+from braidlm.studies.study import ComposedSpec, Study
+from braidlm.training.train import Run, train
+
+Kind = Literal["path", "composed", "whole"]
+
+
+@dataclass
+class Entry:
+    """One model of a study, trained with one seed."""
+
+    name: str
+    kind: Kind
+    seed: int
+    run: Run
+    parts: list["Entry"] = field(default_factory=list)
+    """Of a composed model: its paths."""
+
+
+def run_study(study: Study, device: str | None = None, fresh: bool = False) -> list[Entry]:
+    """Prepare the data, then train and compose whatever is not there yet; gives every model in order."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BraidError(
+            "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
+        )
+    data = open_data(study.data_config)
+    entries: list[Entry] = []
+    for seed in study.seeds:
+        entries += _Series(study, seed, data, device, fresh).entries()
+    return entries
+
+
+@dataclass
+class _Series:
+    """A study with one seed."""
+
+    study: Study
+    seed: int
+    data: OpenData
+    device: str | None
+    fresh: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.study.folder / f"seed-{self.seed}"
+
+    def entries(self) -> Iterator[Entry]:
+        study = self.study
+        paths: list[Entry] = []
+        if study.paths is not None:
+            share = study.paths.share
+            for domain in study.domains:
+                sets = self._sets([domain], 0.0, share)
+                paths.append(Entry(domain, "path", self.seed, self._train(domain, sets, model=study.paths.model)))
+            yield from paths
+            for name, spec in study.composed.items():
+                start = self._composed(name, spec, paths)
+                sets = self._sets(list(study.domains), share, 1.0)
+                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze)
+                yield Entry(name, "composed", self.seed, run, paths)
+        for name, model in study.whole.items():
+            run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
+            yield Entry(name, "whole", self.seed, run)
+
+    def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:
+        """Parts of the prepared domains; the held-out documents are the same for every run."""
+        streams = {stream.name: stream for stream in self.data.train}
+        sets = {}
+        for domain in domains:
+            spec = self.study.domains[domain]
+            own = spec.subset
+            width = own.stop - own.start
+            part = Subset(own.start + begin * width, own.start + end * width, own.seed)
+            kept = {"holdout": spec.holdout, "validation": spec.validation}
+            if spec.validation is not None:
+                held = next(s for s in self.data.validation if s.name == domain)
+                kept = {"holdout": 0.0, "validation": str(held.data.folder)}
+            sets[domain] = {"path": str(streams[domain].data.folder), "subset": encode(part), **kept}
+        return sets
+
+    def _train(self, name: str, sets: dict[str, Any], **what: Any) -> Run:
+        study = self.study
+        data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
+        tokens = sum(len(stream) for stream in open_data(decode(DataConfig, data)).train)
+        freeze = what.pop("freeze", [])
+        recipe = {
+            "name": f"{study.name} {name} (seed {self.seed})",
+            "out": str(self.folder / name),
+            "seed": self.seed,
+            "data": data,
+            "training": {
+                **study.training,
+                "freeze": freeze,
+                "budget": f"{max(1, round(study.epochs * tokens))} tokens",
+            },
+            "checkpoints": encode(study.checkpoints),
+            "validation": encode(study.validation),
+            "samples": encode(study.samples),
+            "log": encode(study.log),
+            **what,
+        }
+        console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(tokens)} tokens")
+        run = train(recipe, device=self.device, fresh=self.fresh)
+        if not run.finished:  # it was asked to stop, and has saved; the study stops with it
+            raise KeyboardInterrupt
+        return run
+
+    def _composed(self, name: str, spec: ComposedSpec, paths: list[Entry]) -> Path:
+        """The paths composed, unless that was done before with these very paths."""
+        out = self.folder / f"{name}-composed"
+        sources = [path.run.model for path in paths]
+        wanted = [sha256_of(source / WEIGHTS) for source in sources]
+        if out.is_dir():
+            lineage = load_lineage(out) or {}
+            if [source.get("sha256") for source in lineage.get("sources", [])] == wanted:
+                return out
+            shutil.rmtree(out)  # of paths that have been trained anew since
+        made = compose(
+            sources,
+            out,
+            names=[path.name for path in paths],
+            join=encode(spec.join),
+            layers=spec.layers,
+            blocks=spec.blocks,
+            seed=self.seed,
+            start=spec.start,
+        )
+        assert made is not None
+        return made

@@ -1,0 +1,66 @@
+"""`braid show` for everything that has a recipe or a folder, studies included."""
+
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.facts import model_facts
+from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.data.prepare import USUAL_VOCABULARY
+from braidlm.edits.compose import composed_architecture
+from braidlm.model.architecture import Architecture, read_architecture
+from braidlm.model.configuration_braid import BraidConfig
+from braidlm.studies.study import Study, decode_study, encode_study, is_study
+from braidlm.training import show as single
+
+
+def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
+    """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, run or data folder."""
+    if Path(x).is_dir():
+        return single.show(x, overrides, length)
+    single.check_recipe_exists(str(x))
+    data = compose_recipe(str(x), overrides)
+    return study_facts(str(x), data, length) if is_study(data) else single.show(x, overrides, length)
+
+
+def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """Every model of a study as it would be built; the study's own figures are those of its first whole result."""
+    study = decode_study(data)
+    vocab_size = study.data.tokenizer.vocab_size
+    models = []
+    for kind, label, architecture in _architectures(study):
+        config = BraidConfig(architecture, vocab_size or USUAL_VOCABULARY)
+        models.append({"name": label, "kind": kind, **model_facts(config, length)})
+    notes = []
+    if vocab_size is None:
+        notes.append(f"The vocabulary comes from the tokenizer; counted here with {USUAL_VOCABULARY:,} tokens.")
+    main = next((m for m in models if m["kind"] == "composed"), models[0])
+    return {
+        **main,
+        "kind": "study",
+        "name": name,
+        "about": dict(list_recipes()).get(name),
+        "models": models,
+        "domains": {domain: spec.source or spec.path for domain, spec in study.domains.items()},
+        "vocab_size_assumed": vocab_size is None,
+        "lineage": None,
+        "tokenizer": None,
+        "recipe": encode_study(study),
+        "notes": notes,
+        "problems": [],
+    }
+
+
+def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
+    found: list[tuple[str, str, Architecture]] = []
+    if study.paths is not None:
+        path = _read(study.paths.model)
+        names = list(study.domains)
+        found += [("path", name, path) for name in names]
+        for label, spec in study.composed.items():
+            made = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
+            found.append(("composed", label, made))
+    return found + [("whole", label, _read(model)) for label, model in study.whole.items()]
+
+
+def _read(model: dict[str, Any]) -> Architecture:
+    return read_architecture({key: value for key, value in model.items() if key != "vocab_size"})

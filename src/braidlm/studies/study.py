@@ -1,0 +1,180 @@
+"""A study: one recipe for the whole of PaPaformer's experiment, for any data sets, decoded strictly.
+
+Models trained from scratch on everything stand beside paths trained apart on a share of their own domain, which are
+then composed and trained on the rest of all domains.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from braidlm.core.errors import BraidError
+from braidlm.core.recipes import compose_recipe
+from braidlm.data.catalog import DataConfig, SetSpec, TokenizerSpec
+from braidlm.data.chunking import chunkings
+from braidlm.model.architecture import read_architecture, write_architecture
+from braidlm.model.joins import joins
+from braidlm.model.registry import Choice
+from braidlm.model.strict import PartOf, decode, encode
+from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
+
+
+@dataclass
+class StudyData:
+    """What all runs of a study share about their data."""
+
+    length: int = 256
+    """Tokens of a training sequence."""
+    tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
+    """One tokenizer for all domains, so that paths can be composed."""
+    chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
+    """How sequences are cut."""
+    cache: str = "data"
+    """The folder for what is prepared on first use."""
+
+
+@dataclass
+class PathsSpec:
+    """The paths: one for each domain, trained apart."""
+
+    model: Any
+    """The architecture of a path."""
+    share: float = 0.6
+    """How much of its domain each path is trained on; composed models are trained on the rest."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share < 1.0:
+            raise BraidError(f"share must lie between 0 and 1, got {self.share:g}")
+
+
+@dataclass
+class ComposedSpec:
+    """One way to compose the paths."""
+
+    join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
+    """How the paths become one stream."""
+    layers: int | None = None
+    """Parallel layers; by default as many as a path has blocks."""
+    blocks: int = 1
+    """Full-width blocks before and after the parallel layers."""
+    start: Literal["mean", "random"] = "mean"
+    """How joins and projections begin: by passing on what the paths make, or by chance as in the paper."""
+    freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
+    """Parts that keep their weights when the composed model is trained."""
+
+
+@dataclass
+class Study:
+    """Everything about a study."""
+
+    domains: dict[str, SetSpec]
+    """The data sets, two or more where there are paths; each path is named after its domain."""
+    training: dict[str, Any]
+    """As in a recipe, without the budget."""
+    epochs: float = 1.0
+    """How often each run sees its share of the data."""
+    whole: dict[str, Any] = field(default_factory=dict)
+    """Architectures trained from scratch on all of every domain, by name."""
+    paths: PathsSpec | None = None
+    composed: dict[str, ComposedSpec] = field(default_factory=dict)
+    """Ways to compose the paths, by name."""
+    name: str = "study"
+    """The study's folder is `runs/NAME` unless `out` says otherwise."""
+    out: str | None = None
+    """The study's folder."""
+    seeds: list[int] = field(default_factory=lambda: [1])
+    """The whole study is run once for each."""
+    data: StudyData = field(default_factory=StudyData)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    samples: SampleConfig = field(default_factory=SampleConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            raise BraidError("domains: name at least one data set")
+        if self.epochs <= 0:
+            raise BraidError(f"epochs must be above 0, got {self.epochs:g}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise BraidError(f"seeds: give at least one, each once, got {self.seeds}")
+        if self.composed and self.paths is None:
+            raise BraidError("composed: there are no paths to compose; give `paths`")
+        if self.paths is not None and len(self.domains) < 2:
+            raise BraidError("paths: at least two domains are needed, one for each path")
+        if not self.whole and self.paths is None:
+            raise BraidError("nothing to train: give `whole` models, or `paths`")
+        for twice in sorted(set(self.whole) & set(self.composed)):
+            raise BraidError(f"'{twice}' is the name of a whole model and of a composed one")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out or f"runs/{self.name}")
+
+    @property
+    def data_config(self) -> DataConfig:
+        """All domains together, which is how the tokenizer is made."""
+        shared = self.data
+        return DataConfig(dict(self.domains), shared.length, shared.tokenizer, shared.chunking, cache=shared.cache)
+
+
+def is_study(data: dict[str, Any]) -> bool:
+    """Whether a composed recipe is a study (`domains`) and not a single run (`data.sets`)."""
+    return "domains" in data
+
+
+def load_study(name: str, overrides: list[str] | None = None) -> Study:
+    """Compose and decode a study; every problem in it is in one error."""
+    return decode_study(compose_recipe(name, overrides))
+
+
+def decode_study(data: dict[str, Any]) -> Study:
+    """A study from plain data."""
+    problems: list[str] = []
+    data = dict(data)
+    for key in ("whole", "paths"):
+        part = data.get(key)
+        if isinstance(part, dict):
+            data[key] = _with_architectures(part, key, problems)
+    training = data.get("training")
+    if isinstance(training, dict):
+        if "budget" in training:
+            problems.append("training.budget: a study's budgets come from `epochs` and its data; leave it out")
+        else:
+            _try(TrainingConfig, {**training, "budget": 1}, "training", problems)
+    study = _try(Study, data, "", problems)
+    if problems or study is None:
+        raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
+    return study
+
+
+def encode_study(study: Study) -> dict[str, Any]:
+    """Plain data with nothing left implicit."""
+    return encode(study)
+
+
+def _with_architectures(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
+    """Architectures spelled out in full, so that runs cannot differ in what they inherit."""
+    if key == "paths":
+        return {**part, "model": _architecture(part.get("model"), "paths.model", problems)}
+    return {name: _architecture(model, f"whole.{name}", problems) for name, model in part.items()}
+
+
+def _architecture(model: Any, where: str, problems: list[str]) -> Any:
+    if not isinstance(model, dict):
+        problems.append(f"{where}: expected an architecture, got {model!r}")
+        return model
+    vocab_size = {"vocab_size": model["vocab_size"]} if "vocab_size" in model else {}
+    try:
+        rest = {k: v for k, v in model.items() if k != "vocab_size"}
+        return vocab_size | write_architecture(read_architecture(rest, where))
+    except BraidError as error:
+        problems.append(error.what)
+        return model
+
+
+def _try(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
+    try:
+        return decode(cls, data, where)
+    except BraidError as error:
+        problems.append(error.what)
+        return None

@@ -1,0 +1,116 @@
+"""The tables of a study, as rows of text: for the terminal, for Markdown and CSV files, and for the page."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from braidlm.core.console import count
+from braidlm.core.console import duration as rough_duration
+from braidlm.core.files import write_text
+from braidlm.studies.results import ModelResult, StudyResults, over_seeds
+from braidlm.studies.running import Kind
+
+
+@dataclass
+class Table:
+    """A named table."""
+
+    name: str
+    """Of its files."""
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
+        return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in self.rows)]) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """NAME.md and NAME.csv."""
+        write_text(folder / f"{self.name}.md", f"# {self.title}\n\n{self.markdown()}")
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        write_text(folder / f"{self.name}.csv", text.getvalue())
+
+
+def tables(results: StudyResults) -> list[Table]:
+    """Every table that the study has something to say in."""
+    made = [quality(results), training_time(results)]
+    if results.names("composed"):
+        made.append(silence(results))
+    return made
+
+
+def quality(results: StudyResults) -> Table:
+    """How well each model predicts each domain."""
+    rows = []
+    kinds: dict[Kind, str] = {"path": "path", "composed": "composed", "whole": "from scratch"}
+    for kind, label in kinds.items():
+        for name in results.names(kind):
+            models = results.of(name, kind)
+            scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
+            both = over_seeds([_mean_bits(m) for m in models]).text()
+            seen = count(models[0].tokens)
+            if kind == "composed":
+                seen = f"{count(_path_tokens(results, models[0]))} + {seen}"
+            rows.append([name, label, f"{models[0].parameters:,}", seen, *scores, both])
+    columns = ["model", "", "parameters", "tokens", *results.domains, "mean"]
+    return Table("bits-per-byte", "Bits per byte on held-out text (lower is better)", columns, rows)
+
+
+def training_time(results: StudyResults) -> Table:
+    """PaPaformer's Table 4: with paths one after another, and with paths at the same time."""
+    rows = []
+    for name in results.names("path"):
+        took = _seconds(results.of(name, "path"))
+        rows.append([name, duration(took), "–", duration(took)])
+    for name in results.names("composed"):
+        second = _seconds(results.of(name, "composed"))
+        firsts = [_seconds(results.of(path, "path")) for path in results.names("path")]
+        apart = " + ".join(map(duration, firsts))
+        rows.append([name, f"({apart})", duration(second), duration(sum(firsts) + second)])
+        rows.append(
+            [f"{name}, paths in parallel", duration(max(firsts)), duration(second), duration(max(firsts) + second)]
+        )
+    for name in results.names("whole"):
+        took = _seconds(results.of(name, "whole"))
+        rows.append([name, "–", duration(took), duration(took)])
+    return Table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
+
+
+def silence(results: StudyResults) -> Table:
+    """What it costs to withdraw a path from a composed model."""
+    rows = []
+    for name in results.names("composed"):
+        models = results.of(name, "composed")
+        rows.append([name, "none", *(over_seeds([m.bits[d] for m in models]).text() for d in results.domains)])
+        for path in models[0].silenced:
+            costs = [
+                _change(over_seeds([m.silenced[path][d] - m.bits[d] for m in models]).mean) for d in results.domains
+            ]
+            rows.append([name, path, *costs])
+    title = "Bits per byte with every path heard, and what changes when one is silent"
+    return Table("silent-paths", title, ["model", "silent", *results.domains], rows)
+
+
+def duration(seconds: float) -> str:
+    """With a decimal where it is short."""
+    return f"{seconds:.1f}s" if seconds < 60 else rough_duration(seconds)
+
+
+def _change(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _mean_bits(model: ModelResult) -> float:
+    return sum(model.bits.values()) / len(model.bits)
+
+
+def _seconds(models: list[ModelResult]) -> float:
+    return sum(m.seconds for m in models) / len(models)
+
+
+def _path_tokens(results: StudyResults, composed: ModelResult) -> int:
+    return sum(m.tokens for m in results.models if m.kind == "path" and m.seed == composed.seed)

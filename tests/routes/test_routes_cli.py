@@ -1,0 +1,170 @@
+"""`braid routes` end to end: the terminal, JSON, the folder of tables, pictures and a page."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+PROMPTS = [
+    {"prompt": "abc", "domain": "stories"},
+    {"prompt": "a [b] & <c", "domain": "stories", "name": "[/odd] & <one>"},
+    {"prompt": "123", "domain": "maths"},
+    {"prompt": "4 +", "domain": "maths"},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    return path
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_terminal(routes_verb, folders: dict[str, Path], prompts: Path) -> None:
+    shown = routes_verb(folders["letters"], folders["stuck"], "--prompts", prompts, "--quiet")
+    assert (shown.code, shown.err) == (0, "")
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert "(1 stories, 2 maths, 3 combined)" in lines
+    assert "abc stories 1 → 1 2/2 1 → 3 1/2" in lines
+    assert "[/odd] & <one> stories 1 → 1 2/2 1 → 3 1/2" in lines
+    assert "4 + maths 3 → 3 0/2 1 → 3 0/2" in lines
+    assert "right 75% 25%" in lines
+    assert "stages.1.layers.0.join sends 100% of tokens to 'stories'" in lines
+
+
+def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path) -> None:
+    facts = routes_verb(folders["letters"], folders["stuck"], "--prompts", prompts, "--json").json()
+    letters, stuck = facts["models"]
+    assert [p["chosen"] for p in letters["prompts"]] == [["stories"] * 2] * 2 + [["maths"] * 2, ["combined"] * 2]
+    assert letters["tallies"][0]["accuracy"] == 0.75
+    assert letters["layers"][0] == {
+        "name": "stages.1.layers.0.join",
+        "label": "layer 1",
+        "choices": ["stories", "maths", "combined"],
+        "how": "router",
+        "note": "",
+    }
+    assert stuck["findings"][0].endswith("sends 100% of tokens to 'stories'")
+    assert len(letters["verdicts"]) == 2
+
+
+def test_the_folder(routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    shown = routes_verb(folders["letters"], folders["linear"], "--prompts", prompts, "--out", out, "--quiet")
+    assert shown.out.splitlines()[-1] == f"{out}/routes.html"
+    tables = {"summary", "decisions", "layers", "shares", "prompt_shares", "tokens"}
+    assert {path.name for path in out.iterdir()} == {f"{name}.csv" for name in tables} | {
+        "shares.png",
+        "information.png",
+        "routes.html",
+    }
+    decisions = [row for row in rows(out / "decisions.csv") if row["model"] == "letters"]
+    assert len(decisions) == 8
+    assert [row["right"] for row in decisions] == ["true"] * 6 + ["false"] * 2
+    assert decisions[2]["prompt"] == "[/odd] & <one>"
+    assert {row["read_by"] for row in rows(out / "decisions.csv")} == {"router", "cosine"}
+    parts: dict[tuple[str, ...], float] = {}
+    for row in rows(out / "shares.csv"):
+        key = tuple(row[name] for name in ("model", "counted", "layer", "domain"))
+        parts[key] = parts.get(key, 0.0) + float(row["share"])
+    assert all(total == pytest.approx(1.0, abs=1e-5) for total in parts.values())
+    tokens = [row for row in rows(out / "tokens.csv") if row["text"] == "4 +" and row["model"] == "letters"]
+    assert [(row["token"], row["chosen"]) for row in tokens[:3]] == [
+        ("4", "maths"),
+        (" ", "combined"),
+        ("+", "combined"),
+    ]
+    assert (out / "shares.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page(routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    routes_verb(folders["letters"], folders["stuck"], folders["linear"], "--prompts", prompts, "--out", out)
+    page = (out / "routes.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
+    assert "[/odd] &amp; &lt;one&gt;" in page
+    assert '<span class="chip right" title="stories, stages.1.layers.0.join">1</span>' in page
+    assert '<span class="chip wrong" title="stories, stages.1.layers.0.join">1</span>' in page
+    assert '<span class="chip neither" title="combined, stages.1.layers.1.join">3</span>' in page
+    assert '<span class="c0" title="stories">a</span>' in page
+    assert '<span class="c1" title="maths">1</span>' in page
+    assert '<span class="grey" title="combined"> </span>' in page
+    assert "<code>stages.1.layers.1.join</code> sends 100% of tokens to &#x27;combined&#x27;." in page
+    assert page.count("<svg") == 3  # the mark, shares, information
+    assert "by chance" in page
+
+
+def test_one_model_names_its_choices(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    assert routes_verb(folders["linear"], "--out", out).code == 0
+    page = (out / "routes.html").read_text(encoding="utf-8")
+    assert '<span class="chip right" title="stories, stages.1.layers.0.join">stories</span>' in page
+    assert "Without a router, the path is named whose output is closest in cosine to the joined output." in page
+
+
+def test_prompts_without_domains(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("abc\n12\n")
+    out = tmp_path / "report"
+    shown = routes_verb(folders["letters"], "--prompts", plain, "--out", out, "--quiet")
+    assert shown.code == 0
+    assert "right by chance" not in shown.out
+    assert not (out / "information.png").exists()
+    assert "The texts have no domains" in (out / "routes.html").read_text(encoding="utf-8")
+
+
+def test_an_older_report_gives_way_and_other_folders_do_not(
+    routes_verb, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    arguments = (folders["letters"], "--prompts", prompts, "--quiet", "--out")
+    assert routes_verb(*arguments, tmp_path / "a").code == 0
+    assert routes_verb(*arguments, tmp_path / "a").code == 0
+    (tmp_path / "a" / "thesis.tex").write_text("x")
+    shown = routes_verb(*arguments, tmp_path / "a")
+    assert (shown.code, shown.out) == (2, "")
+    assert "this exists already and is not a report of `braid routes`" in shown.err
+    assert (tmp_path / "a" / "thesis.tex").exists()
+    assert routes_verb(*arguments, prompts).code == 2
+
+
+def test_data_domains_and_paths(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "sums.txt").write_text("12\n\n345\n")
+    options = ("--data", f"sums={tmp_path / 'sums.txt'}", "--domains", "sums=maths", "--paths", "maths", "stories")
+    facts = routes_verb(folders["letters"], *options, "--tokens", 4, "--device", "cpu", "--json").json()
+    data = facts["models"][0]["data"][0]
+    assert (data["path"], data["tokens"], data["shares"][0]["maths"]) == ("maths", 4, 1.0)
+    assert facts["models"][0]["domains"] == {"sums": "maths"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--prompts", "none.jsonl"], "none.jsonl: there is no such file of prompts"),
+        (["--data", "x"], "--data: expected NAME=VALUE, got 'x'"),
+        (["--data", "a=x", "a=y"], "--data: 'a' is given twice"),
+        (["--domains", "stories=poems"], "no model has a path 'poems'. There are: maths, stories."),
+        (["--domains", "poems=maths"], "no prompt or data set has the domain 'poems'. There are: maths, stories."),
+        (["--device", "toaster"], "there is no device 'toaster' here"),
+        (["--paths", "poems"], "the model has no path 'poems'"),
+    ],
+)
+def test_wrong_arguments(routes_verb, folders: dict[str, Path], arguments: list[str], text: str) -> None:
+    shown = routes_verb(folders["letters"], *arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert text in shown.err
+
+
+def test_models_that_cannot_be_looked_at(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
+    shown = routes_verb(folders["letters"], folders["dense"])
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{folders['dense']}: this model has no parallel stage; there are no paths to choose between" in shown.err
+    assert "there is no such folder" in routes_verb(tmp_path / "none").err

@@ -1,0 +1,187 @@
+"""A study from end to end, its errors, and the recipes of PaPaformer's experiment."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toy_study import toy_study
+
+from braidlm.cli.main import main
+from braidlm.core.errors import BraidError
+from braidlm.core.folders import load_lineage, load_model
+from braidlm.data.catalog import open_data
+from braidlm.data.streams import TokenStream
+from braidlm.model.switches import path_names
+from braidlm.studies.report import study
+from braidlm.studies.results import StudyResults, over_seeds, training_seconds
+from braidlm.studies.running import run_study
+from braidlm.studies.show import show
+from braidlm.studies.study import decode_study, encode_study, load_study
+from braidlm.studies.tables import quality, silence, training_time
+
+
+def test_every_model_is_trained_and_measured(toy_results: StudyResults) -> None:
+    assert toy_results.names("path") == ["stories", "maths"]
+    assert toy_results.names("composed") == ["linear", "routed"]
+    assert toy_results.names("whole") == ["dense"]
+    assert len(toy_results.models) == 2 * 5, "two seeds"
+    for model in toy_results.models:
+        assert set(model.bits) == {"stories", "maths"}
+        assert all(0 < bits < 20 for bits in model.bits.values())
+        assert model.seconds > 0
+        assert (model.folder / "config.json").is_file()
+    composed = toy_results.of("linear")[0]
+    assert path_names(load_model(composed.folder)) == ("stories", "maths")
+    assert set(composed.silenced) == {"stories", "maths"}
+    assert composed.silenced["stories"] != composed.bits
+
+
+def test_seeds_differ_in_weights_and_share_the_data(toy_results: StudyResults) -> None:
+    first, second = toy_results.of("dense")
+    assert first.bits != second.bits
+    assert first.tokens == second.tokens
+
+
+def test_paths_and_composed_models_share_no_training_document(toy_results: StudyResults) -> None:
+    def subset(name: str, kind: Any) -> dict[str, TokenStream]:
+        from braidlm.training.recipe import decode_recipe
+
+        recipe = yaml.safe_load((toy_results.of(name, kind)[0].run_folder / "recipe.yaml").read_text())
+        return {s.name: s for s in open_data(decode_recipe(recipe).recipe.data).train}
+
+    for domain in toy_results.domains:
+        path, composed, whole = (
+            subset(domain, "path")[domain],
+            subset("linear", "composed")[domain],
+            subset("dense", "whole")[domain],
+        )
+        documents = path.data.manifest.documents
+        chosen = [set(stream.subset.choose(documents).tolist()) for stream in (path, composed, whole)]
+        assert not chosen[0] & chosen[1]
+        assert chosen[0] | chosen[1] == chosen[2]
+
+
+def test_a_composed_model_comes_from_its_paths(toy_results: StudyResults) -> None:
+    model = toy_results.of("linear")[0]
+    start = model.run_folder.parent / "linear-composed"
+    lineage = load_lineage(start)
+    assert lineage is not None
+    assert [source["name"] for source in lineage["sources"]] == ["stories", "maths"]
+
+
+def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {m.folder: (m.folder / "model.safetensors").stat().st_mtime_ns for m in toy_results.models}
+    again = run_study(toy_results.study, device="cpu")
+    assert [e.run.model for e in again] == [m.folder for m in toy_results.models]
+    assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in before} == before
+    assert "is finished already" in capsys.readouterr().out
+
+
+def test_tables(toy_results: StudyResults) -> None:
+    rows = {row[0]: row for row in quality(toy_results).rows}
+    assert set(rows) == {"stories", "maths", "linear", "routed", "dense"}
+    assert "±" in rows["dense"][-1]
+    times = {row[0]: row for row in training_time(toy_results).rows}
+    assert times["dense"][1] == "–"
+    assert times["linear, paths in parallel"][3]
+    assert [row[1] for row in silence(toy_results).rows if row[0] == "linear"] == ["none", "stories", "maths"]
+
+
+def test_files(toy_results: StudyResults) -> None:
+    folder = toy_results.study.folder
+    with (folder / "tables" / "bits-per-byte.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+    facts = json.loads((folder / "results.json").read_text())
+    assert len(facts["models"]) == 10
+    page = (folder / "report.html").read_text()
+    assert "Training time" in page
+    assert "Who goes where" in page
+    assert (folder / "routes" / "routes.html").is_file()
+    for domain in toy_results.domains:
+        assert (folder / f"{domain}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_spread_and_time_by_hand() -> None:
+    assert over_seeds([1.0]).text() == "1.000"
+    spread = over_seeds([1.0, 3.0])
+    assert spread.mean == 2.0
+    assert spread.deviation == pytest.approx(math.sqrt(2))
+    records = [
+        {"kind": "train", "tokens": 100, "tokens_per_second": 10.0},
+        {"kind": "validation"},
+        {"kind": "train", "tokens": 300, "tokens_per_second": 100.0},
+    ]
+    assert training_seconds(records) == pytest.approx(12.0)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"epoch": 2}, "unknown key 'epoch'. Did you mean 'epochs'?"),
+    "no domains": ({"domains": {}}, "domains: name at least one data set"),
+    "one domain for paths": ({"domains": {"a": {"source": "stories"}}}, "at least two domains are needed"),
+    "composed without paths": ({"paths": None}, "there are no paths to compose"),
+    "nothing": ({"paths": None, "composed": {}, "whole": {}}, "nothing to train"),
+    "a budget": ({"training": {"budget": "5 steps"}}, "training.budget: a study's budgets come from `epochs`"),
+    "a misspelled training key": ({"training": {"bacth": 3}}, "training: unknown key 'bacth'. Did you mean 'batch'?"),
+    "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
+    "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
+    "share": ({"paths": {"model": {"stages": ["block"]}, "share": 1.0}}, "share must lie between 0 and 1, got 1"),
+    "join": ({"composed": {"x": {"join": "shared_liner"}}}, "unknown join 'shared_liner'. Did you mean"),
+    "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
+    "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_studies_say_what_is_wrong(case: str, tmp_path: Path) -> None:
+    changes, message = BAD[case]
+    with pytest.raises(BraidError) as caught:
+        decode_study(toy_study(tmp_path / "out", tmp_path / "data", **changes))
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
+    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data"))
+    assert encode_study(decode_study(encode_study(made))) == encode_study(made)
+
+
+def test_the_command_line_runs_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = toy_study(tmp_path / "out", tmp_path / "data", composed={}, paths=None, epochs=0.05)
+    file = tmp_path / "toy.yaml"
+    file.write_text(yaml.safe_dump(data))
+    assert main(["train", str(file), "--device", "cpu", "seeds=[3]"]) == 0
+    shown = capsys.readouterr().out
+    assert "Bits per byte on held-out text" in shown
+    assert (tmp_path / "out" / "seed-3" / "dense").is_dir()
+    assert main(["show", str(file)]) == 0
+    assert "dense" in capsys.readouterr().out
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BraidError, match="a study runs in one process"):
+        study(decode_study(toy_study(tmp_path / "out", tmp_path / "data")))
+
+
+def test_the_papers_phase_2_compares_models_of_equal_size() -> None:
+    models = {row["name"]: row for row in show("papers/papaformer/phase2")["models"]}
+    assert models["dense"]["parameters"] == pytest.approx(models["shared_linear"]["parameters"], rel=0.005)
+
+
+def test_the_papers_sizes() -> None:
+    facts = show("papers/papaformer/phase2-tinystories", ["data.tokenizer.vocab_size=50278"])
+    sizes = {row["name"]: row["parameters"] for row in facts["models"]}
+    assert sizes["shared_linear"] == pytest.approx(29.35e6, rel=0.001), "29.35M as counted, 28.5M as printed"
+    assert sizes["stories"] == pytest.approx(13.5e6, rel=0.02)
+    assert facts["parameters"] == sizes["shared_linear"]
+
+
+@pytest.mark.parametrize(
+    "name", ["phase1", "phase2", "phase2-files", "collapse", "phase1-tinystories", "phase2-tinystories"]
+)
+def test_every_study_of_the_paper_loads(name: str) -> None:
+    assert load_study(f"papers/papaformer/{name}").domains
