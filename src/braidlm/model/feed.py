@@ -61,7 +61,7 @@ class MLP(nn.Module):
         hidden = config.hidden or 4 * width
         self.up = linear(stack, width, hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         return self.out(self.activation(self.up(hidden))), ()

@@ -11,19 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-to_gradient_cuda_: Callable[[Tensor, Tensor, int], Tensor] | None = None
+from .aside import Aside, beside
+from .fused_linear import weight_product
+from .tuned_products import tuned_product
+
+to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from .head_loss_triton import to_gradient_cuda_
+    from .head_loss_triton import scale_cuda_, to_gradient_cuda_
 
 
 class HeadLoss(torch.autograd.Function):
-    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count."""
+    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count.
+
+    The product is computed in the type of `hidden`; the weight may be wider, and so is its gradient then.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
-        logits = hidden @ weight.t()
-        on_device = to_gradient_cuda_ if logits.is_cuda else None
-        losses = (on_device or to_gradient_)(logits, labels, ignored)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int, aside: Aside | None
+    ) -> Tensor:
+        ctx.wide, ctx.aside = weight.dtype, aside
+        weight = weight.to(hidden.dtype)
+        logits = tuned_product(hidden, weight, transposed=True)
+        ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
+        if to_gradient_cuda_ is not None and logits.is_cuda:
+            losses = to_gradient_cuda_(logits, labels, count, ignored)
+        else:
+            losses = to_gradient_(logits, labels, ignored)
         ctx.save_for_backward(logits, hidden, weight, count)
         return losses.sum() / count
 
@@ -31,8 +45,15 @@ class HeadLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, hidden, weight, count = ctx.saved_tensors
-        factor = (upstream / count).to(hidden.dtype)
-        return (gradient @ weight).mul_(factor), (gradient.t() @ hidden).mul_(factor), None, None, None
+        scale_, factor = (scale_cuda_, upstream) if ctx.by_kernel else (Tensor.mul_, upstream / count)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        weight_gradient = None
+        if needs_weight:
+            weight_gradient = weight_product(gradient, hidden, ctx.wide, ctx.aside)
+            with beside(ctx.aside, weight_gradient, factor):
+                weight_gradient = scale_(weight_gradient, factor)
+        hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

@@ -1,23 +1,28 @@
-"""The CUDA kernel of `head_loss.to_gradient_`: one program per row, which crosses memory once.
+"""The CUDA kernels of `head_loss`: scores become the gradient of the mean loss, one program per row.
 
 The first sweep over a row finds its maximum and its sum of exponentials, the second, which reads it from the cache,
-writes the gradient.
+writes the gradient: memory is crossed once.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+BLOCK = 8192
 
 
 @triton.jit
 def _to_gradient(  # type: ignore[no-untyped-def]
-    logits, labels, losses, columns, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+    logits, labels, count, losses, columns, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
+    share = 1.0 / tl.load(count)
     start = logits + row * stride
     offsets = tl.arange(0, BLOCK)
     if label == IGNORED:
@@ -40,13 +45,29 @@ def _to_gradient(  # type: ignore[no-untyped-def]
         inside = begin + offsets < columns
         score = tl.load(start + begin + offsets, mask=inside, other=-float("inf")).to(tl.float32)
         gradient = tl.exp(score - log_total) - tl.where(begin + offsets == label, 1.0, 0.0)
-        tl.store(start + begin + offsets, gradient.to(logits.dtype.element_ty), mask=inside)
+        tl.store(start + begin + offsets, (gradient * share).to(logits.dtype.element_ty), mask=inside)
 
 
-def to_gradient_cuda_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """Losses [rows] of logits [rows, vocabulary], which become the gradient of their sum."""
+@triton.jit
+def _scale(numbers, factor, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    by = tl.load(factor)
+    if by == 1.0:
+        return
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(numbers + place, mask=place < size).to(tl.float32) * by
+    tl.store(numbers + place, x.to(numbers.dtype.element_ty), mask=place < size)
+
+
+def to_gradient_cuda_(logits: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
+    """Losses [rows] of logits [rows, vocabulary], which become the gradient of their sum divided by `count`."""
     losses = torch.empty(len(labels), device=logits.device, dtype=torch.float32)
     _to_gradient[(len(labels),)](
-        logits, labels, losses, logits.shape[1], logits.stride(0), IGNORED=ignored, BLOCK=BLOCK, num_warps=8
+        logits, labels, count, losses, logits.shape[1], logits.stride(0), IGNORED=ignored, BLOCK=BLOCK, num_warps=8
     )
     return losses
+
+
+def scale_cuda_(numbers: Tensor, factor: Tensor) -> Tensor:
+    """A tensor times a number on the device: the gradient of the loss itself, which is 1 but for data parallelism."""
+    _scale[(triton.cdiv(numbers.numel(), BLOCK),)](numbers, factor, numbers.numel(), BLOCK, num_warps=8)
+    return numbers

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .aside import Aside
 from .head_loss import HeadLoss
 
 IGNORED = -100
@@ -22,7 +23,13 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None
     return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED, reduction="sum") / count
 
 
-def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
+def head_loss(
+    head: nn.Module,
+    hidden: Tensor,
+    labels: Tensor,
+    count: Tensor | float | None = None,
+    aside: Aside | None = None,
+) -> Tensor:
     """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused."""
     # Evaluation keeps to the plain way: it needs no gradient, and its numbers should be the reference's own.
     if not torch.is_grad_enabled() or getattr(head, "bias", None) is not None:
@@ -31,13 +38,13 @@ def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, count: Tensor | f
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     found = (labels != IGNORED).sum() if count is None else count
     total = torch.as_tensor(found, dtype=torch.float32, device=hidden.device)
-    return _fused(hidden.flatten(0, -2).to(dtype), head.weight.to(dtype), labels.flatten(), total)
+    return _fused(hidden.flatten(0, -2).to(dtype), head.weight, labels.flatten(), total, aside)
 
 
 @torch.compiler.disable  # faster than traced in the one trial there was (LOG.md)
-def _fused(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor) -> Tensor:
+def _fused(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor, aside: Aside | None) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
-        return HeadLoss.apply(rows, weight, labels, count, IGNORED)
+        return HeadLoss.apply(rows, weight, labels, count, IGNORED, aside)
 
 
 def shift_labels(labels: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
+from .aside import Aside
 from .configuration_braid import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
+from .fused_pass import fused_stream, has_fused_pass, pays
 from .initialisation import Initialisation, ModelShape
 from .losses import IGNORED, head_loss, next_token_loss, shift_labels
 from .outputs import BodyOutput, ClassOutput, LanguageOutput
@@ -238,15 +240,23 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         return self.training_losses(inputs, targets, count)[0]
 
     def training_losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, aside: Aside | None = None
     ) -> tuple[Tensor, Tensor, Routings]:
         """The training loop's straight way down: the loss of targets that stand at the position predicting them, what
-        routers ask to be added to it, and their routings."""
-        embedded = self.model.embedding(inputs)
-        hidden, routings = self.model.stream(embedded, self.model.span(embedded))
+        routers ask to be added to it, and their routings.
+
+        With `aside`, gradients of parameters are complete when it is joined.
+        """
+        routings: Routings = ()
+        if has_fused_pass(self.model) and pays(self.model, inputs):
+            hidden = fused_stream(self.model, inputs, aside)
+        else:
+            embedded = self.model.embedding(inputs)
+            hidden, routings = self.model.stream(embedded, self.model.span(embedded))
+            aside = None  # autograd adds to a shared matrix's gradient before anyone could join
         real = targets != IGNORED
         asked = routing_loss(routings, real) * _share(real, count)
-        return head_loss(self.head, hidden, targets, count), asked, routings
+        return head_loss(self.head, hidden, targets, count, aside), asked, routings
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):

@@ -1,5 +1,6 @@
 """How a model knows where a token stands: learned vectors, rotations of queries and keys, or nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -88,18 +89,8 @@ class RotaryPositions(Positions):
             raise BraidError(f"rotary positions need an even head size, got {head_dim}")
 
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
-        exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-        frequency = self.config.theta**-exponent
-        angle_BTH = positions[..., None].float() * frequency
-        if self.config.pairs == "half":
-            angle_BTH, swap = torch.cat((angle_BTH, angle_BTH), dim=-1), _swap_halves
-        else:
-            angle_BTH, swap = angle_BTH.repeat_interleave(2, dim=-1), _swap_neighbours
-        # A pair (a, b) becomes (a cos - b sin, b cos + a sin): x cos plus the swapped x times a sin with signs.
-        channel = torch.arange(head_dim, device=positions.device)
-        sign = torch.where(swap(channel) > channel, -1.0, 1.0)
-        cos, sin = angle_BTH.cos().to(dtype)[:, :, None], (angle_BTH.sin() * sign).to(dtype)[:, :, None]
+        swap = self._swap
+        cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
 
         def turn(heads_BTNH: Tensor) -> Tensor:
             if len(cos) == 1:
@@ -108,6 +99,25 @@ class RotaryPositions(Positions):
             return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
 
         return turn
+
+    def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [batch or 1, time, dim], the sine with signs: x becomes x cos + (x swapped in pairs) sin."""
+        # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
+        exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+        frequency = self.config.theta**-exponent
+        angle_BTH = positions[..., None].float() * frequency
+        if self.config.pairs == "half":
+            angle_BTH = torch.cat((angle_BTH, angle_BTH), dim=-1)
+        else:
+            angle_BTH = angle_BTH.repeat_interleave(2, dim=-1)
+        # A pair (a, b) becomes (a cos - b sin, b cos + a sin).
+        channel = torch.arange(head_dim, device=positions.device)
+        sign = torch.where(self._swap(channel) > channel, -1.0, 1.0)
+        return angle_BTH.cos(), angle_BTH.sin() * sign
+
+    @property
+    def _swap(self) -> Callable[[Tensor], Tensor]:
+        return _swap_halves if self.config.pairs == "half" else _swap_neighbours
 
 
 def _swap_halves(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TrainingConfig:
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """auto: bf16 autocast on a GPU, float32 on a CPU."""
     compile: bool | None = None
-    """torch.compile; by default on a GPU only."""
+    """torch.compile; by default on a GPU, unless the step is a graph and every part has kernels of its own."""
     graph: bool | None = None
     """Replay the whole step as one CUDA graph; by default on a single GPU."""
     activation_checkpointing: bool = False

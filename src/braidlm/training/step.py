@@ -3,13 +3,16 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from braidlm.model.aside import Aside
 from braidlm.model.dropout import Dropout, scale_dropout
+from braidlm.model.fused_pass import has_fused_pass
 from braidlm.model.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -18,6 +21,10 @@ from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
+
+ClippedAdamW: Any = None
+with contextlib.suppress(ImportError):  # without Triton torch's optimizer does it, in several passes
+    from braidlm.training.clipped_adamw import ClippedAdamW
 
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
@@ -39,12 +46,12 @@ class StepReport:
 class Objective(nn.Module):
     """The model as a function from a batch to its losses and the usage of its routers' choices."""
 
-    def __init__(self, model: BraidForCausalLM):
+    def __init__(self, model: BraidForCausalLM, aside: Aside | None):
         super().__init__()
-        self.model = model
+        self.model, self.aside = model, aside
 
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        text, routing, routings = self.model.training_losses(inputs, labels, count)
+        text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
         real = labels != IGNORED
         return text, routing, {r.name: usage(r, real).detach() for r in routings}
 
@@ -56,14 +63,20 @@ class Stepper:
         self.model, self.config, self.place, self.dtype = model.train(), config, place, dtype
         on_gpu = place.device.type == "cuda"
         self.use_graph = (on_gpu and place.world == 1) if config.graph is None else config.graph and on_gpu
-        self.use_compile = on_gpu if config.compile is None else config.compile
+        # Launched one by one the fused kernels would wait for the host; in a graph they need no compiler.
+        fused = self.use_graph and has_fused_pass(model.model)
+        self.use_compile = (on_gpu and not fused) if config.compile is None else config.compile
+        # Gradients that are added to others, or sent to other processes, are read before anything is joined.
+        alone = on_gpu and place.world == 1 and config.accumulation == 1 and not self.use_compile
+        self.aside = Aside(place.device) if alone else None
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
-        self.objective = data_parallel(Objective(model), place)
+        self.objective = data_parallel(Objective(model, self.aside), place)
         self.run: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
+        self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
@@ -76,12 +89,11 @@ class Stepper:
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
         """Train on this process's rows; `count` labels are in the batch of all processes."""
-        batch = (self._load(inputs), self._load(labels), torch.tensor(float(count)).to(self.place.device))
         set_learning_rate(self.optimizer, rate)
         self.steps += 1
-        if not self.use_graph or self.steps <= EAGER_STEPS_BEFORE_CAPTURE:
-            return self._train(*batch)
-        return self._replay(batch)
+        if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
+            return self._replay(inputs, labels, count)
+        return self._train(self._load(inputs), self._load(labels), self._number(count))
 
     def scale_dropout(self, scale: float) -> None:
         """Change every dropout rate; a captured step is recorded again."""
@@ -112,6 +124,10 @@ class Stepper:
             return tensor
         return tensor.pin_memory().to(self.place.device, non_blocking=True)
 
+    def _number(self, count: int) -> Tensor:
+        # Made there: a copy from the host would wait for the device.
+        return torch.full((), float(count), device=self.place.device)
+
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         total, added = torch.zeros((), device=self.place.device), torch.zeros((), device=self.place.device)
         used: dict[str, Tensor] = {}
@@ -123,20 +139,24 @@ class Stepper:
                     loss, asked, used = self.run(tokens, targets, count)
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 ((loss + asked) * self.place.world).backward()
+                if self.aside is not None:
+                    self.aside.join()
             total += loss.detach()
             added += asked.detach()
-        norm = self._clip()
-        self.optimizer.step()
+        norm = self._update()
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(total, norm, added, used)
 
-    def _clip(self) -> Tensor:
-        """Shorten the gradients to `clip`; gives their length before."""
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+    def _update(self) -> Tensor:
+        """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
         longest = self.config.clip
+        if self.clipped is not None and self.clipped.ready:
+            return self.clipped.step(longest)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):
             nn.utils.clip_grads_with_norm_(self.parameters, longest, norm, foreach=True)
+        self.optimizer.step()
         return norm
 
     def _without_sync(self) -> contextlib.AbstractContextManager:
@@ -144,14 +164,15 @@ class Stepper:
             return self.objective.no_sync()
         return contextlib.nullcontext()
 
-    def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> StepReport:
+    def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> StepReport:
         if self.graph is None:
-            self._capture(batch)
+            self._capture((self._load(inputs), self._load(labels), self._number(count)))
         assert self.graph is not None
         assert self.buffers is not None
         assert self.results is not None
-        for buffer, value in zip(self.buffers, batch, strict=True):
-            buffer.copy_(value, non_blocking=True)
+        for buffer, array in zip(self.buffers[:2], (inputs, labels), strict=True):
+            buffer.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        self.buffers[2].fill_(count)
         self.graph.replay()
         made = self.results
         shares = {name: share.clone() for name, share in made.usage.items()}
@@ -159,8 +180,10 @@ class Stepper:
 
     def _capture(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Record the step without running it; gradients get their fixed places inside the graph's memory."""
-        self.buffers = (batch[0].clone(), batch[1].clone(), batch[2].clone())
+        self.buffers = batch
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # What the loss waits for goes before what only the optimizer waits for.
+        first = torch.cuda.Stream(self.place.device, priority=-1)
+        with torch.cuda.graph(self.graph, stream=first):
             self.results = self._train(*self.buffers)

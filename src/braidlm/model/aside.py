@@ -1,0 +1,48 @@
+"""A second CUDA stream for work that only the optimizer waits for: gradients of parameters.
+
+The chain of the backward pass leaves parts of a GPU idle when its products are small; these gradients fill them.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+PIECES_IN_FLIGHT = 4
+"""How many pieces may be under way; what they read stays in memory until then."""
+
+
+class Aside:
+    """Runs pieces of work beside the main stream. Whoever reads their results calls `join` first."""
+
+    def __init__(self, device: torch.device):
+        self.stream = torch.cuda.Stream(device)
+        self.pieces: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+
+    @contextlib.contextmanager
+    def piece(self, *inputs: Tensor) -> Iterator[None]:
+        """The work inside reads `inputs`; they are ready on the main stream, and are kept until it is done."""
+        main = torch.cuda.current_stream(self.stream.device)
+        if len(self.pieces) == PIECES_IN_FLIGHT:
+            done, _ = self.pieces[0]
+            main.wait_event(done)
+            self.pieces.popleft()
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            yield
+        done = torch.cuda.Event()
+        done.record(self.stream)
+        self.pieces.append((done, inputs))
+
+    def join(self) -> None:
+        """From here on the main stream sees every result."""
+        if self.pieces:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.pieces.clear()
+
+
+def beside(aside: Aside | None, *inputs: Tensor) -> contextlib.AbstractContextManager[None]:
+    """A piece of work for `aside`, or, without one, simply the next work of the main stream."""
+    return contextlib.nullcontext() if aside is None else aside.piece(*inputs)

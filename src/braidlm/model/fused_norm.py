@@ -1,0 +1,182 @@
+"""Adding to the stream and normalising it: one pass over memory forward and one backward.
+
+The pass backward also sums the gradients of the norm's scale and bias, and of the bias of the layer that made what was
+added: each program sums its rows, and a second, small sum makes them one.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .fused_sums import Sums
+from .launching import programs_for
+from .weight_stacks import Place
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+TILE = 512
+"""Numbers a warp works on at once: a row never waits for another warp if it fits into one."""
+VECTORS = 3
+"""Summed backward: for the norm's scale, for its bias, for the bias of the layer before (some may not be wanted)."""
+PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
+"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
+
+
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
+    stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    real = column < width
+    inside = (row < rows)[:, None] & real
+    place = row.to(tl.int64)[:, None] * width + column
+    x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        x += tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        if delta_bias is not None:
+            x += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
+        rounded = x.to(summed.dtype.element_ty)
+        tl.store(summed + place, rounded, mask=inside)
+        x = rounded.to(tl.float32)  # what is normalised is the stream as everyone else sees it
+    if CENTRED:
+        mean = tl.sum(x, 1) / width
+        tl.store(means + row, mean, mask=row < rows)
+        x = tl.where(inside, x - mean[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
+    tl.store(scales + row, scale, mask=row < rows)
+    y = x * scale[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    if bias is not None:
+        y += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+    tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_backward(  # type: ignore[no-untyped-def]
+    normed_gradient, summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
+    CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, VECTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    real = column < width
+    w = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & real
+        place = row.to(tl.int64)[:, None] * width + column
+        x = tl.load(summed + place, mask=inside, other=0.0).to(tl.float32)
+        y_gradient = tl.load(normed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
+        if CENTRED:
+            x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
+        x = tl.where(inside, x * scale, 0.0)
+        weight_sum += y_gradient * x
+        if BIASED:
+            bias_sum += y_gradient
+        x_gradient = y_gradient * w
+        along = tl.sum(x_gradient * x, 1)[:, None] / width
+        if CENTRED:
+            x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
+        x_gradient = (x_gradient - x * along) * scale
+        if summed_gradient is not None:
+            x_gradient += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        if DELTA_BIASED:
+            delta_bias_sum += tl.where(inside, x_gradient, 0.0)
+        tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
+    column = tl.arange(0, COLUMNS)
+    sums += program * width * VECTORS + column
+    tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
+    if BIASED:
+        tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
+    if DELTA_BIASED:
+        tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
+
+
+class AddNorm(torch.autograd.Function):
+    """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
+
+    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        delta: Tensor | None,
+        delta_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        sums: Sums,
+        normed_place: Place | None,
+        delta_place: Place | None,
+    ) -> tuple[Tensor, Tensor]:
+        rows, width = stream.shape
+        summed = stream if delta is None else torch.empty_like(stream)
+        normed = torch.empty_like(stream) if normed_place is None else normed_place.input
+        scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
+        means = torch.empty_like(scales) if centred else None
+        tile = _tile(width)
+        _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
+            stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps, centred, **tile
+        )  # fmt: skip
+        ctx.save_for_backward(summed, weight, means, scales)
+        ctx.centred, ctx.sums, ctx.delta_place = centred, sums, delta_place
+        ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
+        ctx.set_materialize_grads(False)
+        return summed, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        summed, weight, means, scales = ctx.saved_tensors
+        rows, width = summed.shape
+        summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
+        gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        tile = _tile(width)
+        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
+        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
+        sums = ctx.sums.place(programs, VECTORS * width, summed.device)
+        _norm_backward[(programs,)](
+            normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
+            ctx.centred, ctx.biased, ctx.delta_biased, VECTORS, **tile,
+        )  # fmt: skip
+        weight_gradient, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
+        bias_gradient = bias_sum if ctx.biased else None
+        delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
+        delta_gradient = gradient if ctx.adds else None
+        return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 5
+
+
+def _tile(width: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(width)
+    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
+
+
+def plain_add_norm(
+    stream: Tensor,
+    delta: Tensor | None,
+    delta_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """The reference, in torch's operations."""
+    if delta is not None:
+        stream = stream + (delta if delta_bias is None else delta + delta_bias)
+    norm = F.layer_norm(stream, weight.shape, weight, bias, eps) if centred else None
+    return stream, F.rms_norm(stream, weight.shape, weight, eps) if norm is None else norm

@@ -1,0 +1,109 @@
+"""Clipping and torch's AdamW in two passes over memory, on the state that torch's optimizer keeps.
+
+The reference is `clip_grad_norm_` and then `optimizer.step()`. The optimizer stays torch's own: its state is read
+and written where it is, so checkpoints know of nothing else.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, optim
+
+BLOCK, WARPS = 4096, 8
+COLUMNS = 7
+"""Of the table: addresses of weight, gradient, both moments, rate and count of steps, and how many numbers it has."""
+
+
+@triton.jit
+def _adamw(  # type: ignore[no-untyped-def]
+    table, decays, chunks, norm, clip, eps,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, CLIPS: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    which = tl.load(chunks + 2 * tl.program_id(0))
+    place = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    entry = table + which * COLUMNS
+    weights = tl.load(entry).to(tl.pointer_type(tl.float32))
+    gradients = tl.load(entry + 1).to(tl.pointer_type(tl.float32))
+    firsts = tl.load(entry + 2).to(tl.pointer_type(tl.float32))
+    seconds = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
+    if ALIGNED:
+        weights, gradients = tl.multiple_of(weights, 16), tl.multiple_of(gradients, 16)
+        firsts, seconds = tl.multiple_of(firsts, 16), tl.multiple_of(seconds, 16)
+    rate = tl.load(tl.load(entry + 4).to(tl.pointer_type(tl.float32)))
+    size = tl.load(entry + 6)
+    if ALIGNED:
+        size = tl.multiple_of(size, 4)
+    inside = place < size
+    count = tl.load(tl.load(entry + 5).to(tl.pointer_type(tl.float32)))
+    first_share = 1.0 - tl.exp(count * tl.log(FIRST))
+    second_share = tl.sqrt(1.0 - tl.exp(count * tl.log(SECOND)))
+    gradient = tl.load(gradients + place, mask=inside, other=0.0)
+    if CLIPS:
+        gradient *= tl.minimum(1.0, clip / (tl.load(norm) + 1e-6))
+    weight = tl.load(weights + place, mask=inside, other=0.0)
+    first = tl.load(firsts + place, mask=inside, other=0.0)
+    second = tl.load(seconds + place, mask=inside, other=0.0)
+    weight *= 1.0 - rate * tl.load(decays + which)
+    first += (1.0 - FIRST) * (gradient - first)
+    second = SECOND * second + (1.0 - SECOND) * gradient * gradient
+    weight -= (rate / first_share) * first / (tl.sqrt(second) / second_share + eps)
+    tl.store(weights + place, weight, mask=inside)
+    tl.store(firsts + place, first, mask=inside)
+    tl.store(seconds + place, second, mask=inside)
+
+
+@triton.jit
+def _squares(table, chunks, sums, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    which = tl.load(chunks + 2 * tl.program_id(0))
+    place = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    gradients = tl.load(table + which * COLUMNS + 1).to(tl.pointer_type(tl.float32))
+    size = tl.load(table + which * COLUMNS + 6)
+    if ALIGNED:
+        gradients, size = tl.multiple_of(gradients, 16), tl.multiple_of(size, 4)
+    gradient = tl.load(gradients + place, mask=place < size, other=0.0)
+    tl.store(sums + tl.program_id(0), tl.sum(gradient * gradient))
+
+
+class ClippedAdamW:
+    """Steps for one optimizer, whose rates are tensors on the device."""
+
+    def __init__(self, optimizer: optim.AdamW):
+        self.optimizer = optimizer
+        self.group_of = [(group, p) for group in optimizer.param_groups for p in group["params"]]
+        device = self.group_of[0][1].device
+        # A captured step copies the addresses from here again in each replay, so this memory must stay as it is.
+        self.host = torch.empty(len(self.group_of), COLUMNS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.table = torch.empty(self.host.shape, dtype=torch.int64, device=device)
+        self.decays = torch.tensor([float(g["weight_decay"]) for g, _ in self.group_of], device=device)
+        chunks = [(i, c) for i, (_, p) in enumerate(self.group_of) for c in range(triton.cdiv(p.numel(), BLOCK))]
+        self.chunks = torch.tensor(chunks, dtype=torch.int32, device=device)
+
+    @property
+    def ready(self) -> bool:
+        """Whether torch has made its state (in its own first step) and every parameter has a gradient."""
+        state = self.optimizer.state
+        return all(p.grad is not None and p.grad.is_contiguous() and len(state[p]) for _, p in self.group_of)
+
+    @torch.no_grad()
+    def step(self, clip: float | None) -> Tensor:
+        """Gives the length of all gradients together; if it is above `clip` they are shortened to that."""
+        states = [self.optimizer.state[p] for _, p in self.group_of]
+        torch._foreach_add_([state["step"] for state in states], 1)
+        rows = [
+            [*(t.data_ptr() for t in (p, p.grad, s["exp_avg"], s["exp_avg_sq"], group["lr"], s["step"])), p.numel()]
+            for (group, p), s in zip(self.group_of, states, strict=True)
+        ]
+        self.host.copy_(torch.tensor(rows))
+        self.table.copy_(self.host, non_blocking=self.table.is_cuda and torch.cuda.is_current_stream_capturing())
+        aligned = all(value % 16 == 0 for row in rows for value in row[:4]) and all(row[-1] % 4 == 0 for row in rows)
+        group = self.optimizer.param_groups[0]
+        first, second = group["betas"]
+        sums = torch.empty(len(self.chunks), dtype=torch.float32, device=self.table.device)
+        _squares[(len(sums),)](self.table, self.chunks, sums, aligned, COLUMNS, BLOCK, num_warps=WARPS)
+        norm = sums.sum().sqrt()
+        _adamw[(len(self.chunks),)](
+            self.table, self.decays, self.chunks, norm, clip or 0.0, group["eps"],
+            first, second, clip is not None, aligned, COLUMNS, BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+        return norm

@@ -1,0 +1,216 @@
+"""Checks of the fused kernels against torch's own operations in float64: outputs and every gradient.
+
+Run as a script in Triton's interpreter (`TRITON_INTERPRET=1`), or called by tests on a device.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.model.aside import Aside
+from braidlm.model.fused_activation import Activation, plain_activation
+from braidlm.model.fused_embedding import Embed, plain_embed
+from braidlm.model.fused_heads import SplitHeads, plain_split_heads
+from braidlm.model.fused_linear import Linear, narrowed
+from braidlm.model.fused_norm import AddNorm, plain_add_norm
+from braidlm.model.fused_pass import fused_stream
+from braidlm.model.fused_sums import Sums
+from tiny_models import random_ids, tiny_model
+
+LIMITS = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
+"""Of a relative error."""
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "positions": "learned",
+        "block": {
+            "norm": "layer",
+            "attention": {"heads": 4, "bias": True},
+            "feed": {"kind": "mlp", "activation": "gelu_new", "bias": True},
+        },
+    },
+    "llama": {"positions": "rope", "block": {"attention": {"heads": 4, "kv_heads": 2}}},
+    "with dropout": {
+        "block": {"norm": "layer", "attention": {"heads": 4, "bias": True}, "feed": {"kind": "mlp", "bias": True}}
+    },
+    "papaformer": {
+        "positions": {"kind": "rope", "pairs": "interleaved"},
+        "block": {"attention": {"heads": 4, "out_projection": False, "window": 5}, "feed": {"kind": "geglu"}},
+    },
+}
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30)).item()
+
+
+def close(found: Tensor, wanted: Tensor, limit: float, what: str) -> None:
+    error = relative_error(found, wanted)
+    assert error <= limit, f"{what}: relative error {error:.2e}"
+
+
+def compare(
+    fused: Callable[..., Any], plain: Callable[..., Any], inputs: Sequence[Tensor | None], dtype: torch.dtype, what: str
+) -> None:
+    """Both on the same numbers; floating inputs are differentiated."""
+    ours = [x if x is None or not x.is_floating_point() else x.detach().requires_grad_() for x in inputs]
+    theirs = [x if x is None or not x.is_floating_point() else x.detach().double().requires_grad_() for x in inputs]
+    found, wanted = fused(*ours), plain(*theirs)
+    found, wanted = (x if isinstance(x, tuple) else (x,) for x in (found, wanted))
+    weights = [torch.randn(f.shape, device=f.device).to(f.dtype) for f in found]
+    for index, (f, w) in enumerate(zip(found, wanted, strict=True)):
+        close(f, w, LIMITS[dtype], f"{what}, output {index}")
+    leaves = [index for index, x in enumerate(ours) if x is not None and x.requires_grad]
+    ours_gradients = torch.autograd.grad(found, [ours[i] for i in leaves], weights)
+    theirs_gradients = torch.autograd.grad(wanted, [theirs[i] for i in leaves], [w.double() for w in weights])
+    for index, f, w in zip(leaves, ours_gradients, theirs_gradients, strict=True):
+        assert f.dtype == inputs[index].dtype
+        close(f, w, LIMITS[dtype], f"{what}, gradient of input {index}")
+
+
+def check_norms(device: str, dtype: torch.dtype) -> None:
+    for width in (16, 48, 384):
+        for centred in (True, False):
+            for adds, delta_bias, bias in ((False, False, True), (True, True, True), (True, False, False)):
+
+                def wide(present: bool = True, width: int = width) -> Tensor | None:
+                    return torch.randn(width, device=device) if present else None
+
+                stream, delta = (torch.randn(150, width, device=device).to(dtype) for _ in range(2))
+                inputs = [stream, delta if adds else None, wide(delta_bias), wide(), wide(bias and centred)]
+                compare(
+                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, Sums(1, None), None, None),
+                    lambda *x, c=centred: plain_add_norm(*x, 1e-5, c),
+                    inputs,
+                    dtype,
+                    f"norm {width=} {centred=} {adds=} {delta_bias=}",
+                )
+
+
+def check_activations(device: str, dtype: torch.dtype) -> None:
+    for kind in ("gelu", "gelu_new", "relu", "silu"):
+        for gated in (False, True):
+            for width, biased in ((24, True), (300, False)):
+                inner = torch.randn(300, 2 * width if gated else width, device=device).to(dtype)
+                bias = torch.randn(inner.shape[1], device=device) if biased else None
+                compare(
+                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, Sums(1, None), None, None),
+                    lambda *x, k=kind, g=gated: plain_activation(*x, k, g),
+                    [inner, bias],
+                    dtype,
+                    f"activation {kind=} {gated=} {biased=}",
+                )
+
+
+def check_heads(device: str, dtype: torch.dtype) -> None:
+    for dim, kv_heads in ((16, 2), (24, 1)):
+        for turn in (None, "halves", "neighbours"):
+            time, heads = 70, 2 + 2 * kv_heads
+            qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
+            angle = torch.rand(time, dim, device=device) * 6
+            tables = None if turn is None else (angle.cos(), angle.sin())
+            compare(
+                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: SplitHeads.apply(
+                    x[0], None, t, n, k, Sums(1, None), None
+                ),
+                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: plain_split_heads(x[0], t, n, k),
+                [qkv],
+                dtype,
+                f"heads {dim=} {turn=}",
+            )
+            bias = torch.zeros(heads * dim, device=device, requires_grad=True)
+            leaf = qkv.detach().requires_grad_()
+            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, Sums(1, None), None)
+            sum((p * torch.randn_like(p)).sum() for p in parts).backward()
+            close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
+
+
+def check_embedding(device: str, dtype: torch.dtype) -> None:
+    for width, context in ((48, 9), (16, 12), (16, None)):
+        tokens = torch.randn(11, width, device=device)
+        positions = None if context is None else torch.randn(context, width, device=device)
+        ids = torch.randint(0, 11, (20, 9), device=device)
+        inputs = [ids, tokens, positions]
+        compare(lambda *x: Embed.apply(*x, dtype, None), plain_embed, inputs, dtype, f"embedding {context=}")
+
+
+def check_linear(device: str, dtype: torch.dtype) -> None:
+    rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
+    copy = narrowed([weight], dtype)[weight]
+    compare(
+        lambda r, w: Linear.apply(r, w, copy, None, None, None),
+        lambda r, w: r @ (w + (copy.double() - weight.double())).t(),
+        [rows, weight],
+        dtype,
+        "linear",
+    )
+
+
+class Halved(torch.nn.Module):
+    """A dropout whose outcome is known."""
+
+    probability = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+class Here:
+    """Work aside is done at once."""
+
+    def piece(self, *inputs: Tensor) -> nullcontext[None]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
+
+
+def check_models(device: str, dtype: torch.dtype) -> None:
+    """Whole models round many times: the plain way in the same type says how much that is."""
+    for name, architecture in MODELS.items():
+        model, ids = tiny_model(**architecture).to(device).train(), random_ids(5, 11).to(device)
+        weights = torch.randn(5, 11, 16, device=device)
+        if name == "with dropout":
+            for block in model.model.stages:
+                block.layers[0].drop = Halved()
+
+        def plain(model: Any, ids: Tensor) -> Tensor:
+            embedded = model.embedding(ids)
+            return model.stream(embedded, model.span(embedded))[0]
+
+        aside = Aside(torch.device(device)) if device == "cuda" else Here()
+        ways = (fused_stream, partial(fused_stream, aside=aside))
+        found = [results(model, way, ids, weights, dtype, aside) for way in ways]
+        usual = results(model, plain, ids, weights, dtype, aside)
+        wanted = results(model.double(), plain, ids, weights.double(), torch.float64, aside)
+        for what, exact in wanted.items():
+            for by_layer in found:
+                limit = 2 * relative_error(usual[what], exact) + LIMITS[dtype]
+                close(by_layer[what], exact, limit, f"{name}, {what}")
+
+
+def results(
+    model: Any, way: Callable[[Any, Tensor], Tensor], ids: Tensor, weights: Tensor, dtype: torch.dtype, aside: Any
+) -> dict[str, Tensor]:
+    """The stream, and the gradient of every parameter it depends on."""
+    model.zero_grad()
+    with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
+        stream = way(model.model, ids)
+    (stream * weights).sum().backward()
+    aside.join()
+    return {"stream": stream} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check_everything(device: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for check in (check_norms, check_activations, check_heads, check_embedding, check_linear, check_models):
+        check(device, dtype)
+
+
+if __name__ == "__main__":
+    check_everything("cpu", torch.float32)
+    print("equal")
