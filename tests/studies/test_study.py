@@ -81,6 +81,21 @@ def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: p
     assert "is finished already" in capsys.readouterr().out
 
 
+def test_another_way_to_compose_is_composed_and_trained_anew(tmp_path: Path) -> None:
+    data = toy_study(tmp_path / "out", tmp_path / "data", whole={}, epochs=0.05, composed={"x": {"start": "mean"}})
+    paths = [e.run.model for e in run_study(decode_study(data), device="cpu")][:2]
+    changed = {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths}
+    data["composed"]["x"]["start"] = "random"
+    entries = run_study(decode_study(data), device="cpu")
+    lineage = load_lineage(tmp_path / "out" / "seed-1" / "x-composed")
+    assert lineage is not None
+    assert lineage["options"]["start"] == "random"
+    record = load_lineage(entries[-1].run.model)
+    assert record is not None
+    assert record["sources"][-1]["sha256"] == lineage["weights"]["sha256"], "trained from the new one"
+    assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in paths} == changed, "the paths stay"
+
+
 def test_tables(toy_results: StudyResults) -> None:
     rows = {row[0]: row for row in quality(toy_results).rows}
     assert set(rows) == {"stories", "maths", "linear", "routed", "dense"}

@@ -11,6 +11,8 @@ from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.tables import quality, silence, training_time
 
+WRITERS = {"composed": "the composed model", "dense": "the dense model"}
+
 
 def write_page(path: Path, facts: DemoFacts) -> Path:
     """Write the page, and its pictures as PNG files beside it."""
@@ -91,8 +93,8 @@ def _composing(page: Page, results: StudyResults) -> None:
     page.text(
         f"`braid compose` put the {width} paths side by side. Their embeddings and heads were joined along the width, "
         "their blocks stand in parallel layers, and after each layer a join makes one stream of them again. The joins "
-        "and one full-width block before and after are new and know nothing, so the composed model is trained on, with "
-        "the part of the text that was kept back from the paths."
+        "begin as the mean of what the paths make; one full-width block before and after is new and knows nothing. So "
+        "the composed model is trained on, with the part of the text that was kept back from the paths."
     )
     page.code(
         f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
@@ -162,7 +164,7 @@ def _samples(page: Page, facts: DemoFacts) -> None:
         if domain == "maths":
             page.text(f"The right answer is {PROBLEM.answer}.")
         for name, made in texts.items():
-            page.quote(made.text, name, prompt=made.prompt)
+            page.quote(made.text, WRITERS.get(name, f"the path {name}"), prompt=made.prompt)
 
 
 def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:

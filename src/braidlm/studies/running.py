@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -70,9 +70,9 @@ class _Series:
                 paths.append(Entry(domain, "path", self.seed, self._train(domain, sets, model=study.paths.model)))
             yield from paths
             for name, spec in study.composed.items():
-                start = self._composed(name, spec, paths)
+                start, made = self._composed(name, spec, paths)
                 sets = self._sets(list(study.domains), share, 1.0)
-                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze)
+                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze, fresh=made)
                 yield Entry(name, "composed", self.seed, run, paths)
         for name, model in study.whole.items():
             run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
@@ -94,11 +94,12 @@ class _Series:
             sets[domain] = {"path": str(streams[domain].data.folder), "subset": encode(part), **kept}
         return sets
 
-    def _train(self, name: str, sets: dict[str, Any], **what: Any) -> Run:
+    def _train(
+        self, name: str, sets: dict[str, Any], freeze: Sequence[str] = (), fresh: bool = False, **what: Any
+    ) -> Run:
         study = self.study
         data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
         tokens = sum(len(stream) for stream in open_data(decode(DataConfig, data)).train)
-        freeze = what.pop("freeze", [])
         recipe = {
             "name": f"{study.name} {name} (seed {self.seed})",
             "out": str(self.folder / name),
@@ -106,7 +107,7 @@ class _Series:
             "data": data,
             "training": {
                 **study.training,
-                "freeze": freeze,
+                "freeze": list(freeze),
                 "budget": f"{max(1, round(study.epochs * tokens))} tokens",
             },
             "checkpoints": encode(study.checkpoints),
@@ -116,30 +117,25 @@ class _Series:
             **what,
         }
         console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(tokens)} tokens")
-        run = train(recipe, device=self.device, fresh=self.fresh)
+        run = train(recipe, device=self.device, fresh=self.fresh or fresh)
         if not run.finished:  # it was asked to stop, and has saved; the study stops with it
             raise KeyboardInterrupt
         return run
 
-    def _composed(self, name: str, spec: ComposedSpec, paths: list[Entry]) -> Path:
-        """The paths composed, unless that was done before with these very paths."""
+    def _composed(self, name: str, spec: ComposedSpec, paths: list[Entry]) -> tuple[Path, bool]:
+        """The paths composed, and whether that was done now: not if it was before, with these paths, in this way."""
         out = self.folder / f"{name}-composed"
         sources = [path.run.model for path in paths]
-        wanted = [sha256_of(source / WEIGHTS) for source in sources]
+        asked = {"join": encode(spec.join), "blocks": spec.blocks, "start": spec.start, "seed": self.seed}
+        asked |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
             lineage = load_lineage(out) or {}
-            if [source.get("sha256") for source in lineage.get("sources", [])] == wanted:
-                return out
-            shutil.rmtree(out)  # of paths that have been trained anew since
-        made = compose(
-            sources,
-            out,
-            names=[path.name for path in paths],
-            join=encode(spec.join),
-            layers=spec.layers,
-            blocks=spec.blocks,
-            seed=self.seed,
-            start=spec.start,
-        )
+            same_paths = [s.get("sha256") for s in lineage.get("sources", [])] == [
+                sha256_of(source / WEIGHTS) for source in sources
+            ]
+            if same_paths and asked.items() <= lineage.get("options", {}).items():
+                return out, False
+            shutil.rmtree(out)  # of paths trained anew since, or of another recipe
+        made = compose(sources, out, names=[path.name for path in paths], **asked)
         assert made is not None
-        return made
+        return made, True
