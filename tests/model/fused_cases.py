@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from braidlm.model import modeling_braid
 from braidlm.model.aside import Aside
 from braidlm.model.fused_activation import Activation, plain_activation
 from braidlm.model.fused_embedding import Embed, plain_embed
@@ -19,7 +21,10 @@ from braidlm.model.fused_linear import Linear, narrowed
 from braidlm.model.fused_norm import AddNorm, plain_add_norm
 from braidlm.model.fused_pass import fused_stream
 from braidlm.model.fused_sums import Sums
-from tiny_models import random_ids, tiny_model
+from braidlm.model.losses import IGNORED
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.tuned_products import _products
+from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 LIMITS = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
 """Of a relative error."""
@@ -129,13 +134,27 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
 
 
+class Left:
+    """What a head has left for the embedding."""
+
+    def __init__(self, gradient: Tensor):
+        self.gradient = gradient
+
+    def take(self) -> Tensor:
+        return self.gradient
+
+
 def check_embedding(device: str, dtype: torch.dtype) -> None:
     for width, context in ((48, 9), (16, 12), (16, None)):
         tokens = torch.randn(11, width, device=device)
         positions = None if context is None else torch.randn(context, width, device=device)
         ids = torch.randint(0, 11, (20, 9), device=device)
         inputs = [ids, tokens, positions]
-        compare(lambda *x: Embed.apply(*x, dtype, None), plain_embed, inputs, dtype, f"embedding {context=}")
+        compare(lambda *x: Embed.apply(*x, dtype, None, None), plain_embed, inputs, dtype, f"embedding {context=}")
+        leaf, left = tokens.detach().requires_grad_(), torch.randn_like(tokens)
+        Embed.apply(ids, leaf, positions, dtype, None, Left(left.clone())).sum().backward()
+        wanted = left.double() + torch.bincount(ids.flatten(), minlength=11)[:, None]
+        close(leaf.grad, wanted, LIMITS[dtype], "a gradient added to what the head has left")
 
 
 def check_linear(device: str, dtype: torch.dtype) -> None:
@@ -164,6 +183,12 @@ class Here:
 
     def piece(self, *inputs: Tensor) -> nullcontext[None]:
         return nullcontext()
+
+    def last(self) -> str:
+        return "done"
+
+    def wait(self, done: str) -> None:
+        assert done == "done"
 
     def join(self) -> None:
         pass
@@ -205,9 +230,72 @@ def results(
     return {"stream": stream} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def check_tied(device: str, dtype: torch.dtype) -> None:
+    """A matrix that embedding and head share has one gradient, however many blocks stand between them."""
+    for stages in (["block"], [{"block": {"layers": 3}}]):
+        model = tiny_model(stages=stages, tie_embeddings=True, **MODELS["gpt2"]).to(device).train()
+        ids, aside = random_ids(5, 12).to(device), Aside(torch.device(device)) if device == "cuda" else Here()
+        found = []
+        for given in (None, aside):
+            model.zero_grad()
+            with (
+                mock.patch.object(modeling_braid, "pays", lambda *_, ours=given: ours is not None),
+                torch.autocast(device, dtype, enabled=dtype == torch.bfloat16),
+            ):
+                loss, asked, _ = model.training_losses(ids[:, :-1], ids[:, 1:], None, given)
+            assert asked is None
+            loss.backward()
+            aside.join()
+            found.append({"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()})
+        plain, fused = found
+        assert plain.keys() == fused.keys()
+        for what, wanted in plain.items():
+            close(fused[what], wanted.double(), 4 * LIMITS[dtype], f"tied, {what}")
+
+
+def check_losses(positions: str) -> None:
+    """Loss and gradients of a model whose products are large enough to be tuned, in bf16, with its head."""
+    block = {
+        "norm": "layer",
+        "attention": {"heads": 4, "bias": True},
+        "feed": {"kind": "mlp", "activation": "gelu_new", "bias": True},
+    }
+    tied = positions == "learned"
+    architecture = {"width": 256, "context": 640, "positions": positions, "tie_embeddings": tied, "block": block}
+    model = randomised(BraidForCausalLM(tiny_config(4096, **architecture))).cuda().train()
+    ids = random_ids(8, 513, vocab_size=4096).cuda()
+    ids[:, :100] = 7  # one token's gradient is a sum of many
+    labels = ids[:, 1:].clone()
+    labels[3, 50:] = IGNORED
+    count = (labels != IGNORED).sum().float()
+
+    def found(dtype: torch.dtype, aside: Aside | None, fused: bool) -> dict[str, Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            if fused:
+                loss = model.training_losses(ids[:, :-1], labels, count, aside)[0]
+            else:
+                embedded = model.model.embedding(ids[:, :-1])
+                scores = model.head(model.model.stream(embedded, model.model.span(embedded))[0]).flatten(0, 1)
+                scores = scores.float() if dtype == torch.bfloat16 else scores
+                loss = torch.nn.functional.cross_entropy(scores, labels.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        if aside is not None:
+            aside.join()
+        return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    ours = [found(torch.bfloat16, aside, fused=True) for aside in (None, Aside(torch.device("cuda")))]
+    assert _products, "no product was tuned"
+    usual = found(torch.bfloat16, None, fused=False)
+    model.double()
+    for what, exact in found(torch.float64, None, fused=False).items():
+        for one in ours:
+            close(one[what], exact, 1.5 * relative_error(usual[what], exact) + 1e-3, f"{positions}, {what}")
+
+
 def check_everything(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for check in (check_norms, check_activations, check_heads, check_embedding, check_linear, check_models):
+    for check in (check_norms, check_activations, check_heads, check_embedding, check_linear, check_models, check_tied):
         check(device, dtype)
 
 

@@ -57,3 +57,12 @@ def test_kernels_equal_the_references_on_the_device(dtype: torch.dtype) -> None:
     from fused_cases import check_everything
 
     check_everything("cuda", dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_losses_of_a_larger_model_on_the_device(positions: str) -> None:
+    from fused_cases import check_losses
+
+    check_losses(positions)

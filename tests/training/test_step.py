@@ -13,7 +13,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.strict import decode
 from braidlm.training.parallel import Place
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step import Stepper, _packed
 from tiny_models import VOCABULARY, tiny_model
 
 HERE = Place(0, 1, torch.device("cpu"))
@@ -161,3 +161,12 @@ def test_compiled_equals_eager() -> None:
     finally:
         logging.disable(logging.NOTSET)
     assert_same(eager, compiled, 1e-4)  # AdamW makes much of gradients near zero
+
+
+def test_a_replayed_steps_batch_is_sent_in_one_piece() -> None:
+    inputs, labels = batches()[1]
+    packed = _packed(inputs, labels, 71)
+    tokens, targets, count = packed.split((inputs.size, labels.size, 1))
+    assert (tokens.view(inputs.shape).numpy() == inputs).all()
+    assert (targets.view(labels.shape).numpy() == labels).all()
+    assert count.view(torch.float32)[0] == 71.0

@@ -36,6 +36,14 @@ class Aside:
         done.record(self.stream)
         self.pieces.append((done, inputs))
 
+    def last(self) -> torch.cuda.Event:
+        """What to wait for if only the newest piece, and those before it, are needed."""
+        return self.pieces[-1][0]
+
+    def wait(self, done: torch.cuda.Event) -> None:
+        """From here on the main stream sees what was finished then."""
+        torch.cuda.current_stream(self.stream.device).wait_event(done)
+
     def join(self) -> None:
         """From here on the main stream sees every result."""
         if self.pieces:
@@ -46,3 +54,27 @@ class Aside:
 def beside(aside: Aside | None, *inputs: Tensor) -> contextlib.AbstractContextManager[None]:
     """A piece of work for `aside`, or, without one, simply the next work of the main stream."""
     return contextlib.nullcontext() if aside is None else aside.piece(*inputs)
+
+
+class Tied:
+    """The gradient of a matrix that head and embedding share: the head leaves it here, and the embedding adds to it.
+
+    Autograd would make two matrices and a third of their sum.
+    """
+
+    def __init__(self, aside: Aside):
+        self.aside = aside
+        self.gradient: Tensor | None = None
+        self.done: torch.cuda.Event | None = None
+
+    def leave(self, gradient: Tensor) -> None:
+        """What the newest piece of work aside has made."""
+        self.gradient, self.done = gradient, self.aside.last()
+
+    def take(self) -> Tensor:
+        """The gradient, complete on the main stream; nothing is kept, or autograd would copy what it is given."""
+        assert self.gradient is not None
+        assert self.done is not None
+        self.aside.wait(self.done)
+        gradient, self.gradient = self.gradient, None
+        return gradient

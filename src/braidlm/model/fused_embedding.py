@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside
+from .aside import Aside, Tied, beside
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -50,7 +50,13 @@ class Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ids: Tensor, tokens: Tensor, positions: Tensor | None, dtype: torch.dtype, aside: Aside | None
+        ctx: Any,
+        ids: Tensor,
+        tokens: Tensor,
+        positions: Tensor | None,
+        dtype: torch.dtype,
+        aside: Aside | None,
+        tied: Tied | None,
     ) -> Tensor:
         width, time = tokens.shape[1], ids.shape[1]
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
@@ -59,6 +65,7 @@ class Embed(torch.autograd.Function):
         _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
         ctx.save_for_backward(ids)
         ctx.vocabulary, ctx.context, ctx.aside = len(tokens), None if positions is None else len(positions), aside
+        ctx.tied = tied
         return stream
 
     @staticmethod
@@ -67,15 +74,20 @@ class Embed(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         (rows, width), tile = gradient.shape, _tile(gradient.shape[1])
         gradient = gradient.contiguous()
-        tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
-        _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
         positions = None
         if ctx.context is not None:
-            summed = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
-            positions = F.pad(summed, (0, 0, 0, ctx.context - len(summed)))
+            with beside(ctx.aside, gradient):
+                positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
+                if len(positions) < ctx.context:
+                    positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))
+        if ctx.tied is None:
+            tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
+        else:
+            tokens = ctx.tied.take()
+        _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
         if ctx.aside is not None:
-            ctx.aside.join()  # a head that shares the matrix has its gradient there, and autograd adds the two now
-        return None, tokens, positions, None, None
+            ctx.aside.join()  # nothing comes after the embedding, and whoever shares its matrix would be added now
+        return None, tokens, positions, *[None] * 4
 
 
 def _tile(width: int) -> dict[str, int]:

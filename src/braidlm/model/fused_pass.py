@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .aside import Aside, beside
+from .aside import Aside, Tied, beside
 from .attention import SoftmaxAttention
 from .block import Block
 from .embedding import TokenEmbedding
@@ -116,15 +116,18 @@ def pays(model: Any, ids: Tensor) -> bool:
     return types == {torch.float32} and _compute_dtype(ids.device) in (torch.float32, torch.bfloat16)
 
 
-def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None) -> Tensor:
-    """The normalised stream [batch, time, width] of token ids [batch, time]."""
+def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None, tied: Tied | None = None) -> Tensor:
+    """The normalised stream [batch, time, width] of token ids [batch, time].
+
+    With `tied`, the embedding adds its gradient to what the head leaves there.
+    """
     dtype = _compute_dtype(ids.device)
     model._check_length(ids.shape[1])
     with torch.autocast(ids.device.type, enabled=False):
         blocks: list[Any] = [block for stage in model.stages for block in stage.layers]
         way = _prepare(model, blocks, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
-        stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside))
+        stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied))
         written: Written | None = None
         for stage in model.stages:
             for block in stage.layers:
@@ -148,10 +151,10 @@ def _prepare(model: Any, blocks: list[Any], ids: Tensor, dtype: torch.dtype, asi
     narrow = narrowed(_read_narrow(blocks[:1]), dtype)
     with beside(aside):
         narrow |= narrowed(_read_narrow(blocks[1:]), dtype)
-    positions = torch.arange(time, device=device)[None]
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
     neighbours = False
     if isinstance(model.positions, RotaryPositions):
+        positions = torch.arange(time, device=device)[None]
         neighbours = model.positions.config.pairs == "interleaved"
         for dim in turns:
             cos, sin = model.positions.tables(dim, positions)

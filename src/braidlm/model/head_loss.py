@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aside import Aside, beside
+from .aside import Aside, Tied, beside
 from .fused_linear import weight_product
 from .tuned_products import tuned_product
 
@@ -23,23 +23,32 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
 class HeadLoss(torch.autograd.Function):
     """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count.
 
-    The product is computed in the type of `hidden`; the weight may be wider, and so is its gradient then.
+    The product is computed in the type of `hidden`; the weight may be wider, and so is its gradient then. `copy` is
+    the weight in the type of `hidden`, if it is already there.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor, ignored: int, aside: Aside | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        copy: Tensor | None,
+        labels: Tensor,
+        count: Tensor,
+        ignored: int,
+        aside: Aside | None,
+        tied: Tied | None,
     ) -> Tensor:
-        ctx.wide, ctx.aside = weight.dtype, aside
-        weight = weight.to(hidden.dtype)
-        logits = tuned_product(hidden, weight, transposed=True)
+        ctx.wide, ctx.aside, ctx.tied = weight.dtype, aside, tied
+        copy = weight.to(hidden.dtype) if copy is None else copy
+        logits = tuned_product(hidden, copy, transposed=True)
         ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
         if to_gradient_cuda_ is not None and logits.is_cuda:
-            losses = to_gradient_cuda_(logits, labels, count, ignored)
+            loss = to_gradient_cuda_(logits, labels, count, ignored).sum()
         else:
-            losses = to_gradient_(logits, labels, ignored)
-        ctx.save_for_backward(logits, hidden, weight, count)
-        return losses.sum() / count
+            loss = to_gradient_(logits, labels, ignored).sum() / count
+        ctx.save_for_backward(logits, hidden, copy, count)
+        return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -52,8 +61,11 @@ class HeadLoss(torch.autograd.Function):
             weight_gradient = weight_product(gradient, hidden, ctx.wide, ctx.aside)
             with beside(ctx.aside, weight_gradient, factor):
                 weight_gradient = scale_(weight_gradient, factor)
+            if ctx.tied is not None:
+                ctx.tied.leave(weight_gradient)
+                weight_gradient = None
         hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
-        return hidden_gradient, weight_gradient, None, None, None, None
+        return hidden_gradient, weight_gradient, *[None] * 6
 
 
 def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .aside import Aside
+from .aside import Aside, Tied
 from .head_loss import HeadLoss
 
 IGNORED = -100
@@ -29,8 +29,14 @@ def head_loss(
     labels: Tensor,
     count: Tensor | float | None = None,
     aside: Aside | None = None,
+    tied: Tied | None = None,
+    copy: Tensor | None = None,
 ) -> Tensor:
-    """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused."""
+    """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused.
+
+    `copy` is the head's matrix in the type of the product, where the caller has it; with `tied`, the gradient of the
+    matrix is left there.
+    """
     # Evaluation keeps to the plain way: it needs no gradient, and its numbers should be the reference's own.
     if not torch.is_grad_enabled() or getattr(head, "bias", None) is not None:
         return next_token_loss(head(hidden), labels, count)
@@ -38,13 +44,21 @@ def head_loss(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     found = (labels != IGNORED).sum() if count is None else count
     total = torch.as_tensor(found, dtype=torch.float32, device=hidden.device)
-    return _fused(hidden.flatten(0, -2).to(dtype), head.weight, labels.flatten(), total, aside)
+    return _fused(hidden.flatten(0, -2).to(dtype), head.weight, copy, labels.flatten(), total, aside, tied)
 
 
 @torch.compiler.disable  # faster than traced in the one trial there was (LOG.md)
-def _fused(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor, aside: Aside | None) -> Tensor:
+def _fused(
+    rows: Tensor,
+    weight: Tensor,
+    copy: Tensor | None,
+    labels: Tensor,
+    count: Tensor,
+    aside: Aside | None,
+    tied: Tied | None,
+) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
-        return HeadLoss.apply(rows, weight, labels, count, IGNORED, aside)
+        return HeadLoss.apply(rows, weight, copy, labels, count, IGNORED, aside, tied)
 
 
 def shift_labels(labels: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from .aside import Aside
+from .aside import Aside, Tied, beside
 from .configuration_braid import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
@@ -241,22 +241,33 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
 
     def training_losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, aside: Aside | None = None
-    ) -> tuple[Tensor, Tensor, Routings]:
+    ) -> tuple[Tensor, Tensor | None, Routings]:
         """The training loop's straight way down: the loss of targets that stand at the position predicting them, what
-        routers ask to be added to it, and their routings.
+        routers (if there are any) ask to be added to it, and their routings.
 
         With `aside`, gradients of parameters are complete when it is joined.
         """
         routings: Routings = ()
+        tied, copy = None, None
         if has_fused_pass(self.model) and pays(self.model, inputs):
-            hidden = fused_stream(self.model, inputs, aside)
+            if aside is not None and getattr(self.head, "bias", None) is None:
+                weight = self.head.weight
+                shared = weight is self.model.embedding.weight and weight.requires_grad
+                tied = Tied(aside) if shared else None
+                with beside(aside):
+                    copy = weight.detach().to(_compute_dtype(weight))
+            hidden = fused_stream(self.model, inputs, aside, tied)
+            if aside is not None:
+                aside.join()  # the copy, if there was but one block
         else:
             embedded = self.model.embedding(inputs)
             hidden, routings = self.model.stream(embedded, self.model.span(embedded))
             aside = None  # autograd adds to a shared matrix's gradient before anyone could join
-        real = targets != IGNORED
-        asked = routing_loss(routings, real) * _share(real, count)
-        return head_loss(self.head, hidden, targets, count, aside), asked, routings
+        asked = None
+        if routings:
+            real = targets != IGNORED
+            asked = routing_loss(routings, real) * _share(real, count)
+        return head_loss(self.head, hidden, targets, count, aside, tied, copy), asked, routings
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):

@@ -56,13 +56,26 @@ def _adamw(  # type: ignore[no-untyped-def]
 @triton.jit
 def _squares(table, chunks, sums, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     which = tl.load(chunks + 2 * tl.program_id(0))
-    place = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    chunk = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    if chunk == 0:  # the one program that counts the parameter's step
+        steps = tl.load(table + which * COLUMNS + 5).to(tl.pointer_type(tl.float32))
+        tl.store(steps, tl.load(steps) + 1.0)
+    place = chunk * BLOCK + tl.arange(0, BLOCK)
     gradients = tl.load(table + which * COLUMNS + 1).to(tl.pointer_type(tl.float32))
     size = tl.load(table + which * COLUMNS + 6)
     if ALIGNED:
         gradients, size = tl.multiple_of(gradients, 16), tl.multiple_of(size, 4)
     gradient = tl.load(gradients + place, mask=place < size, other=0.0)
     tl.store(sums + tl.program_id(0), tl.sum(gradient * gradient))
+
+
+@triton.jit
+def _length(sums, norm, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        total += tl.load(sums + place, mask=place < count, other=0.0)
+    tl.store(norm, tl.sqrt(tl.sum(total)))
 
 
 class ClippedAdamW:
@@ -72,9 +85,8 @@ class ClippedAdamW:
         self.optimizer = optimizer
         self.group_of = [(group, p) for group in optimizer.param_groups for p in group["params"]]
         device = self.group_of[0][1].device
-        # A captured step copies the addresses from here again in each replay, so this memory must stay as it is.
-        self.host = torch.empty(len(self.group_of), COLUMNS, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.table = torch.empty(self.host.shape, dtype=torch.int64, device=device)
+        self.table = torch.empty(len(self.group_of), COLUMNS, dtype=torch.int64, device=device)
+        self.captured: Tensor | None = None
         self.decays = torch.tensor([float(g["weight_decay"]) for g, _ in self.group_of], device=device)
         chunks = [(i, c) for i, (_, p) in enumerate(self.group_of) for c in range(triton.cdiv(p.numel(), BLOCK))]
         self.chunks = torch.tensor(chunks, dtype=torch.int32, device=device)
@@ -89,21 +101,29 @@ class ClippedAdamW:
     def step(self, clip: float | None) -> Tensor:
         """Gives the length of all gradients together; if it is above `clip` they are shortened to that."""
         states = [self.optimizer.state[p] for _, p in self.group_of]
-        torch._foreach_add_([state["step"] for state in states], 1)
         rows = [
             [*(t.data_ptr() for t in (p, p.grad, s["exp_avg"], s["exp_avg_sq"], group["lr"], s["step"])), p.numel()]
             for (group, p), s in zip(self.group_of, states, strict=True)
         ]
-        self.host.copy_(torch.tensor(rows))
-        self.table.copy_(self.host, non_blocking=self.table.is_cuda and torch.cuda.is_current_stream_capturing())
+        if self.table.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.captured = torch.tensor(rows)
+        else:
+            self.table.copy_(torch.tensor(rows))
         aligned = all(value % 16 == 0 for row in rows for value in row[:4]) and all(row[-1] % 4 == 0 for row in rows)
         group = self.optimizer.param_groups[0]
         first, second = group["betas"]
         sums = torch.empty(len(self.chunks), dtype=torch.float32, device=self.table.device)
         _squares[(len(sums),)](self.table, self.chunks, sums, aligned, COLUMNS, BLOCK, num_warps=WARPS)
-        norm = sums.sum().sqrt()
+        norm = sums.new_empty(())
+        _length[(1,)](sums, norm, len(sums), BLOCK, num_warps=WARPS)
         _adamw[(len(self.chunks),)](
             self.table, self.decays, self.chunks, norm, clip or 0.0, group["eps"],
             first, second, clip is not None, aligned, COLUMNS, BLOCK, num_warps=WARPS,
         )  # fmt: skip
         return norm
+
+    def settle(self) -> None:
+        """After a capture: write the addresses down that the captured step will read in each replay."""
+        if self.captured is not None:
+            self.table.copy_(self.captured)
+            self.captured = None

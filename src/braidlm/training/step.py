@@ -1,6 +1,8 @@
 """One optimizer step: forward and backward over the micro-batches, clipping, AdamW; eager or as a replayed graph."""
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +45,10 @@ class StepReport:
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
 
 
+Losses = tuple[Tensor, Tensor | None, dict[str, Tensor]]
+"""Of the text, of the routers if there are any, and the usage of their choices."""
+
+
 class Objective(nn.Module):
     """The model as a function from a batch to its losses and the usage of its routers' choices."""
 
@@ -50,10 +56,9 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.aside = model, aside
 
-    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
         text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
-        real = labels != IGNORED
-        return text, routing, {r.name: usage(r, real).detach() for r in routings}
+        return text, routing, {r.name: usage(r, labels != IGNORED).detach() for r in routings}
 
 
 class Stepper:
@@ -72,11 +77,12 @@ class Stepper:
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
         self.objective = data_parallel(Objective(model, self.aside), place)
-        self.run: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]] = self.objective
+        self.run: Callable[..., Losses] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
         self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
+        self.nothing = torch.zeros((), device=place.device)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
@@ -84,7 +90,7 @@ class Stepper:
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self.buffer: Tensor | None = None
         self.results: StepReport | None = None
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
@@ -129,7 +135,7 @@ class Stepper:
         return torch.full((), float(count), device=self.place.device)
 
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
-        total, added = torch.zeros((), device=self.place.device), torch.zeros((), device=self.place.device)
+        losses, additions = [], []
         used: dict[str, Tensor] = {}
         pieces = list(zip(inputs.chunk(self.config.accumulation), labels.chunk(self.config.accumulation), strict=True))
         for index, (tokens, targets) in enumerate(pieces):
@@ -137,15 +143,20 @@ class Stepper:
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.place.device, self.dtype):
                     loss, asked, used = self.run(tokens, targets, count)
+                whole = loss if asked is None else loss + asked
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
-                ((loss + asked) * self.place.world).backward()
+                (whole if self.place.world == 1 else whole * self.place.world).backward()
                 if self.aside is not None:
                     self.aside.join()
-            total += loss.detach()
-            added += asked.detach()
+            losses.append(loss.detach())
+            if asked is not None:
+                additions.append(asked.detach())
         norm = self._update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepReport(total, norm, added, used)
+        return StepReport(self._sum(losses), norm, self._sum(additions), used)
+
+    def _sum(self, numbers: list[Tensor]) -> Tensor:
+        return functools.reduce(torch.add, numbers) if numbers else self.nothing
 
     def _update(self) -> Tensor:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
@@ -165,25 +176,36 @@ class Stepper:
         return contextlib.nullcontext()
 
     def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> StepReport:
+        batch = _packed(inputs, labels, count).pin_memory()
         if self.graph is None:
-            self._capture((self._load(inputs), self._load(labels), self._number(count)))
+            self._capture(batch, inputs.shape)
         assert self.graph is not None
-        assert self.buffers is not None
+        assert self.buffer is not None
         assert self.results is not None
-        for buffer, array in zip(self.buffers[:2], (inputs, labels), strict=True):
-            buffer.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        self.buffers[2].fill_(count)
+        self.buffer.copy_(batch, non_blocking=True)
         self.graph.replay()
         made = self.results
         shares = {name: share.clone() for name, share in made.usage.items()}
-        return StepReport(made.loss.clone(), made.gradient_norm.clone(), made.routing_loss.clone(), shares)
+        routing_loss = made.routing_loss.clone() if shares else self.nothing
+        return StepReport(made.loss.clone(), made.gradient_norm.clone(), routing_loss, shares)
 
-    def _capture(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _capture(self, batch: Tensor, shape: tuple[int, ...]) -> None:
         """Record the step without running it; gradients get their fixed places inside the graph's memory."""
-        self.buffers = batch
+        self.buffer = batch.to(self.place.device)
+        inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         # What the loss waits for goes before what only the optimizer waits for.
         first = torch.cuda.Stream(self.place.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
-            self.results = self._train(*self.buffers)
+            self.results = self._train(inputs.view(shape), labels.view(shape), count.view(torch.float32)[0])
+        if self.clipped is not None:
+            self.clipped.settle()
+
+
+def _packed(inputs: np.ndarray, labels: np.ndarray, count: int) -> Tensor:
+    """All that a replayed step reads, so that it is sent at once: tokens, labels, and the count as a float32."""
+    packed = np.zeros(2 * inputs.size + 1, np.int64)
+    packed[: inputs.size], packed[inputs.size : -1] = inputs.ravel(), labels.ravel()
+    packed[-1:].view(np.float32)[0] = count
+    return torch.from_numpy(packed)
