@@ -43,7 +43,7 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
         "Go on from here",
     ):
         assert heading in page
-    for name in ("stories", "maths", "composed", "dense", "trigram"):
+    for name in ("stories", "maths", "composed", "dense", "unigram", "trigram"):
         assert name in page
     assert "paths in parallel" in page
     assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page), "the page needs nothing from outside"

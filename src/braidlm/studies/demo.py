@@ -10,7 +10,7 @@ from braidlm.data.catalog import OpenData, open_data
 from braidlm.data.maths import pose
 from braidlm.data.stories import pronoun_pairs
 from braidlm.data.validation import validation_windows
-from braidlm.evals.ngrams import bits_per_byte, fit_trigram
+from braidlm.evals.ngrams import bits_per_byte, fit_trigram, fit_unigram
 from braidlm.evals.pronouns import pronoun_accuracy
 from braidlm.routes.report import RoutingReport
 from braidlm.serving.generate import Continuation, generate
@@ -33,8 +33,8 @@ class DemoFacts:
     """What the page tells."""
 
     results: StudyResults
-    trigram: Bits
-    """Bits per byte of a trigram model of the same tokens."""
+    ngrams: dict[str, Bits]
+    """Bits per byte of a unigram and a trigram model of the same tokens."""
     samples: dict[str, dict[str, Continuation]]
     """By domain, then by model."""
     pronouns: dict[str, float]
@@ -60,7 +60,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     clock.note("scored on held-out text, with and without each path")
     facts = DemoFacts(
         results=results,
-        trigram=_trigram(study, data),
+        ngrams=_ngrams(study, data),
         samples=_samples(results),
         pronouns=_pronouns(results, data) if "stories" in study.domains else {},
         seconds=clock.seconds,
@@ -73,14 +73,15 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     return write_page(out / "report.html", facts)
 
 
-def _trigram(study: Study, data: OpenData) -> Bits:
-    """One trigram model of each domain's own training tokens: a fair opponent, for it is told the domain."""
-    scores = {}
+def _ngrams(study: Study, data: OpenData) -> dict[str, Bits]:
+    """Models of each domain's own training tokens: fair opponents, for they are told the domain."""
+    scores: dict[str, Bits] = {"unigram": {}, "trigram": {}}
     for train, held in zip(data.train, data.validation, strict=True):
         text = validation_windows(held, study.data.length, study.validation.tokens)
-        model = fit_trigram(train.read(0, len(train))[0], data.tokenizer.vocab_size)
-        tokens = text.stream.read(0, text.tokens)[0]
-        scores[train.name] = bits_per_byte(float(model.log_probabilities(tokens).sum()), text.bytes)
+        read, tokens = train.read(0, len(train))[0], text.stream.read(0, text.tokens)[0]
+        for name, fit in (("unigram", fit_unigram), ("trigram", fit_trigram)):
+            model = fit(read, data.tokenizer.vocab_size)
+            scores[name][train.name] = bits_per_byte(float(model.log_probabilities(tokens).sum()), text.bytes)
     return scores
 
 

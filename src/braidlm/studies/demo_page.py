@@ -115,7 +115,11 @@ def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
                 label = f"path {model.name}" if model.kind == "path" else model.name
                 series[label] = ([float(t + shift) for t, _ in points], [b for _, b in points])
         chart = figures.line_chart(
-            series, "tokens seen", f"bits per byte, {domain}", levels={"trigram": facts.trigram[domain]}, log_y=True
+            series,
+            "tokens seen",
+            f"bits per byte, {domain}",
+            levels={"trigram": facts.ngrams["trigram"][domain]},
+            log_y=True,
         )
         figures.save_png(chart, folder / f"learning-{domain}.png")
         page.figure(
@@ -128,13 +132,17 @@ def _comparison(page: Page, facts: DemoFacts, folder: Path) -> None:
     results = facts.results
     composed, dense = composed_model(results), dense_model(results)
     bars = {
-        domain: {composed.name: composed.bits[domain], dense.name: dense.bits[domain], "trigram": facts.trigram[domain]}
+        domain: {
+            composed.name: composed.bits[domain],
+            dense.name: dense.bits[domain],
+            **{name: bits[domain] for name, bits in facts.ngrams.items()},
+        }
         for domain in results.domains
     }
     chart = figures.bar_chart(bars, "bits per byte (lower is better)", digits=3, highlight=composed.name)
     figures.save_png(chart, folder / "comparison.png")
     page.figure(
-        figures.to_svg(chart), "Held-out text. The trigram model is told which domain it is in; the others are not."
+        figures.to_svg(chart), "Held-out text. Unigram and trigram models are told the domain; the others are not."
     )
     table = quality(results)
     page.table(table.columns, table.rows)
