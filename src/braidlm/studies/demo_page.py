@@ -11,6 +11,14 @@ from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.tables import quality, silence, training_time
 
+CHOSEN = (
+    "After each layer a router chooses, for each token, one of the paths or their combination. Nobody told it which "
+    "text is a story and which a problem."
+)
+RESEMBLES = (
+    "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
+    "output the joined stream resembles most, token by token."
+)
 WRITERS = {"composed": "the composed model", "dense": "the dense model"}
 
 
@@ -89,16 +97,16 @@ def _paths(page: Page, facts: DemoFacts) -> None:
 
 def _composing(page: Page, results: StudyResults) -> None:
     composed = composed_model(results)
-    width = sum(1 for _ in results.names("path"))
+    join = results.study.composed[composed.name].join.kind
     page.text(
-        f"`braid compose` put the {width} paths side by side. Their embeddings and heads were joined along the width, "
-        "their blocks stand in parallel layers, and after each layer a join makes one stream of them again. The joins "
+        "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
+        "blocks stand in parallel layers, and after each layer a join makes one stream of them again. The joins "
         "begin as the mean of what the paths make; one full-width block before and after is new and knows nothing. So "
         "the composed model is trained on, with the part of the text that was kept back from the paths."
     )
     page.code(
         f"braid compose {' '.join(str(m.run_folder) for m in results.models if m.kind == 'path')} "
-        f"--names {' '.join(results.names('path'))} --join shared_linear --out composed\n"
+        f"--names {' '.join(results.names('path'))} --join {join} --out composed\n"
         f"braid show {composed.folder}"
     )
 
@@ -179,13 +187,9 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
     assert facts.routes is not None
     chart = share_figure(facts.routes)
     figures.save_png(chart, folder / "routes.png")
-    page.text(
-        "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
-        "output the joined stream resembles most, token by token."
-    )
-    page.figure(
-        figures.to_svg(chart), "Held-out documents of each domain: the path that the joined stream is closest to."
-    )
+    routed = any(layer.how == "router" for model in facts.routes.models for layer in model.layers)
+    page.text(CHOSEN if routed else RESEMBLES)
+    page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
         page.text(sentence)
     page.text("`routes/routes.html`, beside this page, has every layer and some texts token by token.")
