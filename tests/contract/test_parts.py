@@ -37,7 +37,13 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
-    ("stage", "project"): [{"to": 16}, {"to": 16, "bias": True}],
+    ("stage", "project"): [
+        {"to": 16},
+        {"to": 16, "bias": True},
+        {"to": 16, "experts": 4},
+        {"to": 16, "bias": True, "experts": {"names": ["a", "b", "c"], "kind": "swiglu", "router": {"top_k": 3}}},
+        {"to": 16, "experts": {"names": ["a", "b"], "router": {"top_k": 1, "renormalise": False, "norm": "rms"}}},
+    ],
     ("stage", "parallel"): [
         {"paths": 3, "layers": 2},
         {"paths": 3, "layers": 2, "stacked": False},

@@ -11,6 +11,7 @@ from parallel_layers import path_model
 from torch import Tensor
 
 from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.errors import BraidError
 from braidlm.model.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.routing import Routing
@@ -24,7 +25,8 @@ def routing(probabilities: Tensor, weights: Tensor | None = None, losses: dict[s
     """A record in which every choice counts by its probability, unless weights are given."""
     chosen = torch.arange(probabilities.shape[-1]).expand_as(probabilities)
     counted = probabilities if weights is None else weights
-    return Routing("router", NAMES, probabilities, chosen, counted, losses or {})
+    scores = probabilities.clamp_min(1e-9).log()
+    return Routing("router", NAMES, probabilities, chosen, counted, losses or {}, scores)
 
 
 def ones(record: Routing) -> Tensor:
@@ -43,6 +45,8 @@ VALUES: dict[str, tuple[float, float, float]] = {
     "load_balance": (0.0, math.log(3), 0.0),
     "load_balance_as_printed": (math.log(3), 0.0, math.log(3)),
     "load_balance_as_coded": (math.log(3), 0.0, math.log(3)),
+    "switch": (1.0, 3.0, 1.0),
+    "z_loss": (0.0, 0.0, 0.0),
 }
 """Of each loss at EVEN, ONE_FOR_ALL, EACH_ITS_OWN. Minimised, so the plain names want the even and the printed load
 terms the collapsed."""
@@ -61,7 +65,7 @@ def test_values_at_the_extremes(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "wants_balance"),
-    [("load_balance", True), ("load_balance_as_printed", False), ("load_balance_as_coded", False)],
+    [("load_balance", True), ("switch", True), ("load_balance_as_printed", False), ("load_balance_as_coded", False)],
 )
 def test_balanced_against_collapsed(name: str, wants_balance: bool) -> None:
     balanced, collapsed = (routing_losses[name](routing(p), torch.ones(2, 6)) for p in (EACH_ITS_OWN, ONE_FOR_ALL))
@@ -113,6 +117,32 @@ def test_load_balance_evens_the_use_without_softening_tokens() -> None:
     assert shares(before).max() > 0.6
     torch.testing.assert_close(shares(after), torch.full((3,), 1 / 3), rtol=0.0, atol=0.01)
     assert sharpness(after) > 0.5
+
+
+def test_switch_pushes_tokens_away_from_a_crowded_choice() -> None:
+    """Of top-1 picks, where the first choice has most."""
+    scores = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([1.5, 0.0, -0.5])
+    scores.requires_grad_()
+    probabilities = scores.softmax(-1)
+    weights, chosen = probabilities.topk(1, dim=-1)
+    record = Routing("router", NAMES, probabilities, chosen, weights, {}, scores)
+    routing_losses["switch"](record, torch.ones(4, 16)).backward()
+    assert scores.grad is not None
+    crowded = scores.grad.sum((0, 1))
+    assert crowded[0] > 0 > crowded[2], "descending lowers the crowded choice's scores and raises the rare one's"
+
+
+def test_z_loss_shrinks_scores_and_says_when_there_are_none() -> None:
+    scores = torch.tensor([[[3.0, 1.0, 0.0]]], requires_grad=True)
+    record = Routing("router", NAMES, scores.softmax(-1), *scores.softmax(-1).topk(1)[::-1], {}, scores)
+    loss = routing_losses["z_loss"](record, torch.ones(1, 1))
+    assert loss.item() == pytest.approx(math.log(math.exp(3) + math.exp(1) + 1) ** 2, rel=1e-5)
+    loss.backward()
+    assert scores.grad is not None
+    assert (scores.grad > 0).all()
+    record.scores_BTN = None
+    with pytest.raises(BraidError, match="router: this router does not give its scores, which z_loss needs"):
+        routing_losses["z_loss"](record, torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("name", ["load_balance_as_printed", "load_balance_as_coded"])

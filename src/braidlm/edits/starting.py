@@ -28,7 +28,7 @@ def begin_as_mean(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
     widths = layers[0].widths
     for module in model.modules():
-        if isinstance(module, (ProjectStage, SharedLinear)):
+        if isinstance(module, (ProjectStage, SharedLinear)) and module.linear is not None:
             _pass_on(module.linear, widths)
         elif isinstance(module, GumbelJoin):
             _pass_on(module.combine, widths)

@@ -70,7 +70,13 @@ class GumbelJoin(LevelJoin):
         joined = sum(w * x for w, x in zip(weights_BTN.to(combined.dtype).split(1, dim=-1), level, strict=True))
         everything = torch.arange(len(self.choices), device=stream.device).expand_as(scores_BTN)
         record = Routing(
-            self.address, self.choices, scores_BTN.softmax(-1), everything, weights_BTN, dict(self.config.losses)
+            self.address,
+            self.choices,
+            scores_BTN.softmax(-1),
+            everything,
+            weights_BTN,
+            dict(self.config.losses),
+            scores_BTN,
         )
         return self.grown(joined), (record,)
 

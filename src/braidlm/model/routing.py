@@ -24,6 +24,8 @@ class Routing:
     """What each chosen thing counts in the output, noise included."""
     losses: dict[str, float] = field(default_factory=dict)
     """What is to be added to the training loss: names of routing losses with their weights."""
+    scores_BTN: Tensor | None = None
+    """What the probabilities are the softmax of, where a loss may want it."""
 
     @property
     def weights_BTN(self) -> Tensor:

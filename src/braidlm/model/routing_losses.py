@@ -53,6 +53,22 @@ def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
     return _entropy(_mean(routing.weights_BTN, real_BT))
 
 
+@routing_losses.register("switch")
+def switch(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Switch Transformer's: N x the sum of mean probability x share of the picks; 1 when even, N when one has all."""
+    picks = (routing.weights_BTN.detach() > 0).float()
+    share = _mean(picks / picks.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
+    return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
+
+
+@routing_losses.register("z_loss")
+def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Keeps the router's scores small: the mean square of their log-sum-exp."""
+    if routing.scores_BTN is None:
+        raise BraidError(f"{routing.name}: this router does not give its scores, which z_loss needs")
+    return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
+
+
 def routing_loss(routings: Routings, real_BT: Tensor) -> Tensor:
     """Everything the model's routers ask to be added to the training loss, summed over routers."""
     total = torch.zeros((), device=real_BT.device)

@@ -60,4 +60,4 @@ def is_vector(module: nn.Module, parameter: Tensor) -> bool:
 
 def fan_in(module: nn.Module, parameter: Tensor) -> int:
     """How many inputs a matrix sums over."""
-    return parameter.shape[-2] if isinstance(module, StackedLinear) else parameter.shape[-1]
+    return parameter.shape[-2] if parameter.ndim == 3 else parameter.shape[-1]  # banks are [member, in, out]
