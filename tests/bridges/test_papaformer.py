@@ -20,6 +20,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.folders import load_config, load_lineage, load_model
 from braidlm.model.routing_losses import load_balance_as_coded, token_entropy_as_coded
+from without_braid import WITHOUT_BRAID
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 VARIANTS = {"share-linear": "shared_linear", "gumbel-v1": "gumbel_v1", "gumbel-v2": "gumbel_v2"}
@@ -31,15 +32,9 @@ needs_reference = pytest.mark.skipif(
 FORM = {"dim": 24, "n_heads": 3, "path_dim": 8, "path_heads": 2, "parallel_layers": 2, "paths": 3, "ffn_multiplier": 3}
 IDS = torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(1))
 
-WITHOUT_BRAID = """
-import sys
-
-class NoBraid:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "braidlm":
-            raise ImportError("braidlm is not installed here")
-
-sys.meta_path.insert(0, NoBraid())
+SCRIPT = (
+    WITHOUT_BRAID
+    + """
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
@@ -60,6 +55,7 @@ for name in sys.argv[3:]:
 assert not any(module.split(".")[0] == "braidlm" for module in sys.modules)
 save_file(found, out / "found.safetensors")
 """
+)
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +110,7 @@ def test_the_authors_logits_where_braid_is_not_installed(fixtures: Path) -> None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     arguments = [str(REFERENCE), str(fixtures), *VARIANTS]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", WITHOUT_BRAID, *arguments],
+        [sys.executable, "-I", "-c", SCRIPT, *arguments],
         env=environment | {"HF_MODULES_CACHE": str(fixtures / "modules")},
         capture_output=True,
         text=True,

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,9 @@ from braidlm.core.folders import save_model
 from braidlm.core.models import config_from
 from braidlm.data.tokenizers import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
+from outcome import Outcome
 
 TINY = ["width=32", "context=64", "stages.0.block.layers=2", "block.attention.heads=4"]
-
-
-@dataclass
-class Outcome:
-    """What a command printed and returned."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> dict:
-        return json.loads(self.out)
 
 
 @pytest.fixture

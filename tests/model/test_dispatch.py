@@ -100,7 +100,7 @@ def test_routings_come_out_with_their_address() -> None:
 @pytest.mark.parametrize(
     ("experts", "message"),
     [
-        (0, "experts: at least one is needed"),
+        (0, "at least one expert is needed"),
         ({"names": ["a", "b"], "router": {"top_k": 3}}, "top_k is 3, and there are only 2 experts"),
         ({"names": ["a", "a"]}, "a name is given twice"),
         ({"names": ["a", "b"], "router": {"top_k": 0}}, "top_k must be at least 1, got 0"),

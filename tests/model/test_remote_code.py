@@ -13,22 +13,11 @@ from braidlm.core.folders import save_model
 from braidlm.model.decoding import Decoder, Sampling, decode_tokens
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from tiny_models import ToyTokenizer, random_ids, randomised, tiny_config, tiny_model
+from without_braid import WITHOUT_BRAID
 
-SCRIPT = """
-import sys
-
-class NoBraid:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "braidlm":
-            raise ImportError("braidlm is not installed here")
-
-sys.meta_path.insert(0, NoBraid())
-try:
-    import braidlm
-except ImportError:
-    pass
-else:
-    raise SystemExit("braidlm can be imported: this test would prove nothing")
+SCRIPT = (
+    WITHOUT_BRAID
+    + """
 
 import json, os, torch
 from safetensors.torch import save_file
@@ -57,6 +46,7 @@ print(json.dumps(facts), flush=True)
 os.chdir(folder)
 exec(open("README.md").read().split("```python")[1].split("```")[0])  # the card's own example
 """
+)
 
 
 def test_a_folder_needs_only_transformers(tmp_path: Path) -> None:

@@ -1,27 +1,14 @@
 """What the tests of routes share: the command in process, and folders of models whose routing is known."""
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from path_models import always, by_character, passing, path_model, saved
 
 from braidlm.cli.main import main
+from outcome import Outcome
 from tiny_models import tiny_model
-
-
-@dataclass
-class Outcome:
-    """What a command printed and returned."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> dict:
-        return json.loads(self.out)
 
 
 @pytest.fixture

@@ -17,10 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.core.recipes import compose_recipe
+    from braidlm.studies.study import is_study
 
     if args.multirun:
         _sweep(args)
-    elif "domains" in compose_recipe(args.recipe, args.overrides):
+    elif is_study(compose_recipe(args.recipe, args.overrides)):
         _study(args)
     else:
         _train(args)

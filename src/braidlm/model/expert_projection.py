@@ -27,9 +27,9 @@ class ExpertsConfig:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise BraidError("experts: at least one is needed")
+            raise BraidError("at least one expert is needed")
         if len(set(self.names)) < len(self.names):
-            raise BraidError(f"experts: a name is given twice: {', '.join(self.names)}")
+            raise BraidError(f"a name is given twice: {', '.join(self.names)}")
         if self.router.top_k > len(self.names):
             raise BraidError(f"top_k is {self.router.top_k}, and there are only {len(self.names)} experts")
 

@@ -105,13 +105,6 @@ class ParallelStage(Stage):
             self.layers.append(layer)
         self.width_out = width
 
-    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        routings: Routings = ()
-        for layer in self.layers:
-            hidden, made = self.run(layer, hidden, span)
-            routings += made
-        return hidden, routings
-
 
 class ParallelLayer(nn.Module):
     """Some blocks of each path side by side, and their join."""

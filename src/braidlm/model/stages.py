@@ -17,9 +17,10 @@ stage_kinds = Registry("stage", third_party=True)
 
 
 class Stage(nn.Module):
-    """The contract: a stream in, a stream (of `width_out`) and routings out."""
+    """The contract: a stream in, a stream (of `width_out`) and routings out; by default through `layers` in order."""
 
     width_out: int
+    layers: nn.ModuleList
     gradient_checkpointing = False
     """Set by transformers' `gradient_checkpointing_enable`: keep only the stream between layers for the backward."""
 
@@ -28,6 +29,13 @@ class Stage(nn.Module):
         if self.gradient_checkpointing and self.training:
             return checkpoint(layer, hidden, *args, use_reentrant=False)
         return layer(hidden, *args)
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        routings: Routings = ()
+        for layer in self.layers:
+            hidden, made = self.run(layer, hidden, span)
+            routings += made
+        return hidden, routings
 
 
 @stage_kinds.register("block")
@@ -52,10 +60,3 @@ class BlockStage(Stage):
         super().__init__()
         self.layers = nn.ModuleList(Block(config, width) for _ in range(config.layers))
         self.width_out = width
-
-    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        routings: Routings = ()
-        for layer in self.layers:
-            hidden, made = self.run(layer, hidden, span)
-            routings += made
-        return hidden, routings
