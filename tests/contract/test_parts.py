@@ -56,6 +56,16 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("join", "concat"): [{}, {"norm": "layer"}],
     ("join", "gumbel_v1"): [{}, {"sample": "softmax", "temperature": 0.5}, {"residual": True, "hard": False}],
     ("join", "gumbel_v2"): [{}, {"sample": "softmax"}, {"norm": "rms"}],
+    ("join", "routed"): [
+        {"compute": "sparse"},
+        {"compute": "dense"},
+        {"compute": "sparse", "scope": "routed", "top_k": 1},
+        {"compute": "dense", "scope": "routed", "top_k": 1},
+        {"compute": "sparse", "renormalise": False, "norm": "layer", "noise": 0.1, "residual": True, "top_k": 1},
+        {"compute": "sparse", "per": "sublayer", "top_k": 1, "balance_rate": 0.01},
+        {"compute": "sparse", "per": "sublayer", "scope": "routed", "top_k": 1, "renormalise": False},
+        {"compute": "dense", "per": "sublayer", "scope": "routed"},
+    ],
     ("attention", "softmax"): [
         {"kv_heads": 4},
         {"kv_heads": 2},
@@ -65,8 +75,10 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"window": 3},
         {"window": 1},
         {"bias": True},
+        {"experts": 3, "kv_heads": 2, "window": 3},
     ],
     ("feed-forward", "mlp"): [
+        {"hidden": 8, "bias": True, "experts": {"names": 4, "shared": 12}},
         {"activation": "gelu", "hidden": 24},
         {"activation": "gelu_new", "hidden": 24, "bias": True},
         {"activation": "relu", "hidden": 24},

@@ -9,14 +9,14 @@ from torch import Tensor
 from braidlm.model.accounting import model_cost, skeleton
 from braidlm.model.dispatch import Bank, dispatch, dispatch_by_mask
 from braidlm.model.errors import BraidError
-from braidlm.model.expert_projection import ExpertProjection, ExpertsConfig
+from braidlm.model.expert_projection import ExpertProjection, ProjectionExpertsConfig
 from braidlm.model.router import RouterConfig
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 
 def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object) -> ExpertProjection:
     names = [f"e{i}" for i in range(experts)]
-    config = ExpertsConfig(names, kind, 6, RouterConfig(top_k=top_k, **router))  # type: ignore[arg-type]
+    config = ProjectionExpertsConfig(names, RouterConfig(top_k=top_k, **router), kind, 6)  # type: ignore[arg-type]
     return randomised(ExpertProjection(config, 8, 4, bias)).double()
 
 

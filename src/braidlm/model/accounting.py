@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from .configuration_braid import BraidConfig
-from .dispatch import ExpertLinear
 from .modeling_braid import BraidForCausalLM
 from .parallel import ParallelStage
 from .stacked import StackedLinear
@@ -37,9 +36,12 @@ def cost_of(module: nn.Module, length: int) -> Cost:
     if own_cost is not None:
         return own_cost(length)
     own = sum(p.numel() for p in module.parameters(recurse=False))
-    share = getattr(module, "active_share", 1.0)
-    products = module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear, ExpertLinear)) else 0
-    total = Cost(own, round(own * share), round(2 * products * share))
+    products = module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear)) else 0
+    total = Cost(
+        own,
+        round(own * getattr(module, "active_share", 1.0)),
+        round(2 * products * getattr(module, "product_share", 1.0)),
+    )
     score_flops = getattr(module, "score_flops", None)
     if score_flops is not None:
         total.flops_per_token += score_flops(length)

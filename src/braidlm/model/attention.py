@@ -1,18 +1,35 @@
 """Softmax attention: multi-head, grouped-query and multi-query, with a cache and an optional sliding window."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dispatch import Placed
 from .dropout import Dropout
 from .errors import BraidError
+from .experts import ExpertsConfig
 from .registry import Registry
 from .routing import Routings
 from .span import Span
 from .stacked import linear
 
 attentions = Registry("attention", third_party=True)
+
+Scope = Literal["all", "routed"]
+"""Whose keys and values a routed block has: those of every token (MoEP), or only of the tokens that chose it."""
+ABSENT = torch.inf
+"""A key that is not there, so that a cache knows it too."""
+
+
+@dataclass
+class AttentionExpertsConfig(ExpertsConfig):
+    """A bank of attentions, each with queries, keys, values and output of its own."""
+
+    scope: Scope = "all"
+    """Whether an expert reads every token, or only those that chose it."""
 
 
 @attentions.register("softmax")
@@ -35,6 +52,8 @@ class SoftmaxAttention(nn.Module):
         """Whether the projections have biases."""
         window: int | None = None
         """How many tokens back (itself included) a token sees; by default all."""
+        experts: AttentionExpertsConfig | None = None
+        """How many attentions of this shape there are to choose from, or their names and router; by default one."""
 
         def __post_init__(self) -> None:
             if self.heads < 1:
@@ -61,11 +80,33 @@ class SoftmaxAttention(nn.Module):
         self.qkv = linear(stack, width, inner + 2 * self.kv_heads * self.head_dim, config.bias)
         self.out = linear(stack, inner, width, config.bias) if config.out_projection else None
         self.drop = Dropout(dropout)
+        self.query_share = 1.0
+        """Of a token's queries, how many are computed; less where a router chooses among the members of a stack."""
         self.cache_slot = 0
         """Which layer of the cache is this one's; the model numbers them."""
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        made = self.qkv(hidden)
+        merged = self._mixed(self.qkv(hidden), span)
+        return (merged if self.out is None else self.out(merged)), ()
+
+    def routed(self, normed: Tensor, placed: Placed, span: Span) -> Tensor:
+        """What the members of a stack make of the tokens that chose them: rows of `placed`.
+
+        `normed` is the stream as the members read it [member or 1, batch, time, width]; or, where only the tokens that
+        chose a member exist for it (`span.present`), the rows of those.
+        """
+        inner = self.heads * self.head_dim
+        if span.present is None:
+            rows = placed.pick(normed.flatten(1, 2))
+            queries = placed.spread(self.qkv(rows, placed.groups, slice(inner))).unflatten(1, (-1, span.time))
+            made = torch.cat((queries, self.qkv(normed, columns=slice(inner, None))), dim=-1)
+        else:
+            made = placed.spread(self.qkv(normed, placed.groups)).unflatten(1, (-1, span.time))
+        merged = placed.pick(self._mixed(made, span).flatten(1, 2))
+        return merged if self.out is None else self.out(merged, placed.groups)
+
+    def _mixed(self, made: Tensor, span: Span) -> Tensor:
+        """Queries, keys and values side by side [..., batch, time, channels] to what each query gathers."""
         # The members of a stack are so many more rows of the batch.
         heads_BTNH = made.view(-1, made.shape[-2], self.heads + 2 * self.kv_heads, self.head_dim)
         # Splits, not slices: a slice's gradient is a whole tensor of zeros with a piece filled in.
@@ -74,13 +115,17 @@ class SoftmaxAttention(nn.Module):
         turned_BTNH = both_BTNH if turn is None else turn(both_BTNH)
         query, key = turned_BTNH.split((self.heads, self.kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        mask = span.masks[self.window]
+        mask, present = span.masks[self.window], span.present
         # Caches and masks know the batch alone: for them the members are so many more heads.
-        folded = self.stack is not None and (span.cache is not None or mask is not None)
+        folded = self.stack is not None and (span.cache is not None or mask is not None or present is not None)
+        if present is not None:
+            key = key.masked_fill(~present.flatten(0, 1)[:, None, :, None], ABSENT)
         if folded:
             query, key, value = (self._as_heads(x) for x in (query, key, value))
         if span.cache is not None:
             key, value = span.cache.update(key, value, self.cache_slot)
+        if present is not None:
+            key, mask = self._without_absent(key, mask, span)
         mixed = F.scaled_dot_product_attention(
             query,
             key,
@@ -92,8 +137,19 @@ class SoftmaxAttention(nn.Module):
         )
         if folded:
             mixed = self._as_rows(mixed)
-        merged = mixed.transpose(1, 2).reshape(*made.shape[:-1], self.heads * self.head_dim)
-        return (merged if self.out is None else self.out(merged)), ()
+        return mixed.transpose(1, 2).reshape(*made.shape[:-1], self.heads * self.head_dim)
+
+    def _without_absent(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
+        """Keys that can be computed with, and a mask [batch, head, time, key] that hides those that are not there."""
+        here_BNS = key[..., 0] != ABSENT
+        if mask is None:
+            time, keys = span.time, key.shape[2]
+            mask = torch.ones(time, keys, dtype=torch.bool, device=key.device)
+            mask = mask.tril(keys - time) if span.causal else mask
+        allowed_BNTS = mask & here_BNS[:, :: self.kv_heads, None]  # the heads of a member are all there or none is
+        # A token that is not there itself may have nobody to read: what it makes is not used, but must be a number.
+        allowed_BNTS = allowed_BNTS | ~allowed_BNTS.any(-1, keepdim=True)
+        return key.masked_fill(~here_BNS[..., None], 0.0), allowed_BNTS.repeat_interleave(self.heads, dim=1)
 
     def _as_heads(self, x: Tensor) -> Tensor:
         """[member x batch, head, time, dim] to [batch, member x head, time, dim]."""
@@ -111,4 +167,4 @@ class SoftmaxAttention(nn.Module):
         """FLOPs per token of scores and mixing (not the projections), on average over a sequence of `length`."""
         window = min(self.window or length, length)
         pairs = window * (window + 1) // 2 + (length - window) * window
-        return round(4 * self.heads * (self.stack or 1) * self.head_dim * pairs / length)
+        return round(4 * self.heads * (self.stack or 1) * self.head_dim * self.query_share * pairs / length)

@@ -1,15 +1,17 @@
 """One transformer layer: attention and feed-forward, each normalised before and added to the stream."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
 from .attention import attentions
+from .dispatch import Placed
 from .dropout import BlockDropout, Dropout
 from .feed import feeds
 from .norms import norms
 from .registry import Choice, Registry
+from .routed_parts import attention_part, feed_part
 from .routing import Routings
 from .span import Span
 from .strict import PartOf
@@ -36,9 +38,9 @@ class Block(nn.Module):
         super().__init__()
         stacked = {} if stack is None else {"stack": stack}
         self.attention_norm = norms.build(config.norm, width, **stacked)
-        self.attention = attentions.build(config.attention, width, dropout=config.dropout.attention, **stacked)
+        self.attention = attention_part(config.attention, width, config.dropout.attention, stack)
         self.feed_norm = norms.build(config.norm, width, **stacked)
-        self.feed = feeds.build(config.feed, width, **stacked)
+        self.feed = feed_part(config.feed, width, stack)
         self.drop = Dropout(config.dropout.residual)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
@@ -47,8 +49,22 @@ class Block(nn.Module):
         fed, feed_routings = self.feed(self.feed_norm(hidden))
         return hidden + self.drop(fed), attention_routings + feed_routings
 
+    def routed(self, rows: Tensor, placed: Placed, span: Span, stream: Tensor | None = None) -> Tensor:
+        """The members of a stack on the rows of the tokens that chose them, [row, width] in and out.
+
+        With `stream` [batch, time, width], keys and values come from every token of it; else from the rows alone.
+        """
+        groups = placed.groups
+        normed = self.attention_norm(rows, groups) if stream is None else self.attention_norm(stream[None])
+        attention: Any = self.attention
+        rows = rows + self.drop(attention.routed(normed, placed, span))
+        fed, _ = self.feed(self.feed_norm(rows, groups), groups)
+        return rows + self.drop(fed)
+
 
 def can_stack(config: BlockConfig) -> bool:
-    """Whether every part of the block knows how to be computed as a stack; other packages' parts may not."""
+    """Whether every part of the block can be computed as a stack: experts and other packages' parts may not."""
+    if any(getattr(part.options, "experts", None) is not None for part in (config.attention, config.feed)):
+        return False
     chosen: list[tuple[Registry, Choice]] = [(norms, config.norm), (attentions, config.attention), (feeds, config.feed)]
     return all(getattr(registry[choice.kind], "stackable", False) for registry, choice in chosen)

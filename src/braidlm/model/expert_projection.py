@@ -1,75 +1,64 @@
 """Projections with experts: each token is taken to another width by its own few of several projections (MoEP)."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dispatch import ExpertLinear, Groups, dispatch
-from .errors import BraidError
-from .router import RouterConfig, TopKRouter
+from .dispatch import Groups, dispatch
+from .experts import ExpertsConfig, count_share
+from .router import TopKRouter
 from .routing import Routings
-from .stacked import carrier
+from .stacked import StackedLinear, carrier, through
+from .ways import faster_way
 
 
 @dataclass
-class ExpertsConfig:
-    """A bank of experts and its router."""
+class ProjectionExpertsConfig(ExpertsConfig):
+    """A bank of projections and its router."""
 
-    names: list[str]
-    """One for each expert; `experts: 4` names them expert_1 to expert_4."""
     kind: Literal["linear", "swiglu"] = "linear"
     """What an expert is: one matrix, or a Swish-gated unit."""
     hidden: int | None = None
     """Inner size of a gated expert; by default 4 x the width that comes out."""
-    router: RouterConfig = field(default_factory=RouterConfig)
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise BraidError("at least one expert is needed")
-        if len(set(self.names)) < len(self.names):
-            raise BraidError(f"a name is given twice: {', '.join(self.names)}")
-        if self.router.top_k > len(self.names):
-            raise BraidError(f"top_k is {self.router.top_k}, and there are only {len(self.names)} experts")
-
-    @classmethod
-    def from_shorthand(cls, count: Any) -> dict[str, Any]:
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise BraidError(f"expected a number of experts or a mapping, got '{count}'")
-        return {"names": expert_names(count)}
-
-
-def expert_names(count: int) -> list[str]:
-    """Names for so many experts."""
-    return [f"expert_{number + 1}" for number in range(count)]
 
 
 class ExpertProjection(nn.Module):
-    """Computed for the chosen experts only."""
+    """Each token's weighted sum of its few projections."""
 
-    def __init__(self, config: ExpertsConfig, width: int, to: int, bias: bool):
+    def __init__(self, config: ProjectionExpertsConfig, width: int, to: int, bias: bool):
         super().__init__()
-        count, top_k = len(config.names), config.router.top_k
-        self.router = TopKRouter(config.router, width, config.names)
-        if config.kind == "linear":
-            self.out = carrier(ExpertLinear(count, width, to, top_k, bias))
-            self.gate_up = None
-        else:
+        names, self.compute = config.listed, config.router.compute
+        self.router = TopKRouter(config.router, width, names)
+        self.gate_up: nn.Module | None = None
+        hidden = width
+        if config.kind == "swiglu":
             hidden = config.hidden or 4 * to
-            self.gate_up = ExpertLinear(count, width, 2 * hidden, top_k, bias)
-            self.out = carrier(ExpertLinear(count, hidden, to, top_k, bias))
+            self.gate_up = StackedLinear(len(names), width, 2 * hidden, bias)
+            count_share(self.gate_up, config.router.top_k / len(names))
+        self.out = carrier(StackedLinear(len(names), hidden, to, bias))
+        count_share(self.out, config.router.top_k / len(names))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(hidden)
-        rows = hidden.flatten(0, -2)
-        chosen, weights = routing.chosen_BTK.flatten(0, -2), routing.weights_BTK.flatten(0, -2)
-        made = dispatch(rows, chosen, weights, len(self.router.choices), self.bank)
+        rows, chosen = hidden.flatten(0, -2), routing.chosen_BTK.flatten(0, -2)
+        weights, experts = routing.weights_BTK.flatten(0, -2), len(self.router.choices)
+
+        def sparse() -> Tensor:
+            return dispatch(rows, chosen, weights, experts, self.bank)
+
+        def dense() -> Tensor:
+            return torch.einsum("etw,te->tw", self.bank(rows[None]), routing.weights_BTN.flatten(0, -2).to(rows.dtype))
+
+        way = faster_way(self.compute, self, (chosen.shape[-1],), hidden, sparse, dense)
+        made = sparse() if way == "sparse" else dense()
         return made.view(*hidden.shape[:-1], -1), (routing,)
 
-    def bank(self, rows: Tensor, groups: Groups) -> Tensor:
-        """What the experts make of rows sorted by expert."""
+    def bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
+        """What the experts make of rows sorted by expert, or every expert of every row [1, row, width]."""
         if self.gate_up is None:
-            return self.out(rows, groups)
-        gate, up = self.gate_up(rows, groups).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up, groups)
+            return through(self.out, rows, groups)
+        gate, up = through(self.gate_up, rows, groups).chunk(2, dim=-1)
+        return through(self.out, F.silu(gate) * up, groups)

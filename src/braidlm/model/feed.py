@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dispatch import Groups
 from .eager_cpu import SiluProduct, pays
 from .errors import BraidError
+from .experts import ExpertsConfig
 from .registry import Registry
 from .routing import Routings
-from .stacked import along, linear, vector
+from .stacked import along, linear, through, vector
 
 feeds = Registry("feed-forward", third_party=True)
 
@@ -30,11 +32,26 @@ def gated_hidden(width: int) -> int:
 
 
 @dataclass
+class FeedExpertsConfig(ExpertsConfig):
+    """A bank of feed-forward parts."""
+
+    shared: int | None = None
+    """Inner size of one more part that serves every token beside its experts; by default there is none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared is not None and self.shared < 1:
+            raise BraidError(f"shared must be at least 1, got {self.shared}")
+
+
+@dataclass
 class FeedConfig:
     """What every feed-forward part has."""
 
     hidden: int | None = None
     """Inner size."""
+    experts: FeedExpertsConfig | None = None
+    """How many parts of this shape there are to choose from, or their names and router; by default one."""
 
     def __post_init__(self) -> None:
         if self.hidden is not None and self.hidden < 1:
@@ -63,8 +80,8 @@ class MLP(nn.Module):
         self.out = linear(stack, hidden, width, config.bias)
         self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
-        return self.out(self.activation(self.up(hidden))), ()
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        return through(self.out, self.activation(through(self.up, hidden, groups)), groups), ()
 
 
 @feeds.register("swiglu")
@@ -90,13 +107,13 @@ class SwiGLU(nn.Module):
         self.out = linear(stack, hidden, width, config.bias)
         self.beta = vector(stack, hidden) if config.learned_beta else None
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
-        gate_up = self.gate_up(hidden)
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        gate_up = through(self.gate_up, hidden, groups)
         if self.beta is None and pays(gate_up):
-            return self.out(SiluProduct.apply(gate_up)), ()
+            return through(self.out, SiluProduct.apply(gate_up), groups), ()
         gate, up = gate_up.chunk(2, dim=-1)
-        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(along(self.beta, gate) * gate)
-        return self.out(swish * up), ()
+        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(along(self.beta, gate, groups) * gate)
+        return through(self.out, swish * up, groups), ()
 
 
 @feeds.register("geglu")
@@ -118,6 +135,6 @@ class GEGLU(nn.Module):
         self.gate_up = linear(stack, width, 2 * hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.out(F.gelu(gate) * up), ()
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        gate, up = through(self.gate_up, hidden, groups).chunk(2, dim=-1)
+        return through(self.out, F.gelu(gate) * up, groups), ()

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .dispatch import ExpertLinear
 from .registry import Registry
 from .stacked import StackedLinear, fan_in, is_vector
 
 initialisations = Registry("initialisation", third_party=True)
-LINEAR = (nn.Linear, StackedLinear, ExpertLinear)
+LINEAR = (nn.Linear, StackedLinear)
 
 
 @dataclass(frozen=True)

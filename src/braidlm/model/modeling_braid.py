@@ -80,7 +80,7 @@ class BraidModel(BraidPreTrainedModel):
             attention.cache_slot = slot
         config.num_hidden_layers = max(1, len(self.attentions))  # transformers' caches have so many places
         for name, module in self.named_modules():
-            module.writes_stream = name.endswith((".attention.out", ".feed.out"))
+            module.writes_stream = name.endswith((".attention.out", ".feed.out", ".bank.out", ".shared.out"))
             if hasattr(module, "address"):
                 module.address = name
         self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dispatch import Groups
 from .eager_cpu import RootMeanSquare, pays
 from .registry import Registry
 from .stacked import along, vector
@@ -33,11 +34,11 @@ class LayerNorm(nn.LayerNorm):
             self.weight = vector(stack, width)
             self.bias = vector(stack, width) if config.bias else None  # type: ignore[assignment]
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, groups: Groups | None = None) -> Tensor:
         if self.stack is None:
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        normed, weight = F.layer_norm(input, self.normalized_shape, eps=self.eps), along(self.weight, input)
-        return normed * weight if self.bias is None else torch.addcmul(along(self.bias, input), normed, weight)
+        normed, weight = F.layer_norm(input, self.normalized_shape, eps=self.eps), along(self.weight, input, groups)
+        return normed * weight if self.bias is None else torch.addcmul(along(self.bias, input, groups), normed, weight)
 
 
 @norms.register("rms")
@@ -57,10 +58,10 @@ class RMSNorm(nn.RMSNorm):
         if stack is not None:
             self.weight = vector(stack, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, groups: Groups | None = None) -> Tensor:
         x = x.to(self.weight.dtype)  # under autocast, as LayerNorm does: norms compute in float32
-        if pays(x):
+        if groups is None and pays(x):
             return RootMeanSquare.apply(x, along(self.weight, x), self.eps)
         if self.stack is None:
             return super().forward(x)
-        return F.rms_norm(x, self.normalized_shape, eps=self.eps) * along(self.weight, x)
+        return F.rms_norm(x, self.normalized_shape, eps=self.eps) * along(self.weight, x, groups)

@@ -7,16 +7,24 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from .attention import AttentionExpertsConfig
 from .block import Block, BlockConfig, can_stack
+from .dispatch import place
 from .errors import BraidError
+from .experts import count_share
+from .feed import FeedExpertsConfig
 from .joins import JoinShape, joins
 from .options import merge_options
 from .registry import Choice
-from .routing import Routings
+from .routed_join import Routed
+from .routed_parts import count_attention_share, seen
+from .router import RouterConfig
+from .routing import Routing, Routings
 from .span import Span
 from .stacked import StackedLinear, carrier
 from .stages import Stage, stage_kinds
 from .strict import PartOf
+from .ways import faster_way
 
 BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}
 
@@ -99,6 +107,11 @@ class ParallelStage(Stage):
         self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
         last = config.layers - 1
         self.layers = nn.ModuleList()
+        if isinstance(config.join.options, Routed.Config) and config.join.options.per == "sublayer":
+            block = _experts_for_paths(config, paths, width)
+            self.layers.extend(Block(block, width) for _ in range(config.layers))
+            self.width_out = width
+            return
         for index in range(config.layers):
             layer = ParallelLayer(config, paths, index, width, config.to if index == last else None)
             width = layer.width_out
@@ -133,8 +146,12 @@ class ParallelLayer(nn.Module):
         natural = sum(self.widths) if join_kind.keeps_apart else width
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
         self.width_out: int = self.join.width_out
+        if isinstance(self.join, Routed):
+            self._count_share(config.join.options.top_k / len(paths))
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        if isinstance(self.join, Routed):
+            return self._routed(self.join, hidden, span)
         outputs, routings = self.outputs(hidden, span)
         joined, made = self.join(outputs, hidden)
         return joined, routings + made
@@ -145,12 +162,58 @@ class ParallelLayer(nn.Module):
             return self._stacked_outputs(hidden, span), ()  # stackable parts route nothing
         outputs: list[Tensor] = []
         routings: Routings = ()
-        for name, stream in zip(self.names, self._read(hidden), strict=True):
+        for index, (name, stream) in enumerate(zip(self.names, self._read(hidden), strict=True)):
+            own = span if span.present is None else replace(span, present=span.present[index : index + 1])
             for block in self.blocks(name):
-                stream, made = block(stream, span)
+                stream, made = block(stream, own)
                 routings += made
             outputs.append(stream)
         return outputs, routings
+
+    def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Choose first, then compute: the chosen blocks only, or all of them, whichever is faster."""
+        routing = join.router(hidden)
+        way = "dense"
+        if self._can_be_sparse(join):
+            trial = seen(routing, span.bare(), join.scope)
+            way = faster_way(
+                join.compute,
+                self,
+                (routing.chosen_BTK.shape[-1], join.scope, span.time),
+                hidden,
+                lambda: self._sparse(join, hidden, routing, trial),
+                lambda: join.weigh(self.outputs(hidden, trial)[0], routing),
+            )
+        span = seen(routing, span, join.scope)
+        if way == "sparse":
+            return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
+        outputs, routings = self.outputs(hidden, span)
+        joined = join.weigh(outputs, routing)
+        return (hidden + joined if join.residual else joined), (*routings, routing)
+
+    def _can_be_sparse(self, join: Routed) -> bool:
+        """Blocks of one shape, and one of them where it reads every token: the next would need the others' outputs."""
+        if self.stack is None or self.enter is not None or len(join.leave):
+            return False
+        return len(self.stack) == 1 or (join.scope == "routed" and len(self.stack) > 1)
+
+    def _sparse(self, join: Routed, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
+        assert self.stack is not None
+        placed = place(routing.chosen_BTK.flatten(0, 1), len(self.names))
+        rows = placed.gather(hidden.flatten(0, 1))
+        for block in self.stack:
+            assert isinstance(block, Block)
+            rows = block.routed(rows, placed, span, hidden if join.scope == "all" else None)
+        return placed.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
+
+    def _count_share(self, share: float) -> None:
+        assert isinstance(self.join, Routed)
+        if not self._can_be_sparse(self.join):
+            return
+        assert self.stack is not None
+        for block in self.stack:
+            count_share(block, share)
+            count_attention_share(block.attention, share, self.join.scope)
 
     def blocks(self, name: str) -> Iterator[nn.Module]:
         """The modules of one path here, where each path has its own."""
@@ -181,6 +244,30 @@ def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.Modul
         return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
     except BraidError as error:
         raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
+
+
+def _experts_for_paths(config: ParallelStage.Config, paths: list[SettledPath], width: int) -> BlockConfig:
+    """A block whose attention and feed-forward are each chosen among the paths' own."""
+    join, first = config.join.options, paths[0]
+    if not _of_one_shape(paths):
+        raise BraidError("paths chosen per sublayer must be of one shape: give them the same options")
+    if first.width != width or (config.to or width) != width:
+        todo = "Leave out width and `to`; heads, head_dim and hidden make the paths narrow."
+        raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
+    if first.depth != config.layers:
+        raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
+    names = [path.blocks.name for path in paths]
+    router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
+    attention = replace(first.blocks.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
+    feed = replace(first.blocks.feed.options, experts=FeedExpertsConfig(names, router))
+    own = {field.name: getattr(first.blocks, field.name) for field in fields(BlockConfig)}
+    return BlockConfig(
+        **own
+        | {
+            "attention": Choice(first.blocks.attention.kind, attention),
+            "feed": Choice(first.blocks.feed.kind, feed),
+        }
+    )
 
 
 def _settled(config: ParallelStage.Config, width: int) -> list[SettledPath]:

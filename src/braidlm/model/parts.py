@@ -13,10 +13,11 @@ from .parallel import ParallelStage
 from .positions import position_kinds
 from .project import ProjectStage
 from .registry import Registry
+from .routed_join import Routed
 from .routing_losses import routing_losses
 from .stages import stage_kinds
 
-__all__ = ["ParallelStage", "ProjectStage"]
+__all__ = ["ParallelStage", "ProjectStage", "Routed"]
 
 REGISTRIES: dict[str, Registry] = {
     r.noun: r

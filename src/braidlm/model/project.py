@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from .errors import BraidError
-from .expert_projection import ExpertProjection, ExpertsConfig
+from .expert_projection import ExpertProjection, ProjectionExpertsConfig
 from .routing import Routings
 from .span import Span
 from .stacked import carrier
@@ -22,7 +22,7 @@ class ProjectStage(Stage):
         """The width that comes out."""
         bias: bool = False
         """Whether the layer, or each expert, has a bias."""
-        experts: ExpertsConfig | None = None
+        experts: ProjectionExpertsConfig | None = None
         """How many experts, or their names, kind and router; by default none: one layer for all tokens."""
 
         def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The facts of one forward pass that every block shares: positions, what may be attended to, the cache."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -31,6 +31,16 @@ class Span:
     cache: KeyValueCache | None = None
     rotations: dict[int, Rotation | None] = field(default_factory=dict)
     """By head size."""
+    present: Tensor | None = None
+    """[member, batch, time]: which tokens exist for each path or expert, where not all do for all."""
+
+    @property
+    def time(self) -> int:
+        return self.positions.shape[-1]
+
+    def bare(self) -> "Span":
+        """A pass over as many tokens with nothing before them and no padding: to try things out."""
+        return replace(self, masks=dict.fromkeys(self.masks), causal=self.time > 1, cache=None, present=None)
 
 
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:

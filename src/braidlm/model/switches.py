@@ -7,15 +7,17 @@ from torch import nn
 
 from .errors import BraidError, did_you_mean
 from .joins import Join
-from .parallel import ParallelLayer
+from .parallel import ParallelLayer, ParallelStage
 from .project import ProjectStage
+from .routed_parts import RoutedAttention, RoutedFeed
+from .router import TopKRouter
 
 FREEZABLE = ("paths", "joins", "embedding", "head")
 
 
 def path_names(model: nn.Module) -> tuple[str, ...]:
     """The names of all paths of a model, each once."""
-    return tuple(dict.fromkeys(name for layer in _layers(model) for name in layer.names))
+    return tuple(dict.fromkeys(name for stage in _stages(model) for name in stage.names))
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
@@ -31,6 +33,8 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
     for module in model.modules():
         if isinstance(module, Join):
             module.silent = frozenset(module.names) - wanted
+        elif isinstance(module, TopKRouter):
+            module.silent = frozenset(module.choices) & (set(known) - wanted)
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
@@ -49,6 +53,7 @@ def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
     body = getattr(model, "model", model)
     if part == "paths":
         yield from (part for layer in _layers(model) for part in (layer.stack, layer.paths) if part is not None)
+        yield from (part.bank for part in model.modules() if isinstance(part, (RoutedAttention, RoutedFeed)))
     elif part == "joins":
         yield from (m for m in model.modules() if isinstance(m, (Join, ProjectStage)))
         yield from (layer.enter for layer in _layers(model) if layer.enter is not None)
@@ -57,6 +62,10 @@ def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
         yield from (body.embedding, body.positions)
     elif hasattr(model, "head"):  # a classifier has none
         yield model.head
+
+
+def _stages(model: nn.Module) -> Iterator[ParallelStage]:
+    return (module for module in model.modules() if isinstance(module, ParallelStage))
 
 
 def _layers(model: nn.Module) -> Iterator[ParallelLayer]:
