@@ -12,6 +12,8 @@ SIZES = {"28m": (384, 12, 6), "tiny": (128, 4, 4)}
 
 def braid_model(family: str, size: str, context: int) -> BraidForCausalLM:
     """Our model of a family and size."""
+    if family == "moep":
+        return moep_model(context)
     width, layers, heads = SIZES[size]
     families = {
         "gpt2": {
@@ -34,6 +36,43 @@ def braid_model(family: str, size: str, context: int) -> BraidForCausalLM:
         },
     }
     architecture = {"width": width, "context": context, "stages": [{"block": {"layers": layers}}], **families[family]}
+    return BraidForCausalLM(
+        BraidConfig(architecture=architecture, vocab_size=VOCABULARY, eos_token_id=0, pad_token_id=0)
+    )
+
+
+def moep_model(context: int, dropout: float = 0.0, stacked: bool = True, compute: str = "sparse") -> BraidForCausalLM:
+    """MoEP 28M: 10 layers of 4 blocks of half the width, 2 for each token, between projections with experts."""
+    router = {"top_k": 2, "losses": {"switch": 0.2}, "compute": compute}
+    experts = {"bias": True, "experts": {"names": 4, "router": router}}
+    architecture = {
+        "width": 384,
+        "context": context,
+        "positions": "learned",
+        "norm": "layer",
+        "tie_embeddings": True,
+        "dropout": dropout,
+        "block": {
+            "norm": "layer",
+            "attention": {"heads": 6, "bias": True},
+            "feed": {"kind": "mlp", "activation": "gelu_new", "bias": True},
+        },
+        "stages": [
+            "block",
+            {"project": {"to": 192, **experts}},
+            {
+                "parallel": {
+                    "layers": 10,
+                    "paths": 4,
+                    "stacked": stacked,
+                    "attention": {"heads": 3},
+                    "join": {"kind": "routed", **router},
+                }
+            },
+            {"project": {"to": 384, **experts}},
+            "block",
+        ],
+    }
     return BraidForCausalLM(
         BraidConfig(architecture=architecture, vocab_size=VOCABULARY, eos_token_id=0, pad_token_id=0)
     )

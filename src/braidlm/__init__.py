@@ -9,6 +9,7 @@ _HOMES = {
     "prepare": "braidlm.data.prepare",
     "train": "braidlm.training.train",
     "compose": "braidlm.edits.compose",
+    "eval": "braidlm.evals.evaluate",
     "routes": "braidlm.routes.routes",
     "generate": "braidlm.serving.generate",
     "convert": "braidlm.bridges.convert",

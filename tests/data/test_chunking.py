@@ -83,6 +83,42 @@ def test_words_per_epoch_is_exact_over_many_blocks(monkeypatch: pytest.MonkeyPat
     assert Windows(Windows.Config(3, 200)).starts(stream(1000), 16, 0, 0).tolist() == whole.tolist()
 
 
+@given(packed_data(min_documents=4), st.integers(1, 6), st.integers(1, 3), st.integers(1, 60))
+def test_the_last_window_of_an_epoch_ends_with_its_last_word(
+    data: PackedData, length: int, stride: int, words: int
+) -> None:
+    toy = TokenStream(data)
+    if len(toy) <= length:
+        return
+    chunking = Windows(Windows.Config(stride, words))
+    starts = chunking.starts(toy, length, 0, 0)
+    last = chunking.last(toy, starts, length)
+    assert 1 <= last <= length
+    before = sum(int(toy.read(s, length)[1].sum()) for s in starts[:-1])
+    shown = toy.read(starts[-1], length)[1]
+    assert last == length or shown[last] > 0, "the word after the last one comes next"
+    over = before + int(shown[:last].sum()) - words
+    assert over < max(shown.max(), 1), "only a token in which several words begin may be too much"
+    assert over >= 0 or last == length
+
+
+def test_a_stream_with_too_few_words_is_told_before_it_is_cut() -> None:
+    toy = stream(300)  # 100 words
+    assert Windows(Windows.Config(8, 100)).remark(toy, 8) is None
+    assert Windows(Windows.Config(8)).remark(toy, 8) is None
+    assert Contiguous().remark(toy, 8) is None
+    text = Windows(Windows.Config(2, 250)).remark(toy, 8)
+    assert text is not None
+    assert "'toy' has 100 words, and an epoch should show 250: windows overlap, and an epoch repeats each word" in text
+    assert "2.5 times" in text
+    text = Windows(Windows.Config(8, 250)).remark(toy, 8)
+    assert text is not None
+    assert "epochs repeat sooner. Each ends when every window was shown, after 99 words" in text
+    text = Windows(Windows.Config(16, 90)).remark(toy, 8)
+    assert text is not None
+    assert "100 words, and an epoch should show 90: epochs repeat sooner" in text, "windows that leave text out"
+
+
 @pytest.mark.parametrize("chunking", [Contiguous(), Windows(Windows.Config(5))])
 def test_an_epoch_depends_on_seed_name_and_number_only(chunking: Chunking) -> None:
     def order(name: str = "a", epoch: int = 0, seed: int = 0) -> list[int]:

@@ -49,10 +49,12 @@ def test_labels_are_inputs_shifted_also_where_the_stream_wraps(chunking: Any, se
     loading = loader(chunking=chunking, seed=seed)
     for step in range(30):
         batch = loading.next_batch(step / 30)
-        assert np.array_equal(batch.labels[:, :-1], batch.inputs[:, 1:])
-        for row, source in enumerate(batch.sources):
+        for row, (source, shown) in enumerate(zip(batch.sources, batch.shown, strict=True)):
             first, size = (1, 90) if loading.names[source] == "maths" else (1001, 240)
-            assert np.array_equal(batch.labels[row], (batch.inputs[row] - first + 1) % size + first)
+            follows = (batch.inputs[row] - first + 1) % size + first
+            assert np.array_equal(batch.labels[row, :shown], follows[:shown])
+            assert (batch.labels[row, shown:] == -100).all()
+            assert np.array_equal(batch.inputs[row, 1:], follows[:-1])
             assert np.array_equal(batch.words[row], batch.inputs[row] % 3 == 1)
 
 
@@ -196,6 +198,30 @@ def test_a_token_with_several_words_is_never_cut_and_never_stops_the_run(
         assert sum(piece) - words_left < max(piece, default=1) or sum(piece) <= words_left
         assert sum(piece) >= words_left or stop == len(words) or len(piece) == tokens_left
         start = stop
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 40))
+def test_an_epoch_in_words_is_met_exactly(words: int, stride: int, mark: int) -> None:
+    """Every third token begins a word; whatever the cuts, epoch e ends at e x words, to the word."""
+    loading, total, ends = Loader([STORIES], Windows(Windows.Config(stride, words)), 8, rows=1), 0, []
+    for _ in range(60):
+        batch = loading.next_batch(words_left=mark)
+        total += batch.word_count
+        assert batch.label_count == (batch.labels != -100).sum() > 0
+        if batch.is_last_piece and loading.epochs["stories"].is_integer():
+            ends.append((round(loading.epochs["stories"]), total))
+    assert ends == [(epoch, epoch * words) for epoch in range(1, len(ends) + 1)]
+    assert ends or total <= words
+
+
+def test_processes_agree_where_an_epoch_ends_within_a_chunk() -> None:
+    chunking = Windows(Windows.Config(3, 10))
+    alone = loader(chunking=chunking, rows=4)
+    ranks = [loader(chunking=chunking, rows=2, rank=r, world=2) for r in range(2)]
+    for _ in range(30):
+        whole, parts = alone.next_batch(0.5, words_left=7), [rank.next_batch(0.5, words_left=7) for rank in ranks]
+        assert np.array_equal(whole.labels, np.concatenate([p.labels for p in parts]))
+        assert [p.word_count for p in parts] == [whole.word_count] * 2
 
 
 def test_a_mark_on_the_edge_of_a_batch_cuts_nothing() -> None:

@@ -19,10 +19,12 @@ from braidlm.model.fused_embedding import Embed, plain_embed
 from braidlm.model.fused_heads import SplitHeads, plain_split_heads
 from braidlm.model.fused_linear import Linear, narrowed
 from braidlm.model.fused_norm import AddNorm, plain_add_norm
-from braidlm.model.fused_pass import fused_stream
+from braidlm.model.fused_pass import fused_stream, has_fused_pass
 from braidlm.model.fused_sums import Sums
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing import Routings
+from braidlm.model.routing_losses import routing_loss
 from braidlm.model.tuned_products import _products
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
@@ -47,6 +49,70 @@ MODELS: dict[str, dict[str, Any]] = {
         "block": {"attention": {"heads": 4, "out_projection": False, "window": 5}, "feed": {"kind": "geglu"}},
     },
 }
+
+BLOCK = {
+    "norm": "layer",
+    "attention": {"heads": 1, "bias": True},
+    "feed": {"kind": "mlp", "activation": "gelu_new", "hidden": 24, "bias": True},
+}
+EXPERTS = {"experts": {"names": 4, "router": {"top_k": 2, "compute": "sparse"}}}
+ROUTED: dict[str, dict[str, Any]] = {
+    "moep": {
+        "positions": "learned",
+        "width": 32,
+        "block": BLOCK | {"attention": {"heads": 2, "bias": True}},
+        "stages": [
+            "block",
+            {"project": {"to": 16, "bias": True, **EXPERTS}},
+            {
+                "parallel": {
+                    "layers": 2,
+                    "paths": 4,
+                    "attention": {"heads": 1},
+                    "join": {"kind": "routed", "compute": "sparse"},
+                }
+            },
+            {"project": {"to": 32, **EXPERTS}},
+            "block",
+        ],
+    },
+    "gated": {
+        "positions": "none",
+        "block": {"norm": "rms", "attention": {"heads": 1}, "feed": {"kind": "swiglu", "hidden": 24}},
+        "stages": [
+            {"project": {"to": 16, "experts": {"names": 3, "kind": "swiglu", "router": {"compute": "sparse"}}}},
+            {
+                "parallel": {
+                    "paths": 3,
+                    "join": {"kind": "routed", "top_k": 1, "renormalise": False, "compute": "sparse"},
+                }
+            },
+        ],
+    },
+    "sublayers": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [
+            {
+                "parallel": {
+                    "layers": 2,
+                    "paths": 3,
+                    "attention": {"head_dim": 16, "window": 5},
+                    "join": {"kind": "routed", "per": "sublayer", "balance_rate": 0.1, "compute": "sparse"},
+                }
+            },
+            {"block": {"feed": {"experts": {"names": 4, "shared": 20, "router": {"top_k": 3, "compute": "sparse"}}}}},
+        ],
+    },
+    "rotary beside experts": {
+        "positions": "rope",
+        "block": {
+            "attention": {"heads": 4},
+            "feed": {"hidden": 8, "experts": {"names": 4, "router": {"compute": "sparse"}}},
+        },
+    },
+}
+"""In a narrow type tokens may choose otherwise, so these are compared in float32 only."""
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
@@ -196,18 +262,19 @@ class Here:
 
 def check_models(device: str, dtype: torch.dtype) -> None:
     """Whole models round many times: the plain way in the same type says how much that is."""
-    for name, architecture in MODELS.items():
+    for name, architecture in (MODELS | ROUTED if dtype == torch.float32 else MODELS).items():
         model, ids = tiny_model(**architecture).to(device).train(), random_ids(5, 11).to(device)
-        weights = torch.randn(5, 11, 16, device=device)
+        weights = torch.randn(5, 11, model.model.width_out, device=device)
         if name == "with dropout":
             for block in model.model.stages:
                 block.layers[0].drop = Halved()
 
-        def plain(model: Any, ids: Tensor) -> Tensor:
+        def plain(model: Any, ids: Tensor) -> tuple[Tensor, Routings]:
             embedded = model.embedding(ids)
-            return model.stream(embedded, model.span(embedded))[0]
+            return model.stream(embedded, model.span(embedded))
 
         aside = Aside(torch.device(device)) if device == "cuda" else Here()
+        assert has_fused_pass(model.model)
         ways = (fused_stream, partial(fused_stream, aside=aside))
         found = [results(model, way, ids, weights, dtype, aside) for way in ways]
         usual = results(model, plain, ids, weights, dtype, aside)
@@ -219,15 +286,22 @@ def check_models(device: str, dtype: torch.dtype) -> None:
 
 
 def results(
-    model: Any, way: Callable[[Any, Tensor], Tensor], ids: Tensor, weights: Tensor, dtype: torch.dtype, aside: Any
+    model: Any,
+    way: Callable[[Any, Tensor], tuple[Tensor, Routings]],
+    ids: Tensor,
+    weights: Tensor,
+    dtype: torch.dtype,
+    aside: Any,
 ) -> dict[str, Tensor]:
     """The stream, and the gradient of every parameter it depends on."""
     model.zero_grad()
     with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
-        stream = way(model.model, ids)
-    (stream * weights).sum().backward()
+        stream, routings = way(model.model, ids)
+    asked = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
+    ((stream * weights).sum() + 30 * asked).backward()
     aside.join()
-    return {"stream": stream} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found = {"stream": stream} | {f"{r.name} weights": r.weights_BTN for r in routings}
+    return found | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def check_tied(device: str, dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 """Model presets: each has exactly the parameters its paper's table means, counted a second time by hand."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,39 @@ def papaformer(vocab: int, width: int, layers: int, hidden: int) -> int:
     return 2 * vocab * width + layers * block + width
 
 
+def moep(feed_weights: int, expert_size: Callable[[int, int], int]) -> int:
+    """Width 384 outside and 192 inside; `feed_weights` matrices of width x 4 width in a feed-forward part."""
+    wide, narrow, layers, paths, experts = 384, 192, 10, 4, 4
+
+    def block(width: int) -> int:
+        attention, norms = 4 * width * width + 4 * width, 4 * width
+        feed = feed_weights * width * 4 * width + (feed_weights - 1) * 4 * width + width
+        return attention + norms + feed
+
+    def router(width: int) -> int:
+        return experts * width + experts
+
+    embeddings = (16_384 + 512) * wide
+    parallel = layers * (paths * block(narrow) + router(narrow))
+    shrink, grow = expert_size(wide, narrow), expert_size(narrow, wide)
+    projections = experts * (shrink + grow) + router(wide) + router(narrow)
+    return embeddings + 2 * block(wide) + parallel + projections + 2 * wide
+
+
+def linear_expert(width: int, to: int) -> int:
+    return width * to + to
+
+
+def gated_expert(width: int, to: int, hidden: int = 384) -> int:
+    return 2 * (width * hidden + hidden) + hidden * to + to
+
+
 PRESETS = {
     "gpt2": (124_439_808, gpt2(50_257, 1024, 768, 12)),  # 124M: the real GPT-2 small
     "llama": (123_551_232, llama(50_257, 768, 12, 2048)),  # ours: no paper's
     "gpt2-28m": (27_782_400, gpt2(16_384, 512, 384, 12)),  # MoEP, Table 2: 28M
+    "moep-28m": (28_434_480, moep(2, linear_expert)),  # MoEP, Table 2: 28M
+    "moep-swiglu-38m": (37_616_688, moep(3, gated_expert)),  # MoEP, Table 2: 38M
     "papaformer-llama-256": (33_619_200, papaformer(50_278, 256, 8, 1024)),  # PaPaformer, Table 2: 32M
     "papaformer-llama-192": (23_555_200, papaformer(50_278, 192, 8, 728)),  # PaPaformer, Table 2: 22.5M
     "papaformer-path-128": (13_610_880, papaformer(50_278, 128, 3, 512)),  # PaPaformer, Table 2: 13.5M

@@ -76,7 +76,7 @@ WRONG = {
     ),
     "both a path and a source": (
         ["data.sets.stories.source=stories"],
-        ["data.sets.stories: give either `path` (a packed folder) or `source` (text to prepare)"],
+        ["data.sets.stories: give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus"],
     ),
     "a vocabulary smaller than the tokenizer's": (
         ["model.vocab_size=10"],

@@ -65,7 +65,7 @@ def weight_bytes(model: Path) -> bytes:
 def records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The records without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+    timeless = [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
     return [line for line in timeless if kind is None or line["kind"] == kind]
 
 

@@ -6,7 +6,7 @@ import sys
 
 from braidlm import __version__
 
-VERBS = ("demo", "prepare", "train", "compose", "routes", "generate", "convert", "show", "list")
+VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list")
 """In the order of a first day's work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
 
 

@@ -20,19 +20,22 @@ class Rows:
     """[global rows]: the index of each row's data set."""
     first: int
     """This rank's first row among the global rows."""
+    shown: np.ndarray
+    """[global rows]: how many positions of each row are trained; fewer than T where an epoch ends within a chunk."""
 
     @property
-    def size(self) -> int:
-        """Positions of the global batch."""
-        return self.words.size
+    def shown_words(self) -> np.ndarray:
+        """[positions that are trained], row by row: words that begin in each."""
+        return _shown(self.words, self.shown)
 
     def piece(self, start: int, stop: int) -> "Batch":
-        """The batch with only the flat global positions [start, stop) trained."""
+        """The batch with only the global positions [start, stop) trained, of those that are trained at all."""
         inputs, labels = self.tokens[:, :-1].copy(), self.tokens[:, 1:].copy()
-        flat, offset = labels.reshape(-1), self.first * labels.shape[1]
-        flat[: max(start - offset, 0)] = IGNORED
-        flat[max(stop - offset, 0) :] = IGNORED
-        return Batch(inputs, labels, self.words, self.sources, start, stop)
+        mine = slice(self.first, self.first + len(labels))
+        column = np.arange(labels.shape[1])
+        numbers = (np.cumsum(self.shown) - self.shown)[mine, None] + column
+        labels[(column >= self.shown[mine, None]) | (numbers < start) | (numbers >= stop)] = IGNORED
+        return Batch(inputs, labels, self.words, self.sources, self.shown, start, stop)
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,17 @@ class Batch:
     """[global rows, T] uint8: words that begin in each input position, of the whole batch also when it is cut."""
     sources: np.ndarray
     """[global rows]: the index of each row's data set in the loader's `names`."""
+    shown: np.ndarray
+    """[global rows]: how many positions of each row are trained."""
     start: int
-    """First flat position (row by row) of the global batch that this piece trains."""
+    """First position that this piece trains, counted row by row over those of the global batch that are trained."""
     stop: int
     """The position after the last one that this piece trains."""
 
     @property
     def word_count(self) -> int:
         """Words of this piece, over all ranks."""
-        return int(self.words.reshape(-1)[self.start : self.stop].sum(dtype=np.int64))
+        return int(_shown(self.words, self.shown)[self.start : self.stop].sum(dtype=np.int64))
 
     @property
     def token_count(self) -> int:
@@ -65,12 +70,16 @@ class Batch:
     @property
     def label_count(self) -> int:
         """Labels of this piece, over all ranks: what a sum of losses is divided by."""
-        return self.stop - self.start  # no chunking pads, so every position has a label
+        return self.stop - self.start
 
     @property
     def is_last_piece(self) -> bool:
         """Whether the whole batch has been trained after this piece."""
-        return self.stop == self.words.size
+        return self.stop == int(self.shown.sum())
+
+
+def _shown(words: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    return words[np.arange(words.shape[1]) < shown[:, None]]
 
 
 def cut_at(words: np.ndarray, start: int, words_left: int | None, tokens_left: int | None) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ from braidlm.data.mixing import MixConfig
 from braidlm.data.packed import PackedData, is_packed
 from braidlm.data.prepare import USUAL_VOCABULARY, prepare
 from braidlm.data.sources import Plan, Reading, documents, plan
+from braidlm.data.splits import splits
 from braidlm.data.streams import Subset, TokenStream
 from braidlm.data.tokenizers import load_tokenizer, train_bpe
 from braidlm.model.registry import Choice
@@ -42,12 +43,14 @@ class TokenizerSpec:
 
 @dataclass
 class SetSpec:
-    """One data set: a packed folder, or a source to prepare."""
+    """One data set: a packed folder, a source to prepare, or a corpus with splits."""
 
     path: str | None = None
     """A folder that `braid prepare` made."""
     source: str | list[str] | None = None
     """Or anything `braid prepare` takes; prepared on first use into the data section's `cache`."""
+    folder: str | None = None
+    """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's."""
     documents: int = 10_000
     """For a built-in corpus: how many documents."""
     seed: int = 0
@@ -63,7 +66,7 @@ class SetSpec:
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """What to do with bytes that are no text in that encoding."""
     split: str = "train"
-    """For a Hub data set."""
+    """For a Hub data set, and for a corpus with splits: the one to train on."""
     subset: Subset = field(default_factory=Subset)
     """The share of the training documents to use; shares that do not overlap have no document in common."""
     holdout: float = 0.01
@@ -72,10 +75,26 @@ class SetSpec:
     """Text to validate on instead: a packed folder or a source."""
 
     def __post_init__(self) -> None:
-        if (self.path is None) == (self.source is None):
-            raise BraidError("give either `path` (a packed folder) or `source` (text to prepare)")
+        if sum(place is not None for place in (self.path, self.source, self.folder)) != 1:
+            raise BraidError(
+                "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
+            )
+        if self.folder is not None and self.validation is not None:
+            raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
         if not 0.0 <= self.holdout < 1.0:
             raise BraidError(f"holdout must be at least 0 and below 1, got {self.holdout:g}")
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether it is validated on other text than documents held out from the training text."""
+        return self.validation is not None or self.folder is not None
+
+    def settled(self, name: str) -> "SetSpec":
+        """A corpus with splits as the source and the validation it stands for; anything else as it is."""
+        if self.folder is None:
+            return self
+        train, held_out = splits(self.folder, self.split, name)
+        return replace(self, folder=None, source=train, validation=held_out)
 
     def reading(self) -> Reading:
         """How the source's documents are read."""
@@ -125,6 +144,7 @@ class OpenData:
 
 def open_data(config: DataConfig) -> OpenData:
     """Open every data set, preparing what is not there yet."""
+    config = replace(config, sets={name: spec.settled(name) for name, spec in config.sets.items()})
     packed = {name: _opened(spec.path, f"{name}.path") for name, spec in config.sets.items() if spec.path is not None}
     tokenizer = _shared_tokenizer(packed, config)
     for name, spec in config.sets.items():

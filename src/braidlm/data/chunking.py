@@ -4,6 +4,7 @@ A chunk of length T is read as T + 1 tokens, inputs [:T] and labels [1:], so tha
 token that truly follows. An epoch depends only on the seed, the data set's name and the epoch's number.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import gcd
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError
+from braidlm.data.batches import cut_at
 from braidlm.data.seeding import drawn, shuffled
 from braidlm.data.streams import TokenStream
 from braidlm.model.registry import Registry
@@ -34,6 +36,19 @@ class Chunking:
     def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         """Where in the stream the epoch's chunks begin, in the order in which they are shown; int64, never empty."""
         raise NotImplementedError("abstract: each way of cutting has its own starts")
+
+    def last(self, stream: TokenStream, starts: np.ndarray, length: int) -> int:
+        """How many positions of the epoch's last chunk are shown; all of them, unless an epoch ends within a chunk."""
+        return length
+
+    @property
+    def words_per_epoch(self) -> int | None:
+        """How many words of a stream make an epoch; None where an epoch is all of it."""
+        return None
+
+    def remark(self, stream: TokenStream, length: int) -> str | None:
+        """What someone should know before a stream is cut in this way, or None."""
+        return None
 
     def facts(self) -> dict[str, Any]:
         """The choice as plain data, for a saved position."""
@@ -73,7 +88,7 @@ class Windows(Chunking):
         stride: int
         """Tokens from the beginning of one window to that of the next."""
         words_per_epoch: int | None = None
-        """An epoch ends, and the windows are shuffled anew, with the window that completes this many words."""
+        """An epoch ends, and the windows are shuffled anew, when exactly this many words were shown."""
 
         def __post_init__(self) -> None:
             if self.stride < 1:
@@ -88,18 +103,53 @@ class Windows(Chunking):
             return starts
         return starts[: _windows_for(self.config.words_per_epoch, stream, starts, length)]
 
+    def last(self, stream: TokenStream, starts: np.ndarray, length: int) -> int:
+        """Up to the word that completes the epoch's words."""
+        if self.config.words_per_epoch is None:
+            return length
+        before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))
+        words = stream.word_starts_at(stream.positions(starts[-1:], length))
+        return cut_at(words, 0, self.config.words_per_epoch - before, None)
+
+    @property
+    def words_per_epoch(self) -> int | None:
+        return self.config.words_per_epoch
+
+    def remark(self, stream: TokenStream, length: int) -> str | None:
+        """A stream that has fewer words than an epoch should have is shown more than once; say how."""
+        wanted = self.config.words_per_epoch
+        if wanted is None or (stream.words >= wanted and self.config.stride <= length):
+            return None
+        starts = np.arange(0, len(stream) - length, self.config.stride)
+        shown = sum(int(words.sum()) for words in _words_of(stream, starts, length))
+        fewer = f"data set '{stream.name}' has {stream.words:,} words, and an epoch should show {wanted:,}"
+        if shown < wanted:
+            return (
+                f"{fewer}: epochs repeat sooner. Each ends when every window was shown, after {shown:,} words, "
+                "and the next begins; the budget is met all the same"
+            )
+        if stream.words >= wanted:
+            return None
+        return f"{fewer}: windows overlap, and an epoch repeats each word {wanted / stream.words:.1f} times on average"
+
 
 def _windows_for(words: int, stream: TokenStream, starts: np.ndarray, length: int) -> int:
     """How many windows, taken in order, it takes to show `words` words; all of them if they hold fewer."""
+    windows = seen = 0
+    for counts in _words_of(stream, starts, length):
+        total = seen + np.cumsum(counts)
+        if total[-1] >= words:
+            return windows + int(np.searchsorted(total, words)) + 1
+        windows, seen = windows + len(counts), int(total[-1])
+    return len(starts)
+
+
+def _words_of(stream: TokenStream, starts: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """How many words begin in each window, for some windows at a time."""
     together = max(_COUNTED_TOGETHER // length, 1)
-    seen = 0
     for begin in range(0, len(starts), together):
         positions = stream.positions(starts[begin : begin + together], length)
-        total = seen + np.cumsum(stream.word_starts_at(positions).sum(axis=1, dtype=np.int64))
-        if total[-1] >= words:
-            return begin + int(np.searchsorted(total, words)) + 1
-        seen = int(total[-1])
-    return len(starts)
+        yield stream.word_starts_at(positions).sum(axis=1, dtype=np.int64)
 
 
 def _coprime_step(size: int) -> int:

@@ -33,6 +33,19 @@ class Position:
     """What the mix owes each data set."""
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """An epoch of one data set."""
+
+    starts: np.ndarray
+    """Of its chunks, in order."""
+    last: int
+    """How many positions of the last chunk are shown."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
 class Loader:
     """Batches from one data set or a mix. Rank r of `world` owns the global rows [r * n, (r + 1) * n).
 
@@ -62,7 +75,7 @@ class Loader:
         self._mix_config = mix or MixConfig()
         self._mix = Mix(mix, {stream.name: len(stream) for stream in self.streams})
         self._position = Position([Place()] * len(self.streams), [0.0] * len(self.streams))
-        self._plans: list[dict[int, np.ndarray]] = [{} for _ in self.streams]
+        self._plans: list[dict[int, _Plan]] = [{} for _ in self.streams]
         self._drawn: tuple[Rows, Position] | None = None
         self._cut = 0
         self._progress = 0.0
@@ -92,7 +105,7 @@ class Loader:
         if self._drawn is None:
             self._drawn = self._draw(self._progress)
         rows, after = self._drawn
-        piece = rows.piece(self._cut, cut_at(rows.words, self._cut, words_left, tokens_left))
+        piece = rows.piece(self._cut, cut_at(rows.shown_words, self._cut, words_left, tokens_left))
         if piece.is_last_piece:
             self._position, self._drawn, self._cut = after, None, 0
             self._forget_past_plans()
@@ -132,6 +145,7 @@ class Loader:
         """The batch at the present position, and the position after it."""
         sources, credits = assign_rows(self.global_rows, self._mix.shares(progress), self._position.credits)
         words = np.empty((self.global_rows, self.length), np.uint8)
+        shown = np.empty(self.global_rows, np.int64)
         tokens = np.empty((self.local_rows, self.length + 1), np.int64)
         first = self.rank * self.local_rows
         places = list(self._position.places)
@@ -139,31 +153,37 @@ class Loader:
             here = np.flatnonzero(sources == index)
             if not len(here):
                 continue
-            starts, places[index] = self._take(index, places[index], len(here))
+            starts, shown[here], places[index] = self._take(index, places[index], len(here))
             positions = stream.positions(starts, self.length + 1)
             words[here] = stream.word_starts_at(positions[:, :-1])
             mine = slice(*np.searchsorted(here, [first, first + self.local_rows]))
             tokens[here[mine] - first] = stream.tokens_at(positions[mine])
-        return Rows(tokens, words, sources, first), Position(places, credits)
+        return Rows(tokens, words, sources, first, shown), Position(places, credits)
 
-    def _take(self, index: int, place: Place, count: int) -> tuple[np.ndarray, Place]:
-        """The starts of a data set's next `count` chunks, and where it is after them."""
-        parts = []
-        while count:
+    def _take(self, index: int, place: Place, count: int) -> tuple[np.ndarray, np.ndarray, Place]:
+        """The starts of a data set's next `count` chunks, how much of each is shown, and where it is after them."""
+        parts, shown = [], np.full(count, self.length, np.int64)
+        taken = 0
+        while taken < count:
             plan = self._plan(index, place.epoch)
-            part = plan[place.chunk : place.chunk + count]
+            part = plan.starts[place.chunk : place.chunk + count - taken]
             parts.append(part)
-            count -= len(part)
+            taken += len(part)
             done = place.chunk + len(part)
-            place = Place(place.epoch, done) if done < len(plan) else Place(place.epoch + 1)
-        return np.concatenate(parts), place
+            place = Place(place.epoch, done)
+            if done == len(plan):
+                shown[taken - 1] = plan.last
+                place = Place(place.epoch + 1)
+        return np.concatenate(parts), shown, place
 
-    def _plan(self, index: int, epoch: int) -> np.ndarray:
+    def _plan(self, index: int, epoch: int) -> _Plan:
         plans = self._plans[index]
         if epoch not in plans:
-            plans[epoch] = self.chunking.starts(self.streams[index], self.length, epoch, self.seed)
-            if not len(plans[epoch]):
+            stream = self.streams[index]
+            starts = self.chunking.starts(stream, self.length, epoch, self.seed)
+            if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.facts()['kind']}' gave an epoch without chunks")
+            plans[epoch] = _Plan(starts, self.chunking.last(stream, starts, self.length))
         return plans[epoch]
 
     def _forget_past_plans(self) -> None:

@@ -53,7 +53,9 @@ def _norm_forward(  # type: ignore[no-untyped-def]
         x = tl.where(inside, x - mean[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
     tl.store(scales + row, scale, mask=row < rows)
-    y = x * scale[:, None] * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    y = x * scale[:, None]
+    if weight is not None:
+        y *= tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     if bias is not None:
         y += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
     tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
@@ -68,7 +70,8 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
     real = column < width
-    w = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    if weight is not None:
+        w = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -82,10 +85,12 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         if CENTRED:
             x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
         x = tl.where(inside, x * scale, 0.0)
-        weight_sum += y_gradient * x
+        x_gradient = y_gradient
+        if weight is not None:
+            weight_sum += y_gradient * x
+            x_gradient = y_gradient * w
         if BIASED:
             bias_sum += y_gradient
-        x_gradient = y_gradient * w
         along = tl.sum(x_gradient * x, 1)[:, None] / width
         if CENTRED:
             x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
@@ -95,17 +100,21 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         if DELTA_BIASED:
             delta_bias_sum += tl.where(inside, x_gradient, 0.0)
         tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
-    column = tl.arange(0, COLUMNS)
-    sums += program * width * VECTORS + column
-    tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
-    if BIASED:
-        tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
-    if DELTA_BIASED:
-        tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
+    if sums is not None:
+        column = tl.arange(0, COLUMNS)
+        sums += program * width * VECTORS + column
+        if weight is not None:
+            tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
+        if BIASED:
+            tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
+        if DELTA_BIASED:
+            tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
 
 
 class AddNorm(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
+
+    Without `weight` the norm has no scale (and no bias).
 
     `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
     """
@@ -116,7 +125,7 @@ class AddNorm(torch.autograd.Function):
         stream: Tensor,
         delta: Tensor | None,
         delta_bias: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
         centred: bool,
@@ -149,15 +158,19 @@ class AddNorm(torch.autograd.Function):
         tile = _tile(width)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
-        sums = ctx.sums.place(programs, VECTORS * width, summed.device)
+        wanted = weight is not None or ctx.delta_biased
+        sums = ctx.sums.place(programs, VECTORS * width, summed.device) if wanted else None
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
             ctx.centred, ctx.biased, ctx.delta_biased, VECTORS, **tile,
         )  # fmt: skip
-        weight_gradient, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
+        delta_gradient = gradient if ctx.adds else None
+        if not wanted:
+            return gradient, delta_gradient, *[None] * 8
+        weight_sum, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
+        weight_gradient = weight_sum if weight is not None else None
         bias_gradient = bias_sum if ctx.biased else None
         delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
-        delta_gradient = gradient if ctx.adds else None
         return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 5
 
 

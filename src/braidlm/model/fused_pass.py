@@ -7,21 +7,49 @@ other case. Rows of the batch are kept flat, [batch * time, width].
 from __future__ import annotations  # one of the kernels' types is named below, and may not be there
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .aside import Aside, Tied, beside
-from .attention import SoftmaxAttention
 from .block import Block
+from .dropout import Dropout
 from .embedding import TokenEmbedding
-from .feed import GEGLU, MLP, SwiGLU
-from .fused_linear import Linear, Narrow, narrowed
-from .norms import LayerNorm, RMSNorm
+from .fused_block import (
+    Pass,
+    Turn,
+    Written,
+    add_norm,
+    attend,
+    dropped,
+    feed_forward,
+    into_feed,
+    linears,
+    serves_attention,
+    serves_feed,
+    serves_norm,
+    settled,
+)
+from .fused_linear import narrowed
+from .fused_routed import (
+    fold_all,
+    layer_of_blocks,
+    projected,
+    read_narrow,
+    routed_attention,
+    routed_feed,
+    serves_layer,
+    serves_projection,
+    serves_routed_attention,
+    serves_routed_feed,
+)
+from .parallel import ParallelLayer, ParallelStage
 from .positions import LearnedPositions, NoPositions, RotaryPositions
+from .project import ProjectStage
+from .routed_parts import RoutedAttention, RoutedFeed
+from .router import TopKRouter
+from .routing import Routings
 from .span import make_masks
 from .stages import BlockStage
 from .weight_stacks import ROWS, Place, Stack
@@ -31,81 +59,41 @@ BLOCKS_SUMMED_TOGETHER = 4
 
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from .fused_activation import Activation
     from .fused_embedding import Embed
-    from .fused_heads import SplitHeads
-    from .fused_norm import AddNorm
     from .fused_sums import Sums
 
     HAS_KERNELS = True
 
-Turn = tuple[Tensor, Tensor]
-
-
-@dataclass
-class Written:
-    """What a layer adds to the stream; its bias, if it has one, is still to be added."""
-
-    delta: Tensor
-    bias: Tensor | None = None
-    place: Place | None = None
-
-
-@dataclass
-class Pass:
-    """What every block needs to know of one pass."""
-
-    batch: int
-    time: int
-    masks: dict[int | None, Tensor | None]
-    turns: dict[int, Turn | None]
-    neighbours: bool
-    narrow: Narrow
-    places: dict[nn.Linear, Place]
-    sums: dict[nn.Module, Sums]
-    aside: Aside | None
-
-    def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
-        """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
-        bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
-        place = self.places.get(layer)
-        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
-
-    def sums_of(self, part: nn.Module) -> Sums:
-        """Where the gradients of a part's vectors are summed."""
-        return self.sums.get(part) or Sums(1, self.aside)
-
 
 def has_fused_pass(model: Any) -> bool:
     """Whether there are kernels for every part of a BraidModel."""
-    if not HAS_KERNELS:
+    if not HAS_KERNELS or type(model.embedding) is not TokenEmbedding or not serves_norm(model.norm):
         return False
-    kinds = (type(model.embedding), type(model.positions), type(model.norm))
-    known = ((TokenEmbedding,), (LearnedPositions, NoPositions, RotaryPositions), (LayerNorm, RMSNorm))
-    if not all(kind in served for kind, served in zip(kinds, known, strict=True)):
+    if type(model.positions) not in (LearnedPositions, NoPositions, RotaryPositions):
         return False
-    return all(type(stage) is BlockStage and all(map(_serves_block, stage.layers)) for stage in model.stages)
+    if isinstance(model.positions, RotaryPositions) and any(_turns_rows(m) for m in model.modules()):
+        return False
+    return all(map(_serves_stage, model.stages))
+
+
+def _turns_rows(module: nn.Module) -> bool:
+    """Whether its queries stand in sorted rows, where no kernel turns them."""
+    return isinstance(module, (RoutedAttention, ParallelLayer))
+
+
+def _serves_stage(stage: Any) -> bool:
+    if type(stage) is ProjectStage:
+        return stage.linear is None and stage.experts is not None and serves_projection(stage.experts)
+    if type(stage) not in (BlockStage, ParallelStage):
+        return False
+    return all(serves_layer(layer) or _serves_block(layer) for layer in stage.layers)
 
 
 def _serves_block(block: nn.Module) -> bool:
-    if type(block) is not Block or type(block.attention) is not SoftmaxAttention:
+    if type(block) is not Block or not (serves_norm(block.attention_norm) and serves_norm(block.feed_norm)):
         return False
-    if {type(block.attention_norm), type(block.feed_norm)} - {LayerNorm, RMSNorm}:
-        return False
-    if type(block.feed) not in (MLP, SwiGLU, GEGLU) or getattr(block.feed, "beta", None) is not None:
-        return False
-    return all(type(m) is nn.Linear for m in _linears(block))
-
-
-def _linears(block: Any) -> list[nn.Linear]:
-    attention, feed = block.attention, block.feed
-    return [m for m in (attention.qkv, attention.out, _into(feed), feed.out) if m is not None]
-
-
-def _into(feed: Any) -> nn.Linear:
-    """The layer that a feed-forward part begins with."""
-    first: nn.Linear = getattr(feed, "gate_up", None) or feed.up
-    return first
+    attends = serves_attention(block.attention) or serves_routed_attention(block.attention)
+    return attends and (serves_feed(block.feed) or serves_routed_feed(block.feed))
 
 
 def pays(model: Any, ids: Tensor) -> bool:
@@ -116,31 +104,69 @@ def pays(model: Any, ids: Tensor) -> bool:
     return types == {torch.float32} and _compute_dtype(ids.device) in (torch.float32, torch.bfloat16)
 
 
-def fused_stream(model: Any, ids: Tensor, aside: Aside | None = None, tied: Tied | None = None) -> Tensor:
-    """The normalised stream [batch, time, width] of token ids [batch, time].
+def fused_stream(
+    model: Any, ids: Tensor, aside: Aside | None = None, tied: Tied | None = None
+) -> tuple[Tensor, Routings]:
+    """The normalised stream [batch, time, width] of token ids [batch, time], and the routings on the way.
 
     With `tied`, the embedding adds its gradient to what the head leaves there.
     """
     dtype = _compute_dtype(ids.device)
     model._check_length(ids.shape[1])
     with torch.autocast(ids.device.type, enabled=False):
-        blocks: list[Any] = [block for stage in model.stages for block in stage.layers]
-        way = _prepare(model, blocks, ids, dtype, aside)
+        way = _prepare(model, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
         stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied))
         written: Written | None = None
+        routings: Routings = ()
+        first = True
         for stage in model.stages:
-            for block in stage.layers:
-                if written is not None and way.aside is not None:
-                    way.aside.join()  # from the second block on: their narrow weights are made beside the first
-                stream, written = stage.run(_block, stream, written, block, way)
-        _, normed = _add_norm(stream, written, model.norm, None, way)
-    return normed.view(*ids.shape, -1)
+            for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
+                if not first and way.aside is not None:
+                    way.aside.join()  # from the second layer on: their narrow weights are made beside the first
+                stream, written, made = stage.run(_layer, stream, written, layer, way)
+                routings += made
+                first = False
+        _, normed = add_norm(stream, written, model.norm, None, way)
+    return normed.view(*ids.shape, -1), routings
 
 
-def _prepare(model: Any, blocks: list[Any], ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
+def _layer(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Written | None, Routings]:
+    """The stream after a layer; what was written last is still to be added."""
+    if isinstance(layer, ProjectStage):
+        stream, routing = projected(layer.experts, settled(stream, written), way)
+        return stream, None, (routing,)
+    if isinstance(layer, ParallelLayer):
+        stream, routing = layer_of_blocks(stream, written, layer, way)
+        return stream, None, (routing,)
+    return _block(stream, written, layer, way)
+
+
+def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written, Routings]:
+    routings: Routings = ()
+    if isinstance(block.attention, RoutedAttention):
+        stream, normed = add_norm(stream, written, block.attention_norm, None, way)
+        made, routing = routed_attention(block.attention, normed, way)
+        routings += (routing,)
+    else:
+        stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
+        made = attend(block.attention, normed, way)
+    written = dropped(block, made)
+    if isinstance(block.feed, RoutedFeed):
+        shared = None if block.feed.shared is None else into_feed(block.feed.shared)
+        stream, normed = add_norm(stream, written, block.feed_norm, shared, way)
+        made, routing = routed_feed(block.feed, normed, way)
+        routings += (routing,)
+    else:
+        stream, normed = add_norm(stream, written, block.feed_norm, into_feed(block.feed), way)
+        made = feed_forward(block.feed, normed, way)
+    return stream, dropped(block, made), routings
+
+
+def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
     (batch, time), device = ids.shape, ids.device
-    trained = [p for block in blocks for p in block.parameters()]
+    blocks = [module for module in model.modules() if type(module) is Block and _is_flat(module)]
+    trained = [p for stage in model.stages for p in stage.parameters()]
     if len({id(p) for p in trained}) < len(trained):
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
     places: dict[nn.Linear, Place] = {}
@@ -148,9 +174,10 @@ def _prepare(model: Any, blocks: list[Any], ids: Tensor, dtype: torch.dtype, asi
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
         places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
+        sums |= _router_sums(model, aside)
     narrow = narrowed(_read_narrow(blocks[:1]), dtype)
     with beside(aside):
-        narrow |= narrowed(_read_narrow(blocks[1:]), dtype)
+        narrow |= narrowed(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
     neighbours = False
     if isinstance(model.positions, RotaryPositions):
@@ -160,12 +187,23 @@ def _prepare(model: Any, blocks: list[Any], ids: Tensor, dtype: torch.dtype, asi
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
     masks = make_masks(model.windows, time, 0, None, device)
-    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside)
+    seeds: list[Tensor] = []
+    if any(isinstance(m, Dropout) and m.probability for m in model.modules()):
+        many = 3 * sum(isinstance(m, (ParallelLayer, RoutedAttention)) for m in model.modules())
+        seeds = list(torch.randint(2**31, (many, 1), device=device).unbind())
+    folded = fold_all(model, dtype, aside)
+    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside, folded, seeds)
+
+
+def _is_flat(block: Any) -> bool:
+    """Whether any of its parts is plain, and not a bank's."""
+    return getattr(block.attention, "stack", None) is None
 
 
 def _read_narrow(blocks: list[Any]) -> list[Tensor]:
-    layers = [layer for block in blocks for layer in _linears(block)]
-    biases = [block.attention.qkv.bias for block in blocks if block.attention.qkv.bias is not None]
+    layers = [layer for block in blocks for layer in linears(block)]
+    attentions = [block.attention for block in blocks if serves_attention(block.attention)]
+    biases = [attention.qkv.bias for attention in attentions if attention.qkv.bias is not None]
     return [layer.weight for layer in layers] + biases
 
 
@@ -178,11 +216,14 @@ def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> d
     for begin in range(0, len(blocks), together):
         alike: dict[Any, list[nn.Linear]] = {}
         for block in blocks[begin : begin + together]:
-            for kind, layer in enumerate((block.attention.qkv, _into(block.feed), block.feed.out)):
+            layers = [("qkv", block.attention.qkv)] if serves_attention(block.attention) else []
+            if serves_feed(block.feed):
+                layers += [("into", into_feed(block.feed)), ("out", block.feed.out)]
+            for kind, layer in layers:
                 alike.setdefault((kind, layer.weight.shape), []).append(layer)
-        for layers in alike.values():
-            stack = Stack(len(layers), rows, layers[0].weight, dtype, aside)
-            places |= zip(layers, stack.places(), strict=True)
+        for layers_alike in alike.values():
+            stack = Stack(len(layers_alike), rows, layers_alike[0].weight, dtype, aside)
+            places |= zip(layers_alike, stack.places(), strict=True)
     return places
 
 
@@ -192,78 +233,25 @@ def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
     for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
         alike: dict[Any, list[nn.Module]] = {}
         for block in blocks[begin : begin + BLOCKS_SUMMED_TOGETHER]:
-            attention, into = block.attention, _into(block.feed)
-            alike.setdefault("norm", []).extend((block.attention_norm, block.feed_norm))
-            if attention.qkv.bias is not None:
+            for norm in (block.attention_norm, block.feed_norm):
+                alike.setdefault((type(norm), norm.weight.shape), []).append(norm)
+            attention, feed = block.attention, block.feed
+            if serves_attention(attention) and attention.qkv.bias is not None:
                 alike.setdefault((attention.qkv.out_features, attention.head_dim), []).append(attention.qkv)
-            if into.bias is not None:
-                alike.setdefault((type(block.feed), into.out_features), []).append(into)
+            if serves_feed(feed) and into_feed(feed).bias is not None:
+                into = into_feed(feed)
+                alike.setdefault((type(feed), into.out_features), []).append(into)
         for parts in alike.values():
             sums |= dict.fromkeys(parts, Sums(len(parts), aside))
     return sums
 
 
-def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written]:
-    """The block's work; what its feed-forward part wrote is still to be added."""
-    stream, normed = _add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
-    written = _dropped(block, _attend(block.attention, normed, way))
-    stream, normed = _add_norm(stream, written, block.feed_norm, _into(block.feed), way)
-    return stream, _dropped(block, _feed(block.feed, normed, way))
-
-
-def _dropped(block: Block, written: Written) -> Written:
-    if block.drop.probability == 0.0:
-        return written
-    delta, bias = written.delta, written.bias
-    return Written(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
-
-
-def _add_norm(
-    stream: Tensor, written: Written | None, norm: LayerNorm | RMSNorm, reader: nn.Linear | None, way: Pass
-) -> tuple[Tensor, Tensor]:
-    """The stream with what was written, and the same normalised for `reader`."""
-    centred = isinstance(norm, LayerNorm)
-    vectors = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
-    delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
-    normed_place = None if reader is None else way.places.get(reader)
-    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
-
-
-def _attend(attention: Any, rows: Tensor, way: Pass) -> Written:
-    qkv = way.linear(rows, attention.qkv, with_bias=True)
-    query, key, value = SplitHeads.apply(
-        qkv.view(way.batch, way.time, -1, attention.head_dim),
-        attention.qkv.bias,
-        way.turns[attention.head_dim],
-        way.neighbours,
-        attention.kv_heads,
-        way.sums_of(attention.qkv),
-        way.places.get(attention.qkv),
-    )
-    mask = way.masks[attention.window]
-    mixed = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=attention.drop.probability,
-        is_causal=mask is None,
-        enable_gqa=attention.kv_heads != attention.heads,
-    )
-    merged = mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
-    if attention.out is None:
-        return Written(merged)
-    return Written(way.linear(merged, attention.out), attention.out.bias)
-
-
-def _feed(feed: Any, rows: Tensor, way: Pass) -> Written:
-    into = _into(feed)
-    kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
-    inner = way.linear(rows, into)
-    gated = not isinstance(feed, MLP)
-    place = way.places.get(feed.out)
-    outer = Activation.apply(inner, into.bias, kind, gated, way.sums_of(into), way.places.get(into), place)
-    return Written(way.linear(outer, feed.out), feed.out.bias, place)
+def _router_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
+    alike: dict[Any, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            alike.setdefault(module.scores.weight.shape, []).append(module)
+    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), aside)] for part in parts}
 
 
 def _compute_dtype(device: torch.device) -> torch.dtype:

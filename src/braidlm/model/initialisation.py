@@ -54,13 +54,22 @@ class Normal(Initialisation):
     class Config:
         std: float = 0.02
         """Standard deviation."""
+        carriers: float | None = None
+        """The same of projections and joins, which nothing bypasses; by default 1 / sqrt(inputs), which keeps the
+        stream's scale. MoEP's code has 0.02 here too."""
 
     def __init__(self, config: Config, shape: ModelShape):
         super().__init__(shape)
-        self.std = config.std
+        self.std, self.carriers = config.std, config.carriers
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         nn.init.normal_(parameter, 0.0, self.std)
+
+    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        if self.carriers is None:
+            super().carrier(module, parameter)
+        else:
+            nn.init.normal_(parameter, 0.0, self.carriers)
 
 
 @initialisations.register("gpt2")

@@ -256,7 +256,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
                 tied = Tied(aside) if shared else None
                 with beside(aside):
                     copy = weight.detach().to(_compute_dtype(weight))
-            hidden = fused_stream(self.model, inputs, aside, tied)
+            hidden, routings = fused_stream(self.model, inputs, aside, tied)
             if aside is not None:
                 aside.join()  # the copy, if there was but one block
         else:

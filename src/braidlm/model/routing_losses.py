@@ -5,7 +5,9 @@ says, and the formula and the code have names of their own.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from .registry import Registry
 from .routing import Routing, Routings
 
 routing_losses = Registry("routing loss", third_party=True)
+
+Measure = Callable[[Routing, Tensor], Tensor]
+"""A function of a routing and of which tokens are real [batch, time]."""
 
 
 @routing_losses.register("token_entropy")
@@ -72,10 +77,50 @@ def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
 def routing_loss(routings: Routings, real_BT: Tensor) -> Tensor:
     """Everything the model's routers ask to be added to the training loss, summed over routers."""
     total = torch.zeros((), device=real_BT.device)
-    for routing in routings:
-        for name, weight in routing.losses.items():
-            total = total + weight * routing_losses[name](routing, real_BT)
+    for alike in _alike(routings):
+        for name, weight in alike[0].losses.items():
+            total = total + weight * _of_each(routing_losses[name], alike, real_BT).sum()
     return total
+
+
+def usages(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    """For each router by name, the share of the real tokens' weight that each of its choices has, [N]."""
+    return _by_name(usage, routings, real_BT)
+
+
+def loads(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    """For each router by name, the share of the real tokens' picks that each of its choices has, [N]."""
+    return _by_name(load, routings, real_BT)
+
+
+def _by_name(measure: Measure, routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for alike in _alike(routings):
+        found |= zip((r.name for r in alike), _of_each(measure, alike, real_BT).detach().unbind(), strict=True)
+    return {routing.name: found[routing.name] for routing in routings}
+
+
+def _alike(routings: Routings) -> list[list[Routing]]:
+    """Routings that one computation can serve: of one shape, with the same losses."""
+    groups: dict[object, list[Routing]] = {}
+    for routing in routings:
+        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None)
+        groups.setdefault((shapes, len(routing.choices), tuple(sorted(routing.losses.items()))), []).append(routing)
+    return list(groups.values())
+
+
+def _of_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    """Of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
+    if len(alike) == 1 or not real_BT.is_cuda or torch.compiler.is_compiling():
+        return torch.stack([measure(routing, real_BT) for routing in alike])
+    names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
+    names += ["scores_BTN"] if alike[0].scores_BTN is not None else []
+
+    def one(*parts: Tensor) -> Tensor:
+        changed: dict[str, Any] = dict(zip(names, parts, strict=True))
+        return measure(replace(alike[0], **changed), real_BT)
+
+    return torch.vmap(one)(*(torch.stack([getattr(routing, name) for routing in alike]) for name in names))
 
 
 def check_losses(names: Iterable[str]) -> None:
@@ -88,6 +133,13 @@ def check_losses(names: Iterable[str]) -> None:
 def usage(routing: Routing, real_BT: Tensor) -> Tensor:
     """The share of the real tokens' weight that each choice has, [N]."""
     share = _mean(routing.weights_BTN, real_BT)
+    return share / share.sum().clamp_min(1e-9)
+
+
+def load(routing: Routing, real_BT: Tensor) -> Tensor:
+    """The share of the real tokens' picks that each choice has, whatever the picks count, [N]."""
+    picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
+    share = _mean(picks, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 

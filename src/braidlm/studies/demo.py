@@ -18,7 +18,7 @@ from braidlm.studies.results import Bits, StudyResults, measure
 from braidlm.studies.routing import study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, load_study
-from braidlm.studies.tables import tables
+from braidlm.studies.tables import quality, silence, training_time
 
 RECIPE = "demo/paths"
 PRONOUNS = 200
@@ -68,7 +68,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
         routes=study_routes(results, data, out / "routes", tokens=10_000),
     )
     clock.note("compared, and asked where tokens go")
-    for table in tables(results):
+    for table in (quality(results), training_time(results), silence(results)):
         console.table(table.columns, table.rows, title=table.title)
     return write_page(out / "report.html", facts)
 

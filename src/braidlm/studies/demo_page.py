@@ -117,7 +117,7 @@ def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
     for domain in results.domains:
         series = {}
         for model in results.models:
-            points = [(tokens, bits[domain]) for tokens, bits in model.curve if domain in bits]
+            points = [(point.tokens, point.bits[domain]) for point in model.curve if domain in point.bits]
             shift = before if model.kind == "composed" else 0
             if points:
                 label = f"path {model.name}" if model.kind == "path" else model.name

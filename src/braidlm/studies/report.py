@@ -15,6 +15,9 @@ from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, encode_study, load_study
 from braidlm.studies.tables import tables
 
+PATHS_TOO = "Paths trained apart and composed, beside models trained from scratch"
+SIDE_BY_SIDE = "Models trained from scratch on the same batches"
+
 
 def study(
     recipe: str | Study, overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
@@ -25,7 +28,7 @@ def study(
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
     entries = run_study(loaded, device, fresh)
-    results = measure(loaded, entries)
+    results = measure(loaded, entries, device)
     routed = study_routes(results, open_data(loaded.data_config), loaded.folder / "routes")
     write_report(results, routed, loaded.folder)
     return results
@@ -38,11 +41,11 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
         console.table(table.columns, table.rows, title=table.title)
         table.write(folder / "tables")
     write_json(folder / "results.json", results.as_dict())
-    page = Page(results.study.name, "Paths trained apart and composed, beside models trained from scratch")
+    page = Page(results.study.name, PATHS_TOO if results.names("path") else SIDE_BY_SIDE)
     for table in made:
         page.heading(table.title)
         page.table(table.columns, table.rows)
-        if table.name == "bits-per-byte":
+        if table.name == ("bits-per-byte" if results.names("path") else "learning"):
             _curves(page, results, folder)
     if routed is not None:
         _routing(page, routed, folder)
@@ -65,19 +68,21 @@ def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:
 
 def _curves(page: Page, results: StudyResults, folder: Path) -> None:
     """Of the first seed, one chart per domain; a composed model begins where its paths ended."""
-    seed = results.study.seeds[0]
+    seed, unit = results.study.seeds[0], results.unit
     models = [m for m in results.models if m.seed == seed]
-    before = sum(m.tokens for m in models if m.kind == "path")
+    before = sum(m.curve[-1].seen(unit) for m in models if m.kind == "path" and m.curve)
+    label_x = f"{unit} seen, those of the paths included" if before else f"{unit} seen"
+    thins_out = len(results.study.validation.every.parts) > 1
     for domain in results.domains:
         series = {}
         for model in models:
-            points = [(tokens, bits[domain]) for tokens, bits in model.curve if domain in bits]
+            points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
             shift = before if model.kind == "composed" else 0
             if points:
                 label = f"{model.name} (path)" if model.kind == "path" else model.name
-                series[label] = ([tokens + shift for tokens, _ in points], [bits for _, bits in points])
+                series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
         if not series:
             continue
-        chart = figures.line_chart(series, "tokens seen, those of the paths included", f"bits per byte, {domain}")
+        chart = figures.line_chart(series, label_x, f"bits per byte, {domain}", log_x=thins_out)
         figures.save_png(chart, folder / f"{domain}.png")
         page.figure(figures.to_svg(chart), f"Held-out {domain} during the training (seed {seed}).")

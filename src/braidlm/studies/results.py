@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,18 @@ Bits = dict[str, float]
 """Bits per byte, by domain."""
 
 
+class Point(NamedTuple):
+    """One validation during a training."""
+
+    tokens: int
+    words: int
+    bits: Bits
+
+    def seen(self, unit: str) -> int:
+        """How far the training had come, in words or tokens."""
+        return self.words if unit == "words" else self.tokens
+
+
 @dataclass
 class ModelResult:
     """One model of a study with one seed."""
@@ -34,14 +46,18 @@ class ModelResult:
     """Its model folder."""
     run_folder: Path
     parameters: int
+    active_parameters: int
+    """Those that take part in computing one token."""
     flops_per_token: int
     tokens: int
     """Seen in training; for a composed model, after it was composed."""
     seconds: float
     """Of training alone, without validation, samples and saving."""
+    wall_seconds: float
+    """Of the whole run up to its last validation, everything included; 0 where its records do not say."""
     bits: Bits
-    curve: list[tuple[int, Bits]]
-    """Tokens seen and bits per byte, at every validation."""
+    curve: list[Point]
+    """Every validation."""
     silenced: dict[str, Bits] = field(default_factory=dict)
     """Of a composed model: the bits per byte when one path is not heard, by that path."""
 
@@ -52,6 +68,11 @@ class StudyResults:
 
     study: Study
     models: list[ModelResult]
+
+    @property
+    def unit(self) -> str:
+        """What the course of a training is told in: words where it is validated by words, else tokens."""
+        return "words" if self.study.validation.every.unit == "words" else "tokens"
 
     @property
     def domains(self) -> list[str]:
@@ -121,11 +142,13 @@ def _measured(entry: Entry, texts: dict[str, ValidationSet], device: str) -> Mod
         folder=entry.run.model,
         run_folder=entry.run.folder,
         parameters=cost.parameters,
+        active_parameters=cost.active_parameters,
         flops_per_token=cost.flops_per_token,
         tokens=entry.run.progress.tokens,
         seconds=training_seconds(records),
+        wall_seconds=sum(record.get("seconds", 0.0) for record in records),
         bits=_scores(model, texts),
-        curve=[(r["tokens"], _record_bits(r)) for r in records if r["kind"] == "validation"],
+        curve=[Point(r["tokens"], r["words"], _record_bits(r)) for r in records if r["kind"] == "validation"],
         silenced=silenced,
     )
 

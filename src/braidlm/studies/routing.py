@@ -20,10 +20,12 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
     if not found:
         return None
     places = {stream.name: str(stream.data.folder) for stream in data.validation}
-    shares = {results.study.domains[name].holdout for name in places if not results.study.domains[name].validation}
+    shares = {results.study.domains[name].holdout for name in places if not results.study.domains[name].has_validation}
     held_out = shares.pop() if len(shares) == 1 else None
     return routes(found, data=places, tokens=tokens, held_out=held_out, out=out)
 
 
 def _has_paths(folder: Path) -> bool:
-    return any(stage.kind == "parallel" for stage in load_config(folder).decoded().stages)
+    """Whether `braid routes` can say which path a token took; of a routed join the training's own records tell."""
+    stages = load_config(folder).decoded().stages
+    return any(stage.kind == "parallel" and stage.options.join.kind != "routed" for stage in stages)

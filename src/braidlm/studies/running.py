@@ -12,10 +12,12 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.folders import WEIGHTS, load_lineage
 from braidlm.data.catalog import DataConfig, OpenData, open_data
+from braidlm.data.chunking import chunkings
 from braidlm.data.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.strict import decode, encode
 from braidlm.studies.study import ComposedSpec, Study
+from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
 
 Kind = Literal["path", "composed", "whole"]
@@ -88,7 +90,7 @@ class _Series:
             width = own.stop - own.start
             part = Subset(own.start + begin * width, own.start + end * width, own.seed)
             kept = {"holdout": spec.holdout, "validation": spec.validation}
-            if spec.validation is not None:
+            if spec.has_validation:
                 held = next(s for s in self.data.validation if s.name == domain)
                 kept = {"holdout": 0.0, "validation": str(held.data.folder)}
             sets[domain] = {"path": str(streams[domain].data.folder), "subset": encode(part), **kept}
@@ -99,7 +101,7 @@ class _Series:
     ) -> Run:
         study = self.study
         data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
-        tokens = sum(len(stream) for stream in open_data(decode(DataConfig, data)).train)
+        epoch = self._epoch(data)
         recipe = {
             "name": f"{study.name} {name} (seed {self.seed})",
             "out": str(self.folder / name),
@@ -108,7 +110,7 @@ class _Series:
             "training": {
                 **study.training,
                 "freeze": list(freeze),
-                "budget": f"{max(1, round(study.epochs * tokens))} tokens",
+                "budget": f"{max(1, round(study.epochs * epoch.count))} {epoch.unit}",
             },
             "checkpoints": encode(study.checkpoints),
             "validation": encode(study.validation),
@@ -116,11 +118,17 @@ class _Series:
             "log": encode(study.log),
             **what,
         }
-        console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(tokens)} tokens")
+        console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(epoch.count)} {epoch.unit}")
         run = train(recipe, device=self.device, fresh=self.fresh or fresh)
         if not run.finished:  # it was asked to stop, and has saved; the study stops with it
             raise KeyboardInterrupt
         return run
+
+    def _epoch(self, data: dict[str, Any]) -> Amount:
+        """How much one epoch of these data sets is: all their tokens, or as many words as the chunking says."""
+        streams = open_data(decode(DataConfig, data)).train
+        words = chunkings.build(self.study.data.chunking).words_per_epoch
+        return Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
 
     def _composed(self, name: str, spec: ComposedSpec, paths: list[Entry]) -> tuple[Path, bool]:
         """The paths composed, and whether that was done now: not if it was before, with these paths, in this way."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.errors import BraidError
 from braidlm.core.facts import model_facts
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.prepare import USUAL_VOCABULARY
@@ -33,6 +34,12 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     notes = []
     if vocab_size is None:
         notes.append(f"The vocabulary comes from the tokenizer; counted here with {USUAL_VOCABULARY:,} tokens.")
+    problems = []
+    for domain, spec in study.domains.items():
+        try:
+            spec.settled(domain)
+        except BraidError as error:
+            problems.append(str(error))
     main = next((m for m in models if m["kind"] == "composed"), models[0])
     return {
         **main,
@@ -40,13 +47,13 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "name": name,
         "about": dict(list_recipes()).get(name),
         "models": models,
-        "domains": {domain: spec.source or spec.path for domain, spec in study.domains.items()},
+        "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
         "tokenizer": None,
         "recipe": encode_study(study),
         "notes": notes,
-        "problems": [],
+        "problems": problems,
     }
 
 

@@ -1,7 +1,8 @@
-"""A study: one recipe for the whole of PaPaformer's experiment, for any data sets, decoded strictly.
+"""A study: one recipe for several models on the same data, decoded strictly.
 
-Models trained from scratch on everything stand beside paths trained apart on a share of their own domain, which are
-then composed and trained on the rest of all domains.
+Models trained from scratch on everything, on the same batches, stand beside one another (MoEP's experiment), and beside
+paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
+(PaPaformer's).
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Study:
     training: dict[str, Any]
     """As in a recipe, without the budget."""
     epochs: float = 1.0
-    """How often each run sees its share of the data."""
+    """How often each run sees its share of the data; with `words_per_epoch`, how many such epochs of words."""
     whole: dict[str, Any] = field(default_factory=dict)
     """Architectures trained from scratch on all of every domain, by name."""
     paths: PathsSpec | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.files import write_text
-from braidlm.studies.results import ModelResult, StudyResults, over_seeds
+from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 from braidlm.studies.running import Kind
 
 
@@ -37,7 +37,11 @@ class Table:
 
 def tables(results: StudyResults) -> list[Table]:
     """Every table that the study has something to say in."""
-    made = [quality(results), training_time(results)]
+    made = [quality(results), cost(results)]
+    if not results.names("path"):
+        made.insert(1, learning(results))
+    else:
+        made.append(training_time(results))
     if results.names("composed"):
         made.append(silence(results))
     return made
@@ -51,13 +55,43 @@ def quality(results: StudyResults) -> Table:
         for name in results.names(kind):
             models = results.of(name, kind)
             scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
-            both = over_seeds([_mean_bits(m) for m in models]).text()
+            both = over_seeds([_mean_bits(m.bits) for m in models]).text()
             seen = count(models[0].tokens)
             if kind == "composed":
                 seen = f"{count(_path_tokens(results, models[0]))} + {seen}"
             rows.append([name, label, f"{models[0].parameters:,}", seen, *scores, both])
     columns = ["model", "", "parameters", "tokens", *results.domains, "mean"]
     return Table("bits-per-byte", "Bits per byte on held-out text (lower is better)", columns, rows)
+
+
+def learning(results: StudyResults) -> Table:
+    """Every validation of the models trained from scratch: on the same batches, a row for each mark."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    points = [(point, model.name) for model in results.models if model.kind == "whole" for point in model.curve]
+    for point, name in sorted(points, key=lambda found: found[0].seen(results.unit)):
+        rows.setdefault(count(point.seen(results.unit)), {}).setdefault(name, []).append(_mean_bits(point.bits))
+    names = results.names("whole")
+    cells = [
+        [seen, *(over_seeds(found[name]).text() if name in found else "–" for name in names)]
+        for seen, found in rows.items()
+    ]
+    return Table("learning", "Bits per byte during the training", [results.unit, *names], cells)
+
+
+def cost(results: StudyResults) -> Table:
+    """What each model is and what its training took: FLOPs and the clock side by side."""
+    rows = []
+    for kind in ("path", "composed", "whole"):
+        for name in results.names(kind):
+            models = results.of(name, kind)
+            first, took = models[0], _seconds(models)
+            walls = [m.wall_seconds for m in models]
+            sizes = (first.parameters, first.active_parameters, first.flops_per_token)
+            speed = count(round(first.tokens / took)) if took else "–"
+            wall = duration(sum(walls) / len(walls)) if all(walls) else "–"
+            rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took), wall])
+    columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
+    return Table("cost", "Size and speed", columns, rows)
 
 
 def training_time(results: StudyResults) -> Table:
@@ -104,8 +138,8 @@ def _change(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def _mean_bits(model: ModelResult) -> float:
-    return sum(model.bits.values()) / len(model.bits)
+def _mean_bits(bits: Bits) -> float:
+    return sum(bits.values()) / len(bits)
 
 
 def _seconds(models: list[ModelResult]) -> float:

@@ -14,12 +14,14 @@ from braidlm.model.accounting import model_cost
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, short
 from braidlm.training.checkpoints import Checkpoints
+from braidlm.training.coverage import repetition
 from braidlm.training.parallel import Place
 from braidlm.training.precision import choose_dtype
 from braidlm.training.progress import Progress, Speedometer, progress_note
 from braidlm.training.rates import LearningRate
 from braidlm.training.readings import Readings
 from braidlm.training.recipe import Recipe
+from braidlm.training.routing_health import UsageWatch, lowest, usage_entropy
 from braidlm.training.samples import write_samples
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step import Stepper
@@ -70,6 +72,7 @@ class Trainer:
         self.progress = Progress()
         self.rate = 0.0
         self.readings = Readings(place)
+        self.usage_watch = UsageWatch()
         self.speed = Speedometer(model_cost(model, recipe.data.length).flops_per_token, place.device, place.world)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
@@ -84,6 +87,16 @@ class Trainer:
             console.warn("training.dropout has no effect: every dropout rate of the model is 0")
         if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
             console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
+        if self.place.is_main:
+            self._tell_coverage()
+
+    def _tell_coverage(self) -> None:
+        """What is said when there is less data than was asked for."""
+        for stream in self.loader.streams:
+            if remark := self.loader.chunking.remark(stream, self.loader.length):
+                console.warn(remark)
+        if repeated := repetition(self.budget, self.loader.streams):
+            console.say(repeated)
 
     @property
     def finished(self) -> bool:
@@ -186,9 +199,13 @@ class Trainer:
             "epochs": {name: round(epoch, 3) for name, epoch in self.loader.epochs.items()},
             **self.speed.read(self.progress.tokens),
         }
-        if self.readings.usage:
+        if usage := self.readings.usage:
             record["routing_loss"] = self.readings.routing_loss
-            record["usage"] = self.readings.usage
+            record["usage"] = usage
+            record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
+            record["lowest"] = {name: round(lowest(shares), 4) for name, shares in usage.items()}
+            if self.place.is_main and (lost := self.usage_watch.look(usage)):
+                console.warn(lost)
         self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)

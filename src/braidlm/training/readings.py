@@ -36,10 +36,11 @@ class Readings:
         whole = self._summed([report.loss for report in reports])
         added = self._summed([report.routing_loss for report in reports])
         lengths = stack([report.gradient_norm for report in reports]).tolist()
-        for step, loss, norm in zip(steps, map(sum, zip(whole, added, strict=True)), lengths, strict=True):
+        sums = map(sum, zip(whole, added, strict=True))
+        for step, loss, norm, report in zip(steps, sums, lengths, reports, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = "gradient" if math.isfinite(loss) else "loss"
-                return f"the {what} became infinite or not a number at step {step}"
+                return f"the {what} became infinite or not a number at step {step}{_astray(report)}"
         self.losses += whole
         self.norm, self.routing_loss = lengths[-1], added[-1]
         self.usage = {name: share.tolist() for name, share in reports[-1].usage.items()}
@@ -53,3 +54,11 @@ class Readings:
         mean = sum(self.losses) / len(self.losses)
         self.losses = []
         return mean
+
+
+def _astray(report: StepReport) -> str:
+    """The first router whose choices are not numbers, if one is."""
+    for name, share in report.usage.items():
+        if not bool(share.isfinite().all()):
+            return f", where router {name} gives scores that are not numbers"
+    return ""

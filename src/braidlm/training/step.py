@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from braidlm.model.fused_pass import has_fused_pass
 from braidlm.model.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.routing_losses import usage
+from braidlm.model.router import TopKRouter
+from braidlm.model.routing_losses import loads, usages
 from braidlm.training.optimizers import make_adamw, set_learning_rate
-from braidlm.training.parallel import Place, data_parallel
+from braidlm.training.parallel import Place, data_parallel, sum_over_processes
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
 
@@ -45,8 +46,8 @@ class StepReport:
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
 
 
-Losses = tuple[Tensor, Tensor | None, dict[str, Tensor]]
-"""Of the text, of the routers if there are any, and the usage of their choices."""
+Losses = tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]
+"""Of the text, of the routers if there are any, the usage of their choices, and the loads where these are balanced."""
 
 
 class Objective(nn.Module):
@@ -55,10 +56,17 @@ class Objective(nn.Module):
     def __init__(self, model: BraidForCausalLM, aside: Aside | None):
         super().__init__()
         self.model, self.aside = model, aside
+        self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
         text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
-        return text, routing, {r.name: usage(r, labels != IGNORED).detach() for r in routings}
+        real = labels != IGNORED
+        balanced = tuple(r for r in routings if r.name in self.balanced)
+        return text, routing, usages(routings, real), loads(balanced, real)
+
+
+def routers(model: nn.Module) -> Iterator[TopKRouter]:
+    return (module for module in model.modules() if isinstance(module, TopKRouter))
 
 
 class Stepper:
@@ -86,6 +94,7 @@ class Stepper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
+        self.balanced = {router.address: router for router in routers(model) if router.balance is not None}
         self.temperature_scale = 1.0
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
@@ -135,25 +144,33 @@ class Stepper:
         return torch.full((), float(count), device=self.place.device)
 
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
-        losses, additions = [], []
+        losses, additions, picked = [], [], []
         used: dict[str, Tensor] = {}
         pieces = list(zip(inputs.chunk(self.config.accumulation), labels.chunk(self.config.accumulation), strict=True))
         for index, (tokens, targets) in enumerate(pieces):
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.place.device, self.dtype):
-                    loss, asked, used = self.run(tokens, targets, count)
+                    loss, asked, used, picks = self.run(tokens, targets, count)
                 whole = loss if asked is None else loss + asked
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.place.world == 1 else whole * self.place.world).backward()
                 if self.aside is not None:
                     self.aside.join()
             losses.append(loss.detach())
+            picked.append(picks)
             if asked is not None:
                 additions.append(asked.detach())
         norm = self._update()
+        self._rebalance(picked)
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(self._sum(losses), norm, self._sum(additions), used)
+
+    def _rebalance(self, picked: list[dict[str, Tensor]]) -> None:
+        """Routers that are balanced without a loss see what all processes' tokens chose."""
+        for name, router in self.balanced.items():
+            load = functools.reduce(torch.add, (picks[name] for picks in picked))
+            router.rebalance(sum_over_processes(load, self.place))
 
     def _sum(self, numbers: list[Tensor]) -> Tensor:
         return functools.reduce(torch.add, numbers) if numbers else self.nothing

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import secrets
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,9 +32,12 @@ class Tracker:
             self.sinks.append(TensorBoardSink(folder / "tensorboard", resumed_step))
         if "wandb" in config.track:
             self.sinks.append(WandbSink(folder, config.project, name))
+        self.since = time.perf_counter()
 
     def record(self, kind: str, step: int, **facts: Any) -> None:
-        """One line of metrics.jsonl; numbers also go to the other sinks."""
+        """One line of metrics.jsonl; numbers also go to the other sinks. `seconds` add up to the run's wall clock."""
+        now = time.perf_counter()
+        facts["seconds"], self.since = round(now - self.since, 3), now
         with explained_disk_errors(self.path):
             self.file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
             self.file.flush()

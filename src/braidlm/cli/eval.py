@@ -1,0 +1,117 @@
+"""`braid eval`: scores."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from braidlm.evals.results import Evaluation
+
+HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
+EPILOG = """examples:
+  braid eval runs/moep blimp_fast --data ~/babylm
+  braid eval A B C blimp bits_per_byte --data bits_per_byte=dev.txt blimp=blimp/data
+  braid eval runs/moep runs/gpt2 blimp_fast --all-checkpoints --out dynamics
+
+a word that is the name of a task is a task; a model folder of such a name is ./NAME
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("words", nargs="+", metavar="MODEL|TASK", help="model folders or run folders, and tasks")
+    add(
+        "--data",
+        nargs="+",
+        action="extend",
+        metavar="DIR|TASK=PATH",
+        help="the folder with the tasks' data (default BRAID_DATA or data), or the data of a task",
+    )
+    add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
+    add(
+        "--out",
+        default="evaluation",
+        metavar="DIR",
+        help="where results go, and are found again when asked for twice (evaluation)",
+    )
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
+    add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
+    add("--json", action="store_true", help="print facts for programs")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Evaluate, then show the same as a table or as JSON."""
+    from braidlm.core import console
+    from braidlm.evals.evaluate import evaluate
+
+    if args.json:
+        console.set_quiet(True)
+    models, tasks = _sorted_out(args.words)
+    root, own = _data(args.data or [])
+    found = evaluate(
+        models,
+        tasks,
+        data=root,
+        data_of=own,
+        all_checkpoints=args.all_checkpoints,
+        out=args.out,
+        device=args.device,
+        dtype=args.dtype,
+    )
+    if args.json:
+        console.show(json.dumps(found.facts(), ensure_ascii=False, indent=2))
+    else:
+        _show(found, args.out)
+
+
+def _sorted_out(words: list[str]) -> tuple[list[str], list[str]]:
+    """Models and tasks; a word that is neither is most probably a task misspelled."""
+    from pathlib import Path
+
+    from braidlm.core.errors import BraidError, did_you_mean
+    from braidlm.evals.tasks import TASKS
+
+    tasks = [word for word in words if word in TASKS]
+    models = [word for word in words if word not in TASKS]
+    for word in models:
+        if not Path(word).exists():
+            raise BraidError(f"there is no model folder and no task '{word}'.{did_you_mean(word, TASKS)}")
+    if not models:
+        raise BraidError("there is no model", todo="`braid eval MODEL ... TASK ...`: name a model folder or a run.")
+    if not tasks:
+        raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
+    return models, tasks
+
+
+def _data(given: list[str]) -> tuple[str | None, dict[str, str]]:
+    """The data folder, and what is given for single tasks."""
+    from braidlm.core.errors import BraidError
+    from braidlm.evals.tasks import TASKS
+
+    roots, own = [], {}
+    for item in given:
+        name, equals, place = item.partition("=")
+        if equals and name in TASKS:
+            own[name] = place
+        else:
+            roots.append(item)
+    if len(roots) > 1:
+        raise BraidError(f"several data folders are given: {', '.join(roots)}", "--data", "Give one, and TASK=PATH.")
+    return (roots[0] if roots else None), own
+
+
+def _show(found: "Evaluation", out: str) -> None:
+    from rich.markup import escape
+
+    from braidlm.core.console import show, table
+    from braidlm.evals.dynamics import run_dynamics
+    from braidlm.evals.folder import PAGE, RESULTS
+    from braidlm.evals.page import best_sentence
+    from braidlm.evals.tables import columns, rows
+
+    table([escape(name) for name in columns(found)], [[escape(cell) for cell in row] for row in rows(found)])
+    for name, checkpoints in found.runs.items():
+        show(best_sentence(run_dynamics(name, checkpoints)).replace("`", ""))
+    show(f"{out}/{PAGE if found.runs else RESULTS}")

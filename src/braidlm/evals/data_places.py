@@ -1,0 +1,44 @@
+"""Where the data of tasks is: named by the user, or found in a data folder under its usual name."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.evals.tasks import TASKS
+
+Place = str | Path
+VARIABLE = "BRAID_DATA"
+USUAL = "data"
+
+
+def data_root(given: Place | None) -> Path:
+    """The data folder: the one given, else that of the environment, else `data`."""
+    return Path(given if given is not None else os.environ.get(VARIABLE) or USUAL).expanduser()
+
+
+def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]) -> dict[str, Path]:
+    """The place of each task's data; all that are missing are named at once."""
+    for name in own:
+        if name not in tasks:
+            raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
+    found, missing = {}, []
+    for name in tasks:
+        place = Path(own[name]).expanduser() if name in own else _look(name, data_root(root))
+        if place is not None and place.exists():
+            found[name] = place
+        elif place is not None:
+            missing.append(f"{name}: there is no file or folder {place}")
+        else:
+            missing.append(f"{name}: its data is not in {data_root(root)}. {TASKS[name].fetch}")
+    if missing:
+        raise BraidError(
+            "\n".join(missing),
+            todo=f"Say where data is with `--data FOLDER` (or {VARIABLE}=FOLDER), or with `--data TASK=PATH`.",
+        )
+    return found
+
+
+def _look(name: str, root: Path) -> Path | None:
+    places = [root / place for place in TASKS[name].places]
+    return next((place for place in places if place.exists()), None)

@@ -1,0 +1,124 @@
+"""`braid eval` as a function: models on tasks, one table, and how a run learned them.
+
+The verb's name is a built-in function's in Python, so the function is called `evaluate`; `braidlm.eval` is it.
+"""
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from braidlm.core.console import progress
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError
+from braidlm.core.folders import versions
+from braidlm.evals.data_places import find_data
+from braidlm.evals.folder import check_out, write_folder
+from braidlm.evals.keeping import Kept
+from braidlm.evals.results import Evaluation, ModelResults, TaskResult
+from braidlm.evals.scorer import Scorer
+from braidlm.evals.subjects import Place, Subject, open_subjects
+from braidlm.evals.tasks import TASKS, OpenTask
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def evaluate(
+    models: Place | Sequence[Place] | Mapping[str, Place],
+    tasks: str | Sequence[str],
+    *,
+    data: Place | None = None,
+    data_of: Mapping[str, Place] | None = None,
+    all_checkpoints: bool = False,
+    out: Place | None = None,
+    device: str = "auto",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> Evaluation:
+    """Score model folders (of a run its newest checkpoint, or all of them) on tasks.
+
+    `data` is the folder in which tasks look for their data, `data_of` says for single tasks where it is; `out` is a
+    folder for results, in which what was scored before is found again.
+    """
+    asked = _opened_tasks([tasks] if isinstance(tasks, str) else list(tasks), data, data_of or {})
+    subjects = open_subjects([models] if isinstance(models, (str, Path)) else models, all_checkpoints)
+    place = choose_device(device)
+    if dtype not in DTYPES:
+        raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
+    kept = None
+    if out is not None:
+        check_out(Path(out), draws=all_checkpoints)
+        kept = Kept(Path(out))
+    results = [_results(subject, asked, kept, place, dtype) for subject in subjects]
+    found = Evaluation(results, {task.name: task.facts() for task in asked}, dtype, versions())
+    if out is not None:
+        write_folder(found, Path(out))
+    return found
+
+
+eval = evaluate
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A task with its data open."""
+
+    name: str
+    place: Path
+    data: OpenTask
+
+    def facts(self) -> dict[str, Any]:
+        task = TASKS[self.name]
+        about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
+        return {**about, "data": str(self.place), "sha256": self.data.sha256, "count": self.data.count}
+
+
+def _opened_tasks(names: list[str], root: Place | None, own: Mapping[str, Place]) -> list[_Asked]:
+    if not names:
+        raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
+    names = list(dict.fromkeys(names))
+    for name in names:
+        TASKS[name]  # an unknown one is an error that names the nearest
+    places = find_data(names, root, own)
+    return [_Asked(name, place, TASKS[name]().open(place)) for name, place in places.items()]
+
+
+def _results(subject: Subject, tasks: list[_Asked], kept: Kept | None, device: str, dtype: str) -> ModelResults:
+    """One model on all tasks; it is loaded only if something is not known yet."""
+    found = ModelResults(
+        subject.name, str(subject.folder), subject.sha256, subject.run, subject.steps, subject.tokens, subject.words
+    )
+    scorer = None
+    for task in tasks:
+        facts = {
+            "model": subject.sha256,
+            "task": task.name,
+            "version": TASKS[task.name].version,
+            "data": task.data.sha256,
+            "dtype": dtype,
+        }
+        result = kept.find(facts) if kept is not None else None
+        if result is None:
+            scorer = scorer or Scorer(subject.load(device), dtype=DTYPES[dtype])
+            result = _scored(subject, task, scorer)
+            if kept is not None:
+                kept.keep(facts, result)
+        found.tasks[task.name] = result
+    if scorer is not None and device != "cpu":
+        del scorer
+        gc.collect()  # the next model finds the memory free
+    return found
+
+
+def _scored(subject: Subject, task: _Asked, scorer: Scorer) -> TaskResult:
+    with progress(f"{subject.name} {task.name}", 100, "%") as show:
+
+        def advance(done: int, total: int) -> None:
+            show(100 * done // total, f"{total:,} tokens")
+
+        try:
+            return task.data.evaluate(task.name, scorer, subject.tokenizer, advance)
+        except BraidError as error:
+            raise BraidError(error.what, f"{subject.folder}, {task.name}", error.todo) from error

@@ -1,0 +1,48 @@
+"""The folder of an evaluation: results as JSON, Markdown and CSV; of checkpoints also pictures and a page.
+
+OUT/results.json, results.md, results.csv
+OUT/dynamics.html, dynamics.json, *.png     for all checkpoints of runs
+OUT/kept/                                   single results, so that nothing is scored twice
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from braidlm.core import figures
+from braidlm.core.errors import BraidError
+from braidlm.core.files import write_json, write_text
+from braidlm.evals.dynamics import run_dynamics
+from braidlm.evals.keeping import FOLDER
+from braidlm.evals.page import dynamics_page
+from braidlm.evals.pictures import pictures
+from braidlm.evals.results import Evaluation
+from braidlm.evals.tables import long_csv, markdown
+
+RESULTS, PAGE, DYNAMICS = "results.json", "dynamics.html", "dynamics.json"
+
+
+def check_out(out: Path, draws: bool) -> None:
+    """Say at once what would keep results from being written: a folder of other things, or no way to draw."""
+    if draws:
+        figures.check_drawing()
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not any((out / name).exists() for name in (RESULTS, FOLDER))):
+        raise BraidError(
+            "this exists already and is not a folder of `braid eval`", str(out), "Choose another folder for --out."
+        )
+
+
+def write_folder(found: Evaluation, out: Path) -> None:
+    """Write everything; what older results of this folder said gives way, what was kept stays."""
+    if found.runs:
+        drawn = pictures(found)
+        for name, figure in drawn.items():
+            figures.save_png(figure, out / f"{name}.png")
+        dynamics_page(found, drawn).write(out / PAGE)
+        runs = [run_dynamics(name, checkpoints) for name, checkpoints in found.runs.items()]
+        facts = [{**asdict(run), "mean": run.mean, "best": run.names[run.best]} for run in runs]
+        write_json(out / DYNAMICS, {"format": 1, "runs": facts})
+    write_text(out / "results.md", markdown(found))
+    write_text(out / "results.csv", long_csv(found))
+    write_json(out / RESULTS, found.facts())

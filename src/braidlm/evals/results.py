@@ -1,0 +1,97 @@
+"""What an evaluation found: plain facts, for tables, pages and programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from braidlm.core.errors import BraidError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the sets, files or domains that a task is made of."""
+
+    score: float
+    count: int
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One model on one task."""
+
+    task: str
+    metric: str
+    score: float
+    count: int
+    """Items: pairs, documents."""
+    standard_error: float | None
+    """Of the score, from the spread of the items; None where there is but one."""
+    higher_is_better: bool = True
+    chance: float | None = None
+    """What guessing gives."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Counts that help to read the score."""
+
+    @property
+    def shown(self) -> str:
+        """The score with its standard error."""
+        digits = 2 if self.score >= 10 else 4
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
+        return f"{self.score:.{digits}f}{error}"
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "TaskResult":
+        """What `facts` gave."""
+        parts = {name: Part(**part) for name, part in facts["parts"].items()}
+        return cls(**{**facts, "parts": parts})
+
+
+@dataclass
+class ModelResults:
+    """One model on all tasks."""
+
+    name: str
+    folder: str
+    sha256: str
+    run: str | None = None
+    """The name of the run that it is a checkpoint of, where every checkpoint was asked for."""
+    steps: int | None = None
+    tokens: int | None = None
+    words: int | None = None
+    tasks: dict[str, TaskResult] = field(default_factory=dict)
+
+
+@dataclass
+class Evaluation:
+    """All models on all tasks."""
+
+    models: list[ModelResults]
+    tasks: dict[str, dict[str, Any]]
+    """What each task is: description, metric, licence, data and its hash."""
+    dtype: str
+    versions: dict[str, str]
+
+    @property
+    def runs(self) -> dict[str, list[ModelResults]]:
+        """The checkpoints of each run, in the order of training."""
+        found: dict[str, list[ModelResults]] = {}
+        for model in self.models:
+            if model.run is not None:
+                found.setdefault(model.run, []).append(model)
+        return found
+
+    def of(self, name: str) -> ModelResults:
+        """One model's results."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise BraidError(f"no model '{name}' was evaluated")
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data, as `results.json` holds it."""
+        return {"format": 1, **asdict(self)}

@@ -1,0 +1,49 @@
+"""What every task says of itself, and the list of them."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Protocol
+
+from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scorer import Advance, Scorer
+from braidlm.model.registry import Registry
+
+TASKS = Registry("task")
+
+
+class OpenTask(Protocol):
+    """A task whose data has been read and checked; it can be given to any number of models."""
+
+    @property
+    def count(self) -> int:
+        """Items."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the data."""
+
+    def evaluate(
+        self, task: str, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
+    ) -> TaskResult:
+        """One model's result, under the task's name."""
+
+
+class Task(ABC):
+    """One evaluation. A new one is a file in this folder with a class under `@TASKS.register`."""
+
+    description: str
+    size: str
+    """How much there is of it."""
+    licence: str
+    metric: str
+    places: tuple[str, ...]
+    """Where its data is usually found inside the data folder."""
+    fetch: str
+    """How to get the data: a sentence for someone who has not got it."""
+    version = 1
+    """Raised when the same model and data would give another score: results kept before no longer count."""
+
+    @abstractmethod
+    def open(self, place: Path) -> OpenTask:
+        """Read and check the data."""

@@ -1,0 +1,171 @@
+"""The parts of a plain block in training on a GPU, by kernels written for it.
+
+Rows of the batch are kept flat, [batch * time, width].
+"""
+
+from __future__ import annotations  # one of the kernels' types is named below, and may not be there
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .aside import Aside
+from .attention import SoftmaxAttention
+from .block import Block
+from .feed import GEGLU, MLP, SwiGLU
+from .fused_fold import Folded
+from .fused_linear import Linear, Narrow
+from .norms import LayerNorm, RMSNorm
+from .weight_stacks import Place
+
+with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from .fused_activation import Activation
+    from .fused_heads import SplitHeads
+    from .fused_norm import AddNorm
+    from .fused_sums import Sums
+
+Turn = tuple[Tensor, Tensor]
+FEEDS = (MLP, SwiGLU, GEGLU)
+
+
+@dataclass
+class Written:
+    """What a layer adds to the stream; its bias, if it has one, is still to be added."""
+
+    delta: Tensor
+    bias: Tensor | None = None
+    place: Place | None = None
+
+
+@dataclass
+class Pass:
+    """What every block needs to know of one pass."""
+
+    batch: int
+    time: int
+    masks: dict[int | None, Tensor | None]
+    turns: dict[int, Turn | None]
+    neighbours: bool
+    narrow: Narrow
+    places: dict[nn.Linear, Place]
+    sums: dict[nn.Module, Sums]
+    aside: Aside | None
+    folded: dict[nn.Module, Folded] = field(default_factory=dict)
+    """Of the layers that read a norm of their own, or are read side by side."""
+    seeds: list[Tensor] = field(default_factory=list)
+    """For dropout inside kernels, each used once."""
+
+    def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
+        """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
+        bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
+        place = self.places.get(layer)
+        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
+
+    def seed(self, probability: float) -> Tensor | None:
+        """A fresh one, if anything is to be dropped."""
+        return self.seeds.pop() if probability else None
+
+    def sums_of(self, part: nn.Module) -> Sums:
+        """Where the gradients of a part's vectors are summed."""
+        return self.sums.get(part) or Sums(1, self.aside)
+
+
+def serves_norm(norm: nn.Module) -> bool:
+    return type(norm) in (LayerNorm, RMSNorm)
+
+
+def serves_attention(attention: nn.Module) -> bool:
+    return type(attention) is SoftmaxAttention and attention.stack is None
+
+
+def serves_feed(feed: nn.Module) -> bool:
+    return type(feed) in FEEDS and getattr(feed, "beta", None) is None and isinstance(feed.out, nn.Linear)
+
+
+def linears(block: Any) -> list[nn.Linear]:
+    """The layers of a block that are read as they are: not those of banks."""
+    attention, feed = block.attention, block.feed
+    if not serves_feed(feed):
+        feed = getattr(feed, "shared", None)
+    found = [attention.qkv, attention.out] if serves_attention(attention) else []
+    found += [] if feed is None else [into_feed(feed), feed.out]
+    return [layer for layer in found if layer is not None]
+
+
+def into_feed(feed: Any) -> nn.Linear:
+    """The layer that a feed-forward part begins with."""
+    first: nn.Linear = getattr(feed, "gate_up", None) or feed.up
+    return first
+
+
+def settled(stream: Tensor, written: Written | None) -> Tensor:
+    """The stream with what was written."""
+    if written is None:
+        return stream
+    return stream + (written.delta if written.bias is None else written.delta + written.bias.to(stream.dtype))
+
+
+def dropped(block: Block, written: Written) -> Written:
+    if block.drop.probability == 0.0:
+        return written
+    delta, bias = written.delta, written.bias
+    return Written(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
+
+
+def add_norm(
+    stream: Tensor,
+    written: Written | None,
+    norm: LayerNorm | RMSNorm,
+    reader: nn.Linear | None,
+    way: Pass,
+    folded: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The stream with what was written, and the same normalised for `reader`, without the norm's own vectors where they
+    are folded into what reads it.
+    """
+    centred = isinstance(norm, LayerNorm)
+    vectors = (None, None) if folded else (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
+    delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
+    normed_place = None if reader is None else way.places.get(reader)
+    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
+
+
+def attend(attention: Any, rows: Tensor, way: Pass) -> Written:
+    qkv = way.linear(rows, attention.qkv, with_bias=True)
+    query, key, value = SplitHeads.apply(
+        qkv.view(way.batch, way.time, -1, attention.head_dim),
+        attention.qkv.bias,
+        way.turns[attention.head_dim],
+        way.neighbours,
+        attention.kv_heads,
+        way.sums_of(attention.qkv),
+        way.places.get(attention.qkv),
+    )
+    mask = way.masks[attention.window]
+    mixed = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=attention.drop.probability,
+        is_causal=mask is None,
+        enable_gqa=attention.kv_heads != attention.heads,
+    )
+    merged = mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
+    if attention.out is None:
+        return Written(merged)
+    return Written(way.linear(merged, attention.out), attention.out.bias)
+
+
+def feed_forward(feed: Any, rows: Tensor, way: Pass) -> Written:
+    into = into_feed(feed)
+    kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
+    inner = way.linear(rows, into)
+    gated = not isinstance(feed, MLP)
+    place = way.places.get(feed.out)
+    outer = Activation.apply(inner, into.bias, kind, gated, way.sums_of(into), way.places.get(into), place)
+    return Written(way.linear(outer, feed.out), feed.out.bias, place)

@@ -1,0 +1,41 @@
+"""Dropout inside kernels: whether a number is kept follows from a seed and its place, forward and backward alike."""
+
+import torch
+from torch import Tensor
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+NUMBERS, WARPS = 2048, 4
+
+
+@triton.jit
+def kept(seed, place, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which numbers at these places are left; `seed` is on the device, so that a replayed graph sees a new one."""
+    drawn = tl.randint(tl.load(seed), place.to(tl.int32)).to(tl.uint32, bitcast=True)
+    return drawn >= THRESHOLD
+
+
+@triton.jit
+def _drop(x, seed, made, size, keep_scale, THRESHOLD: tl.constexpr, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = place < size
+    y = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * keep_scale
+    y = tl.where(kept(seed, place, THRESHOLD), y, 0.0)
+    tl.store(made + place, y.to(made.dtype.element_ty), mask=inside)
+
+
+def threshold(dropout: float) -> int:
+    """Of 32 random bits, what is below is dropped."""
+    return int(dropout * 2**32)
+
+
+def dropped(x: Tensor, dropout: float, seed: Tensor) -> Tensor:
+    """Dropout as the kernels that share the seed do it at these places."""
+    made = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), NUMBERS),)
+    _drop[grid](x, seed, made, x.numel(), 1 / (1 - dropout), threshold(dropout), NUMBERS, num_warps=WARPS)
+    return made

@@ -1,0 +1,137 @@
+"""Linear and feed-forward layers with weights for each expert, on rows sorted by expert.
+
+They read narrow copies of their weights and write the gradients of the wide ones, these on a second stream if there is
+one. Who hands a gradient to them has zeros in its padding rows.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from .aside import Aside, beside
+from .fused_activation import plain_activation
+from .fused_chance import dropped
+from .fused_grouped_products import grouped_backward, grouped_forward, grouped_weight_gradient, plain_grouped
+from .fused_mix import summed_rows
+from .fused_placing import Placement
+
+
+class GroupedLinear(Function):
+    """rows [R, in], or tokens [N, in] to be gathered, through the layer of each row's expert -> [R, out].
+
+    weight [E, in, out], its copy, a bias [E, out] or None. The gradient that comes back must be zero in the padding
+    rows of used tiles.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        copy: Tensor,
+        bias: Tensor | None,
+        placement: Placement,
+        gather: bool,
+        aside: Aside | None,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, copy)
+        ctx.placement, ctx.gather, ctx.aside = placement, gather, aside
+        return grouped_forward(rows, copy, placement, bias, gather)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, copy), placement = ctx.saved_tensors, ctx.placement
+        needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
+        gradient, rows_gradient = gradient.contiguous(), None
+        weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        if needs_weight or needs_bias:
+            weight_gradients = _weights_aside(ctx.aside, rows, gradient, placement, ctx.gather, needs_bias)
+        if needs_rows:
+            rows_gradient = _rows_gradient(gradient, copy, placement, ctx.gather)
+        return rows_gradient, weight_gradients[0], None, weight_gradients[1], None, None, None
+
+
+class GroupedFeed(Function):
+    """rows [R, in], or tokens [N, in] to be gathered, through the feed-forward part of each row's expert -> [R, out].
+
+    up weight [E, in, hidden] (gated: [E, in, 2 hidden], gate and value side by side), its copy, a bias as wide or None;
+    out weight [E, hidden, out], its copy, a bias [E, out] or None. What comes out may be dropped by chance and added to
+    `base` [R, out]. The gradient that comes back must be zero in the padding rows of used tiles.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        up_weight: Tensor,
+        up_copy: Tensor,
+        up_bias: Tensor | None,
+        out_weight: Tensor,
+        out_copy: Tensor,
+        out_bias: Tensor | None,
+        base: Tensor | None,
+        placement: Placement,
+        kind: str,
+        gated: bool,
+        gather: bool,
+        aside: Aside | None,
+        dropout: float = 0.0,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        value, inner = grouped_forward(rows, up_copy, placement, up_bias, gather, kind, gated)
+        ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
+        ctx.placement, ctx.kind, ctx.gated, ctx.gather, ctx.aside = placement, kind, gated, gather, aside
+        ctx.dropout, ctx.based = dropout, base is not None
+        return grouped_forward(value, out_copy, placement, out_bias, base=base, dropout=dropout, seed=seed)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, inner, value, up_copy, out_copy, seed), placement = ctx.saved_tensors, ctx.placement
+        needs_rows, needs_up, _, needs_bias, needs_out, _, needs_out_bias = ctx.needs_input_grad[:7]
+        gradient, rows_gradient = gradient.contiguous(), None
+        base_gradient = gradient if ctx.based else None
+        gradient = dropped(gradient, ctx.dropout, seed) if ctx.dropout else gradient
+        up_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        if needs_out or needs_out_bias:
+            out_gradients = _weights_aside(ctx.aside, value, gradient, placement, False, needs_out_bias)
+        inner_gradient = grouped_backward(gradient, out_copy, placement, inner, ctx.kind, ctx.gated)
+        if needs_up or needs_bias:
+            up_gradients = _weights_aside(ctx.aside, rows, inner_gradient, placement, ctx.gather, needs_bias)
+        if needs_rows:
+            rows_gradient = _rows_gradient(inner_gradient, up_copy, placement, ctx.gather)
+        made = (rows_gradient, up_gradients[0], None, up_gradients[1], out_gradients[0], None, out_gradients[1])
+        return *made, base_gradient, *[None] * 7
+
+
+def _weights_aside(
+    aside: Aside | None, rows: Tensor, gradient: Tensor, placement: Placement, gather: bool, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    with beside(aside, rows, gradient, placement.source, placement.starts):
+        return grouped_weight_gradient(rows, gradient, placement, gather, bias)
+
+
+def _rows_gradient(gradient: Tensor, copy: Tensor, placement: Placement, gather: bool) -> Tensor:
+    made = grouped_backward(gradient, copy, placement)
+    return summed_rows(made, placement) if gather else made
+
+
+def plain_grouped_feed(
+    rows: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    base: Tensor | None,
+    placement: Placement,
+    kind: str,
+    gated: bool,
+    gather: bool,
+) -> Tensor:
+    """The reference of `GroupedFeed`, in torch's operations."""
+    inner = plain_grouped(rows, up_weight, placement, up_bias, gather)
+    made = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, placement, out_bias)
+    return made if base is None else made + base

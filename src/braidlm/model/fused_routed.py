@@ -1,0 +1,234 @@
+"""Routed parts in training on a GPU, by kernels written for them: projections, blocks and parts of blocks.
+
+Each computes what the module it is named after computes the sparse way. Rows of the batch are kept flat.
+"""
+
+from __future__ import annotations  # some of the kernels' types are named below, and may not be there
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .aside import Aside
+from .attention import SoftmaxAttention
+from .expert_projection import ExpertProjection
+from .feed import MLP, SwiGLU
+from .fused_block import FEEDS, Pass, Written, add_norm, feed_forward, into_feed, serves_feed, serves_norm
+from .fused_fold import Bank, Folded, WideLinear, folded
+from .norms import LayerNorm
+from .parallel import ParallelLayer
+from .routed_join import Routed
+from .routed_parts import RoutedAttention, RoutedFeed
+from .router import TopKRouter
+from .routing import Routing
+
+with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from .fused_grouped import GroupedFeed, GroupedLinear
+    from .fused_mix import Mix
+    from .fused_placing import Placement, place
+    from .fused_routed_attention import AttendRouted
+    from .fused_router import Route
+    from .fused_rows import AddNormRows
+
+
+@dataclass
+class Chosen:
+    """A routing, and where its rows stand."""
+
+    routing: Routing
+    weights: Tensor
+    placement: Placement
+
+
+def serves_router(router: TopKRouter) -> bool:
+    config = router.config
+    return router.norm is None and not config.noise and not router.silent and config.compute != "dense"
+
+
+def serves_attention_bank(bank: Any) -> bool:
+    if type(bank) is not SoftmaxAttention or bank.out is None or bank.kv_heads != bank.heads:
+        return False
+    return bank.head_dim >= 16 and bank.head_dim & (bank.head_dim - 1) == 0
+
+
+def serves_feed_bank(bank: Any) -> bool:
+    return type(bank) in FEEDS and getattr(bank, "beta", None) is None
+
+
+def serves_routed_feed(part: nn.Module) -> bool:
+    if type(part) is not RoutedFeed or not serves_router(part.router) or not serves_feed_bank(part.bank):
+        return False
+    return part.shared is None or serves_feed(part.shared)
+
+
+def serves_routed_attention(part: nn.Module) -> bool:
+    if type(part) is not RoutedAttention or part.scope != "all":
+        return False
+    return serves_router(part.router) and serves_attention_bank(part.bank)
+
+
+def serves_layer(layer: nn.Module) -> bool:
+    """A layer of routed blocks, of one shape, at the stream's own width."""
+    if type(layer) is not ParallelLayer or type(layer.join) is not Routed or layer.stack is None:
+        return False
+    join = layer.join
+    plain = layer.enter is None and not len(join.leave) and join.out is None and not join.residual
+    if not plain or join.scope != "all" or len(layer.stack) != 1 or not serves_router(join.router):
+        return False
+    block: Any = layer.stack[0]
+    if not (serves_norm(block.attention_norm) and type(block.attention_norm) is type(block.feed_norm)):
+        return False
+    return serves_attention_bank(block.attention) and serves_feed_bank(block.feed)
+
+
+def serves_projection(part: nn.Module) -> bool:
+    return type(part) is ExpertProjection and serves_router(part.router)
+
+
+def route(router: TopKRouter, rows: Tensor, way: Pass) -> Chosen:
+    """The router's choice for every row, and where its experts' rows stand."""
+    config = router.config
+    made = Route.apply(
+        rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
+        way.sums_of(router),
+    )  # fmt: skip
+    scores, probabilities, chosen, weights = made
+    placement = place(chosen, len(router.choices), way.batch)
+    shape = (way.batch, way.time, -1)
+    routing = Routing(
+        router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
+        dict(config.losses), scores.view(shape),
+    )  # fmt: skip
+    return Chosen(routing, weights, placement)
+
+
+def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Routing]:
+    """What `ParallelLayer` makes of the stream by its routed blocks."""
+    block = layer.stack[0]
+    stream, normed = add_norm(stream, written, block.attention_norm, None, way, folded=True)
+    chosen = route(layer.join.router, stream, way)
+    delta = attended(block.attention, normed, chosen, way)
+    centred, probability = isinstance(block.feed_norm, LayerNorm), block.drop.probability
+    rows, normed = AddNormRows.apply(
+        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(probability)
+    )
+    made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability)
+    return mixed(made, chosen), chosen.routing
+
+
+def routed_attention(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
+    """What `RoutedAttention` makes of the normalised stream."""
+    chosen = route(part.router, normed, way)
+    rows = attended(part.bank, normed, chosen, way)
+    return Written(mixed(rows, chosen)), chosen.routing
+
+
+def routed_feed(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
+    """What `RoutedFeed` makes of the normalised stream."""
+    chosen = route(part.router, normed, way)
+    made = mixed(fed(part.bank, normed, chosen, way), chosen)
+    if part.shared is None:
+        return Written(made), chosen.routing
+    beside = feed_forward(part.shared, normed, way)
+    return Written(beside.delta + made, beside.bias), chosen.routing
+
+
+def projected(part: Any, stream: Tensor, way: Pass) -> tuple[Tensor, Routing]:
+    """What `ExpertProjection` makes of the stream."""
+    chosen = route(part.router, stream, way)
+    if part.gate_up is None:
+        rows = grouped(part.out, stream, chosen, way, gather=True)
+    else:
+        rows = grouped_feed(part.gate_up, part.out, "silu", True, stream, chosen, way)
+    return mixed(rows, chosen), chosen.routing
+
+
+def mixed(rows: Tensor, chosen: Chosen) -> Tensor:
+    """Each token's weighted sum of its rows."""
+    return Mix.apply(rows, None, chosen.weights, chosen.placement, chosen.routing.chosen_BTK.flatten(0, 1))
+
+
+def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
+    """The rows' attention to all tokens, through the output projection."""
+    side, placement = way.folded[bank.qkv], chosen.placement
+    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias, way.aside)
+    probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
+    gathered = AttendRouted.apply(
+        qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
+        placement.routed, scale, probability, way.seed(probability), bank.window,
+    )  # fmt: skip
+    return grouped(bank.out, gathered, chosen, way, gather=False)
+
+
+def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """The rows through the feed-forward parts of their experts; with `base`, rows that this is added to."""
+    kind = bank.kind if isinstance(bank, MLP) else "silu" if isinstance(bank, SwiGLU) else "gelu"
+    return grouped_feed(into_feed(bank), bank.out, kind, not isinstance(bank, MLP), rows, chosen, way, base, dropout)
+
+
+def grouped(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
+    copy = way.narrow[layer.weight]
+    return GroupedLinear.apply(rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside)
+
+
+def grouped_feed(
+    into: Any,
+    out: Any,
+    kind: str,
+    gated: bool,
+    rows: Tensor,
+    chosen: Chosen,
+    way: Pass,
+    base: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """A feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
+    up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias)
+    return GroupedFeed.apply(
+        rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base, chosen.placement, kind,
+        gated, base is None, way.aside, dropout, way.seed(dropout),
+    )  # fmt: skip
+
+
+def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> dict[nn.Module, Folded]:
+    """The matrices that read norms of their own or stand side by side, layers of one shape together."""
+    found: dict[Any, list[tuple[nn.Module, Bank, bool]]] = {}
+
+    def add(layer: Any, wide: bool, norm: Any = None) -> None:
+        vectors = () if norm is None else (norm.weight, getattr(norm, "bias", None))
+        bank = Bank(layer.weight, layer.bias, *vectors)
+        kind = (wide, layer.weight.shape, *(part is None for part in (bank.bias, bank.scale, bank.shift)))
+        found.setdefault(kind, []).append((layer, bank, wide))
+
+    for module in model.modules():
+        if isinstance(module, ParallelLayer) and module.stack is not None:
+            block: Any = module.stack[0]
+            add(block.attention.qkv, True, block.attention_norm)
+            add(into_feed(block.feed), False, block.feed_norm)
+        elif isinstance(module, RoutedAttention):
+            add(module.bank.qkv, True)
+    made: dict[nn.Module, Folded] = {}
+    for alike in found.values():
+        layers, banks, wides = zip(*alike, strict=True)
+        made |= zip(layers, folded(list(banks), wides[0], dtype, aside), strict=True)
+    return made
+
+
+def read_narrow(model: nn.Module) -> list[Tensor]:
+    """The matrices of banks that are read as they are."""
+    read: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, ParallelLayer) and module.stack is not None:
+            block: Any = module.stack[0]
+            read += [block.attention.out.weight, block.feed.out.weight]
+        elif isinstance(module, RoutedAttention):
+            read.append(module.bank.out.weight)
+        elif isinstance(module, RoutedFeed):
+            read += [into_feed(module.bank).weight, module.bank.out.weight]
+        elif isinstance(module, ExpertProjection):
+            read += [layer.weight for layer in (module.gate_up, module.out) if layer is not None]
+    return read

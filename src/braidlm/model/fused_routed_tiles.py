@@ -1,0 +1,88 @@
+"""What the kernels of attention for routed queries share: how they cut their work, what is seen, what is dropped."""
+
+from dataclasses import dataclass
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel cuts its work."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As a launch wants them."""
+        return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Of the three kernels."""
+
+    attend: Tile
+    query_gradient: Tile
+    key_gradient: Tile
+
+
+TILES = {
+    2: Tiles(attend=Tile(64, 64, 4, 3), query_gradient=Tile(64, 64, 4, 3), key_gradient=Tile(64, 64, 4, 3)),
+    4: Tiles(attend=Tile(32, 32, 4, 2), query_gradient=Tile(32, 32, 4, 2), key_gradient=Tile(32, 32, 4, 2)),
+}
+"""By the bytes of a number; for heads of 64 on an H200."""
+
+VARIANTS = {
+    "attend": [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)],
+    "query_gradient": [(64, 32, 4), (64, 64, 4), (128, 32, 8), (128, 64, 8)],
+    "key_gradient": [(32, 64, 4), (64, 64, 4), (32, 128, 8), (64, 128, 8)],
+}
+
+
+def variants(kernel: str) -> list[Tile]:
+    """Tiles worth trying for a kernel, a field of `Tiles`: for retuning."""
+    return [Tile(*shape, stages) for shape in VARIANTS[kernel] for stages in (2, 3, 4)]
+
+
+@triton.jit
+def part_of_program(blocks, heads):  # type: ignore[no-untyped-def]
+    """Block, sequence and head of a program; neighbours read neighbouring heads."""
+    index = tl.program_id(0)
+    return (index // heads) % blocks, index // (heads * blocks), index % heads
+
+
+@triton.jit
+def is_kept(step, offset, key, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether dropout keeps what two random words and a key stand for; tensors that broadcast."""
+    x = step * key.to(tl.uint32) + offset
+    x = (x ^ (x >> 16)) * (offset | 1)
+    return x >= tl.full([1, 1], THRESHOLD, tl.uint32)
+
+
+@triton.jit
+def key_range(source, begin, end, origin, KEYS: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the keys of rows begin..end start, where the mask starts, where they end."""
+    earliest = tl.load(source + begin) - origin
+    latest = tl.load(source + end - 1) - origin
+    if WINDOW > 0:
+        lowest = tl.maximum(earliest - WINDOW + 1, 0)
+        masked = lowest
+    else:
+        lowest = 0
+        masked = (earliest + 1) // KEYS * KEYS
+    return lowest, masked, latest + 1
+
+
+@triton.jit
+def is_visible(key, when, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    seen = key <= when
+    if WINDOW > 0:
+        seen = seen & (key > when - WINDOW)
+    return seen

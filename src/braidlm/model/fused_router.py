@@ -1,0 +1,206 @@
+"""A router's scores, softmax and top k: one pass over memory forward and one backward.
+
+The pass backward also sums the gradients of the router's weight and bias.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .fused_sums import Sums
+from .launching import programs_for
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+NUMBERS, WARPS = 8192, 4
+"""Numbers of the stream that a program works on at once."""
+SMALLEST = 16
+"""The least that a tensor core takes of any dimension."""
+PROGRAMS_PER_PROCESSOR = 4
+PRECISION = tl.constexpr("tf32x3")
+"""Three products of parts of the numbers: as good as float32."""
+
+
+@triton.jit
+def _route_forward(  # type: ignore[no-untyped-def]
+    stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    exists = row < rows
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    real = choice < choices
+    place = row.to(tl.int64)[:, None] * width + column[None, :]
+    x = tl.load(stream + place, mask=exists[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
+    matrix = weight + choice[None, :] * width + column[:, None]
+    w = tl.load(matrix, mask=real[None, :] & (column < width)[:, None], other=0.0)
+    s = tl.dot(x, w, input_precision=PRECISION)
+    if bias is not None:
+        s += tl.load(bias + choice, mask=real, other=0.0)[None, :]
+    inside = exists[:, None] & real[None, :]
+    place = row.to(tl.int64)[:, None] * choices + choice[None, :]
+    tl.store(scores + place, s, mask=inside)
+    s = tl.where(real[None, :], s, float("-inf"))
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    p = p / tl.sum(p, 1)[:, None]
+    tl.store(probabilities + place, p, mask=inside)
+    ranked = s
+    if balance is not None:
+        ranked = p + tl.load(balance + choice, mask=real, other=0.0)[None, :]
+        ranked = tl.where(real[None, :], ranked, float("-inf"))
+    picked = tl.zeros([ROWS, CHOICES], tl.int32)
+    for _ in tl.static_range(TOP_K):
+        best = tl.argmax(tl.where(picked > 0, float("-inf"), ranked), 1)
+        picked += (choice[None, :] == best[:, None]).to(tl.int32)
+    total = tl.sum(tl.where(picked > 0, p, 0.0), 1)
+    remaining = picked
+    for k in tl.static_range(TOP_K):
+        best = tl.argmax(tl.where(remaining > 0, ranked, float("-inf")), 1)
+        mine = choice[None, :] == best[:, None]
+        remaining -= mine.to(tl.int32)
+        value = tl.sum(tl.where(mine, p, 0.0), 1)
+        if RENORMALISE:
+            value = value / total
+        tl.store(chosen + row.to(tl.int64) * TOP_K + k, best.to(tl.int64), mask=exists)
+        tl.store(weights + row.to(tl.int64) * TOP_K + k, value, mask=exists)
+
+
+@triton.jit
+def _route_backward(  # type: ignore[no-untyped-def]
+    stream, weight, probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+    gradient, sums, rows, width, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    real = choice < choices
+    matrix = weight + choice[:, None] * width + column[None, :]
+    w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
+    weight_sum = tl.zeros([CHOICES, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([CHOICES], tl.float32)
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = (begin + tl.arange(0, ROWS)).to(tl.int64)
+        exists = row < rows
+        inside = exists[:, None] & real[None, :]
+        place = row[:, None] * choices + choice[None, :]
+        p = tl.load(probabilities + place, mask=inside, other=0.0)
+        dp = tl.zeros([ROWS, CHOICES], tl.float32)
+        if probabilities_gradient is not None:
+            dp += tl.load(probabilities_gradient + place, mask=inside, other=0.0)
+        if weights_gradient is not None:
+            along = tl.zeros([ROWS], tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            if RENORMALISE:
+                for k in tl.static_range(TOP_K):
+                    at = row * TOP_K + k
+                    mine = choice[None, :] == tl.load(chosen + at, mask=exists, other=-1)[:, None]
+                    total += tl.sum(tl.where(mine, p, 0.0), 1)
+                    dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
+                    along += dw * tl.load(weights + at, mask=exists, other=0.0)
+                total = tl.where(exists, total, 1.0)
+            for k in tl.static_range(TOP_K):
+                at = row * TOP_K + k
+                mine = choice[None, :] == tl.load(chosen + at, mask=exists, other=-1)[:, None]
+                dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
+                if RENORMALISE:
+                    dw = (dw - along) / total
+                dp += tl.where(mine, dw[:, None], 0.0)
+        ds = p * (dp - tl.sum(p * dp, 1)[:, None])
+        if scores_gradient is not None:
+            ds += tl.load(scores_gradient + place, mask=inside, other=0.0)
+        ds = tl.where(inside, ds, 0.0)
+        at = row[:, None] * width + column[None, :]
+        there = exists[:, None] & (column < width)[None, :]
+        x = tl.load(stream + at, mask=there, other=0.0).to(tl.float32)
+        dx = tl.dot(ds, w, input_precision=PRECISION)
+        tl.store(gradient + at, dx.to(gradient.dtype.element_ty), mask=there)
+        weight_sum = tl.dot(tl.trans(ds), x, weight_sum, input_precision=PRECISION)
+        bias_sum += tl.sum(ds, 0)
+    sums += program * choices * (width + 1)
+    place = choice[:, None] * width + column[None, :]
+    tl.store(sums + place, weight_sum, mask=real[:, None] & (column < width)[None, :])
+    tl.store(sums + choices * width + choice, bias_sum, mask=real)
+
+
+class Route(torch.autograd.Function):
+    """stream [rows, width], weight [choices, width], bias [choices] or None, balance [choices] or None
+    -> scores, probabilities [rows, choices], chosen, weights [rows, top_k].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        balance: Tensor | None,
+        top_k: int,
+        renormalise: bool,
+        sums: Sums,
+    ) -> tuple[Tensor, ...]:
+        (rows, width), choices = stream.shape, len(weight)
+        scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
+        probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, top_k)
+        chosen = torch.empty(rows, top_k, dtype=torch.int64, device=stream.device)
+        tile = _tile(width, choices)
+        _route_forward[(triton.cdiv(rows, tile["ROWS"]),)](
+            stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
+            top_k, renormalise, **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
+        ctx.renormalise, ctx.sums, ctx.biased = renormalise, sums, bias is not None
+        ctx.mark_non_differentiable(chosen)
+        ctx.set_materialize_grads(False)
+        return scores, probabilities, chosen, weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, scores: Tensor | None, probabilities: Tensor | None, _: None, weights: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
+        (rows, width), choices = stream.shape, len(weight)
+        tile = _tile(width, choices)
+        programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, triton.cdiv(rows, tile["ROWS"]))
+        gradient = torch.empty_like(stream)
+        sums = ctx.sums.place(programs, choices * (width + 1), stream.device)
+        given = (x if x is None else x.contiguous() for x in (weights, probabilities, scores))
+        _route_backward[(programs,)](
+            stream, weight, saved_probabilities, chosen, saved_weights, *given, gradient, sums, rows, width, choices,
+            chosen.shape[1], ctx.renormalise, **tile,
+        )  # fmt: skip
+        total = ctx.sums.total()
+        weight_gradient = total[: choices * width].view(choices, width).data
+        bias_gradient = total[choices * width :].data if ctx.biased else None
+        return gradient, weight_gradient, bias_gradient, None, None, None, None
+
+
+def _tile(width: int, choices: int) -> dict[str, int]:
+    columns = max(SMALLEST, triton.next_power_of_2(width))
+    return {
+        "ROWS": max(SMALLEST, NUMBERS // columns),
+        "COLUMNS": columns,
+        "CHOICES": max(SMALLEST, triton.next_power_of_2(choices)),
+        "num_warps": WARPS,
+    }
+
+
+def plain_route(
+    stream: Tensor, weight: Tensor, bias: Tensor | None, balance: Tensor | None, top_k: int, renormalise: bool
+) -> tuple[Tensor, ...]:
+    """The reference, in torch's operations."""
+    scores = F.linear(stream, weight, bias)
+    probabilities = scores.softmax(-1)
+    ranked = scores if balance is None else probabilities + balance
+    chosen = ranked.topk(top_k, dim=-1).indices
+    weights = probabilities.gather(-1, chosen)
+    return scores, probabilities, chosen, weights / weights.sum(-1, keepdim=True) if renormalise else weights

@@ -1,0 +1,40 @@
+"""Less data than was asked for: what is said before the training, and what then happens."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import records, tiny_recipe
+
+from braidlm.data.packed import PackedData
+from braidlm.data.streams import TokenStream
+from braidlm.training.amounts import Amount
+from braidlm.training.coverage import repetition
+from braidlm.training.train import train
+
+
+def test_only_a_budget_that_is_more_than_there_is_is_told(stories: Path) -> None:
+    stream = TokenStream(PackedData(stories))
+    assert repetition(Amount(stream.words, "words"), [stream]) is None
+    assert repetition(Amount(len(stream), "tokens"), [stream]) is None
+    assert repetition(Amount(10**9, "steps"), [stream]) is None
+    text = repetition(Amount(5 * stream.words, "words"), [stream, stream])
+    assert text is not None
+    assert "epochs repeat, and the data is shown 2.5 times on average" in text
+    assert repetition(Amount(3 * len(stream), "tokens"), [stream, stream]) is not None
+
+
+def test_a_corpus_smaller_than_an_epoch_is_told_and_trained_all_the_same(
+    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = TokenStream(PackedData(stories)).words
+    recipe = tiny_recipe({"stories": stories}, tmp_path / "run", training={"budget": f"{2 * words} words", "batch": 64})
+    recipe["data"]["chunking"] = {"kind": "windows", "stride": 32, "words_per_epoch": 10 * words}
+    recipe["checkpoints"] = recipe["validation"] = {"every": f"{words} words"}
+    run = train(recipe)
+    told = capsys.readouterr()
+    assert f"and an epoch should show {10 * words:,}: epochs repeat sooner." in told.err
+    assert "The budget is " in told.out
+    assert told.out.index("epochs repeat") < told.out.index("validation bits per byte"), "before the training"
+    assert run.progress.words == 2 * words
+    assert records(tmp_path / "run", "train")[-1]["epochs"]["stories"] > 2
+    assert (tmp_path / "run" / "checkpoints" / f"chck_{words}").is_dir()

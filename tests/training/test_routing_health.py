@@ -1,0 +1,65 @@
+"""How evenly routers use their choices: numbers by hand, records of a run, and the one warning."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import records, tiny_recipe
+
+from braidlm.training.routing_health import PATIENCE, UsageWatch, lowest, usage_entropy
+from braidlm.training.train import train
+
+EVEN, LOST = [0.25, 0.25, 0.25, 0.25], [0.5, 0.3, 0.19, 0.01]
+
+
+def test_entropy_and_lowest_by_hand() -> None:
+    assert usage_entropy(EVEN) == pytest.approx(1.0)
+    assert usage_entropy([1.0, 0.0]) == 0.0
+    assert usage_entropy([0.5, 0.5, 0.0]) == pytest.approx(math.log(2) / math.log(3))
+    assert usage_entropy([1.0]) == 1.0, "one choice is used as evenly as can be"
+    assert lowest(EVEN) == 1.0
+    assert lowest(LOST) == pytest.approx(0.04)
+    assert lowest([1.0, 0.0]) == 0.0
+
+
+def test_a_lost_choice_is_told_once_and_only_when_it_stays_lost() -> None:
+    watch = UsageWatch()
+    for _ in range(PATIENCE - 1):
+        assert watch.look({"a": LOST, "b": EVEN}) is None
+    assert watch.look({"a": EVEN, "b": EVEN}) is None, "it came back"
+    told = [watch.look({"a": LOST, "b": EVEN}) for _ in range(3 * PATIENCE)]
+    found = [text for text in told if text is not None]
+    assert len(found) == 1
+    assert told[PATIENCE - 1] == found[0]
+    assert "below 5% of an even share in 10 records in a row): a (choice 4 of 4)." in found[0]
+    assert "A larger weight of a balance loss, such as `losses: {switch: 0.2}`" in found[0]
+    more = [watch.look({"a": LOST, "b": LOST}) for _ in range(PATIENCE)]
+    assert more[-1] is not None
+    assert "b (choice 4 of 4)" in more[-1]
+    assert "a (choice" not in more[-1], "told before"
+
+
+def collapsing(stories: Path, out: Path, losses: dict[str, float]) -> dict[str, Any]:
+    join = {"kind": "gumbel_v1", "sample": "softmax", "losses": losses}
+    model = {"stages": [{"parallel": {"paths": 2, "join": join}}]}
+    training = {"budget": 30, "optimizer": {"lr": 0.05}}
+    rarely = {"every": "100 steps"}
+    changes = {"training": training, "checkpoints": rarely, "validation": rarely, "log": {"every": 1}}
+    return tiny_recipe({"stories": stories}, out, model=model, **changes)
+
+
+def test_a_run_records_both_and_warns_of_a_router_that_collapses(
+    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(collapsing(stories, tmp_path / "run", {"load_balance_as_printed": 100.0}))
+    lines = records(tmp_path / "run", "train")
+    for line in lines:
+        for router, shares in line["usage"].items():
+            assert line["entropy"][router] == pytest.approx(usage_entropy(shares), abs=1e-4)
+            assert line["lowest"][router] == pytest.approx(lowest(shares), abs=1e-4)
+    assert all(share < 0.05 for share in lines[-1]["lowest"].values()), "as printed, the loss rewards collapse"
+    assert capsys.readouterr().err.count("routers that hardly use one of their choices") == 1
+    train(collapsing(stories, tmp_path / "even", {"load_balance": 100.0}))
+    assert "routers that hardly use" not in capsys.readouterr().err
+    assert all(share > 0.5 for share in records(tmp_path / "even", "train")[-1]["lowest"].values())
