@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizers import bytes_tokenizer
 from braidlm.evals import settling
 from braidlm.evals.forest import Request
-from braidlm.evals.minimal_pairs import MinimalPairs, Pair, accuracy, read_pairs
+from braidlm.evals.minimal_pairs import MinimalPairs, Pair, accuracy, read_pairs, where_they_part
 from braidlm.evals.scorer import Scorer
 from braidlm.evals.settling import settled
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -46,6 +46,12 @@ def test_every_item_is_that_of_the_plain_scorer(places: int, share: bool) -> Non
     assert ((found >= 0) == (expected >= 0)).all()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
     assert 5 < (found > 0).sum() < 55
+
+
+def test_only_what_differs_is_scored() -> None:
+    given = [[1, 2, 3, 4], [1, 2, 5], [7, 8], [9, 8], [1, 2], [1, 2], [3], [3, 4, 5], [], [6]]
+    firsts = [request.first for request in where_they_part([Request(ids) for ids in given])]
+    assert firsts == [2, 2, 1, 1, 2, 2, 1, 1, 0, 1]
 
 
 def test_a_beginning_changes_scores_and_not_what_was_laid_before() -> None:

@@ -68,9 +68,25 @@ class MinimalPairs:
         key = (tokenizer.fingerprint, scorer.context, scorer.share, begin)
         if key not in self._laid:
             sentences = [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
-            requests = sentence_requests(tokenizer, sentences, begin)
+            requests = where_they_part(sentence_requests(tokenizer, sentences, begin))
             self._laid = {key: (requests, scorer.lay(requests))}
         return self._laid[key]
+
+
+def where_they_part(requests: Sequence[Request]) -> list[Request]:
+    """Good and bad sentences in turn, scored from the first token in which the two of a pair differ.
+
+    What they have in common adds the same to both sums, so that the head need not be applied there.
+    """
+    found = []
+    for good, bad in zip(requests[0::2], requests[1::2], strict=True):
+        alike = 0
+        for one, other in zip(good.ids, bad.ids, strict=False):
+            if one != other:
+                break
+            alike += 1
+        found += [Request(each.ids, min(max(each.first, alike), len(each.ids))) for each in (good, bad)]
+    return found
 
 
 def accuracy(task: str, pairs: Sequence[Pair], differences: np.ndarray) -> TaskResult:

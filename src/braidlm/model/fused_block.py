@@ -9,7 +9,6 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,13 +16,13 @@ from .aside import Aside
 from .attention import SoftmaxAttention
 from .block import Block
 from .feed import GEGLU, MLP, SwiGLU
-from .fused_fold import Folded
 from .fused_linear import Linear, Narrow
 from .norms import LayerNorm, RMSNorm
 from .weight_stacks import Place
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_activation import Activation
+    from .fused_fold import Folded
     from .fused_heads import SplitHeads
     from .fused_norm import AddNorm
     from .fused_sums import Sums

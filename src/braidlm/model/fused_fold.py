@@ -1,4 +1,4 @@
-"""Weights of blocks side by side, with the scale and bias of the norm before them inside: one product serves all blocks.
+"""Weights of blocks side by side, with the norm before them inside: one product serves all blocks of a layer.
 
 A norm's output times a matrix is the plain normalised stream times the matrix with its rows scaled. So the blocks of a
 parallel layer, which read one stream by norms of their own, read one normalised stream. Layers of one shape are folded
@@ -15,6 +15,15 @@ from torch.autograd.function import once_differentiable
 from .aside import Aside, beside
 from .fused_linear import product
 from .tuned_products import tuned_product
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+NUMBERS, WARPS = 4096, 4
+"""Numbers that a program works on."""
 
 
 @dataclass
@@ -41,9 +50,51 @@ class Folded:
     """[member, out], or [member * out], in float32."""
 
 
+@triton.jit
+def _fold_forward(  # type: ignore[no-untyped-def]
+    weight, scale, copy, rows, inputs, members, outputs, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Rows are of [layer, member, input]; where members stand side by side, of [layer, input, member] in the copy."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None] & (column < outputs)
+    x = tl.load(weight + row.to(tl.int64)[:, None] * outputs + column, mask=inside, other=0.0)
+    if scale is not None:
+        x *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
+    to = row
+    if WIDE:
+        to = (row // (members * inputs) * inputs + row % inputs) * members + row // inputs % members
+    tl.store(copy + to.to(tl.int64)[:, None] * outputs + column, x.to(copy.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _fold_backward(  # type: ignore[no-untyped-def]
+    gradient, bias_gradient, weight, scale, shift, weight_gradient, scale_gradient, shift_gradient,
+    rows, inputs, members, outputs, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None] & (column < outputs)
+    at = row
+    if WIDE:
+        at = (row // (members * inputs) * inputs + row % inputs) * members + row // inputs % members
+    d = tl.load(gradient + at.to(tl.int64)[:, None] * outputs + column, mask=inside, other=0.0)
+    place = row.to(tl.int64)[:, None] * outputs + column
+    if scale is not None:
+        w = tl.load(weight + place, mask=inside, other=0.0)
+        tl.store(scale_gradient + row, tl.sum(d * w, 1), mask=row < rows)
+        d *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
+    if shift is not None:
+        w = tl.load(weight + place, mask=inside, other=0.0)
+        db = tl.load(bias_gradient + (row // inputs)[:, None] * outputs + column, mask=inside, other=0.0)
+        tl.store(shift_gradient + row, tl.sum(db * w, 1), mask=row < rows)
+        d += db * tl.load(shift + row, mask=row < rows, other=0.0)[:, None]
+    tl.store(weight_gradient + place, d, mask=inside)
+
+
 class Fold(torch.autograd.Function):
     """The parts of layers of one shape, [weights..., biases..., scales..., shifts...], each of these given or not
-    -> handles for the gradients of all layers, their biases, and narrow copies of all weights.
+    -> narrow copies of all weights, handles for the gradients of all layers, their biases.
     """
 
     @staticmethod
@@ -53,18 +104,16 @@ class Fold(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         weight, bias, scale, shift = _stacked(layers, given, parts)
         assert weight is not None
-        read_LEIO = weight.transpose(1, 2) if wide else weight
-        copy = torch.empty(read_LEIO.shape, dtype=dtype, device=weight.device)
-        if scale is None:
-            copy.copy_(read_LEIO)
-        else:
-            torch.mul(read_LEIO, (scale.transpose(1, 2) if wide else scale)[..., None], out=copy)
+        _, members, inputs, outputs = weight.shape
+        shape = (layers, inputs, members * outputs) if wide else weight.shape
+        copy = torch.empty(shape, dtype=dtype, device=weight.device)
+        grid, tile = _cut(weight)
+        _fold_forward[grid](weight, scale, copy, layers * members * inputs, inputs, members, outputs, wide, **tile)
         if shift is not None:
             moved = (shift[:, :, None] @ weight)[:, :, 0]
             bias = moved if bias is None else moved + bias
         ctx.save_for_backward(weight, scale, shift)
         ctx.given, ctx.wide, ctx.aside, ctx.biased = given, wide, aside, bias is not None
-        copy = copy.flatten(2) if wide else copy
         # Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type.
         handles = torch.empty(copy.shape, dtype=weight.dtype, device=weight.device).unbind()
         ctx.mark_non_differentiable(copy)
@@ -77,27 +126,28 @@ class Fold(torch.autograd.Function):
         if ctx.aside is not None:
             ctx.aside.join()  # the gradients were made there
         weight, scale, shift = ctx.saved_tensors
-        layers = len(weight)
-        gradient, shape = torch.stack(gradients[:layers]), weight.shape
-        if ctx.wide:
-            gradient = gradient.unflatten(2, (shape[1], shape[3])).transpose(1, 2)
-        bias_gradient = torch.stack(gradients[layers:]).view(layers, shape[1], shape[3]) if ctx.biased else None
-        weight_gradient, scale_gradient, shift_gradient = torch.empty_like(weight), None, None
-        if scale is None:
-            weight_gradient.copy_(gradient)
-        else:
-            torch.mul(gradient, scale[..., None], out=weight_gradient)
-            scale_gradient = (gradient * weight).sum(-1)
-        if shift is not None and bias_gradient is not None:
-            shift_gradient = (weight @ bias_gradient[..., None])[..., 0]
-            weight_gradient.addcmul_(shift[..., None], bias_gradient[:, :, None])
-        made = (weight_gradient, bias_gradient, scale_gradient, shift_gradient)
+        layers, members, inputs, outputs = weight.shape
+        gradient = torch.stack(gradients[:layers])
+        bias_gradient = torch.stack(gradients[layers:]).view(layers, members, outputs) if ctx.biased else None
+        made = torch.empty_like(weight)
+        scale_gradient, shift_gradient = (x if x is None else torch.empty_like(x) for x in (scale, shift))
+        grid, tile = _cut(weight)
+        _fold_backward[grid](
+            gradient, bias_gradient, weight, scale, shift, made, scale_gradient, shift_gradient,
+            layers * members * inputs, inputs, members, outputs, ctx.wide, **tile,
+        )  # fmt: skip
         found: list[Tensor | None] = []
-        for part, there in zip(made, ctx.given, strict=True):
+        for part, there in zip((made, bias_gradient, scale_gradient, shift_gradient), ctx.given, strict=True):
             if there:
                 assert part is not None
                 found += [one.data for one in part.unbind()]
         return *[None] * 5, *found
+
+
+def _cut(weight: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    columns = triton.next_power_of_2(weight.shape[-1])
+    lines = max(1, NUMBERS // columns)
+    return (triton.cdiv(weight[..., 0].numel(), lines),), {"ROWS": lines, "COLUMNS": columns, "num_warps": WARPS}
 
 
 def _stacked(layers: int, given: tuple[bool, ...], parts: tuple[Tensor, ...]) -> list[Tensor | None]:
@@ -120,7 +170,10 @@ def folded(banks: list[Bank], wide: bool, dtype: torch.dtype, aside: Aside | Non
 
 
 class WideLinear(torch.autograd.Function):
-    """rows [rows, in], weight [in, out], its copy, a bias [out] or None -> [rows, out]."""
+    """rows [rows, in], weight [in, out], its copy, a bias [out] or None -> [rows, out].
+
+    The gradient of the bias is not made here: whatever comes next reads this layer's gradient anyway and sums it.
+    """
 
     @staticmethod
     def forward(
@@ -134,9 +187,7 @@ class WideLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, copy = ctx.saved_tensors
-        needs_rows, _, _, needs_bias, _ = ctx.needs_input_grad
         with beside(ctx.aside, rows, gradient):
             weight_gradient = product(rows.t(), gradient, ctx.wide)
-            bias_gradient = gradient.sum(0, dtype=torch.float32) if needs_bias else None
-        rows_gradient = tuned_product(gradient, copy, transposed=True) if needs_rows else None
-        return rows_gradient, weight_gradient, None, bias_gradient, None
+        rows_gradient = tuned_product(gradient, copy, transposed=True) if ctx.needs_input_grad[0] else None
+        return rows_gradient, weight_gradient, None, None, None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .fused_activation import value_and_slope
-from .fused_placing import Placement
 from .fused_chance import kept, threshold
+from .fused_placing import Placement
 from .launching import is_nvidia, processors
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing

@@ -174,7 +174,7 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
         places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
-        sums |= _router_sums(model, aside)
+        sums |= _routed_sums(model, aside)
     narrow = narrowed(_read_narrow(blocks[:1]), dtype)
     with beside(aside):
         narrow |= narrowed(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
@@ -246,7 +246,7 @@ def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
     return sums
 
 
-def _router_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
+def _routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
     alike: dict[Any, list[nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, TopKRouter):

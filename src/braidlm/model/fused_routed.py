@@ -18,7 +18,6 @@ from .attention import SoftmaxAttention
 from .expert_projection import ExpertProjection
 from .feed import MLP, SwiGLU
 from .fused_block import FEEDS, Pass, Written, add_norm, feed_forward, into_feed, serves_feed, serves_norm
-from .fused_fold import Bank, Folded, WideLinear, folded
 from .norms import LayerNorm
 from .parallel import ParallelLayer
 from .routed_join import Routed
@@ -27,6 +26,7 @@ from .router import TopKRouter
 from .routing import Routing
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from .fused_fold import Bank, Folded, WideLinear, folded
     from .fused_grouped import GroupedFeed, GroupedLinear
     from .fused_mix import Mix
     from .fused_placing import Placement, place
@@ -159,7 +159,8 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
-        placement.routed, scale, probability, way.seed(probability), bank.window,
+        placement.routed, scale, probability, way.seed(probability), bank.window, None, side.bias,
+        way.sums_of(bank.qkv),
     )  # fmt: skip
     return grouped(bank.out, gathered, chosen, way, gather=False)
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .fused_routed_gradients import SCAN, key_gradient, query_gradient
 from .fused_routed_tiles import TILES, Tiles, is_kept, is_visible, key_range, part_of_program
+from .fused_sums import Sums
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -126,6 +127,7 @@ class AttendRouted(torch.autograd.Function):
     `source` int32 [rows] is the token of each row, -1 for padding. `begins` int32 [blocks, batch + 1]: the rows of
     block p and sequence b are begins[p, b] .. begins[p, b + 1], in order of time. `routed` uint8 [tokens, blocks] is 1
     where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of two from 16 on.
+    `bias` is in qkv already; it comes here for its gradient.
     """
 
     @staticmethod
@@ -140,6 +142,8 @@ class AttendRouted(torch.autograd.Function):
         seed: Tensor | None,
         window: int | None,
         tiles: Tiles | None = None,
+        bias: Tensor | None = None,
+        sums: Sums | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = begins.shape[1] - 1, len(source)
@@ -168,6 +172,7 @@ class AttendRouted(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(qkv, source, begins, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
+        ctx.sums = None if bias is None else sums or Sums(1, None)
         return out
 
     @staticmethod
@@ -178,15 +183,22 @@ class AttendRouted(torch.autograd.Function):
         upstream = upstream.contiguous()
         gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
         parts, tiles = batch * blocks * heads, ctx.tiles
-        query_gradient[(parts, triton.cdiv(time, tiles.query_gradient.queries))](
-            qkv, source, begins, out, upstream, lse, words, delta, gradient, *ctx.sizes, *ctx.scales,
+        query_tiles = triton.cdiv(time, tiles.query_gradient.queries)
+        key_tiles = triton.cdiv(time, tiles.key_gradient.keys)
+        sums = None
+        if ctx.sums is not None:
+            sums = ctx.sums.place(batch * max(query_tiles, key_tiles), qkv[0].numel(), qkv.device)
+            if query_tiles != key_tiles:
+                sums.zero_()
+        query_gradient[(parts, query_tiles)](
+            qkv, source, begins, out, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, **tiles.query_gradient.options,
         )  # fmt: skip
-        key_gradient[(parts, triton.cdiv(time, tiles.key_gradient.keys))](
-            qkv, source, begins, routed, upstream, lse, words, delta, gradient, *ctx.sizes, *ctx.scales,
+        key_gradient[(parts, key_tiles)](
+            qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, SCAN=min(SCAN, triton.next_power_of_2(time)), **tiles.key_gradient.options,
         )  # fmt: skip
-        return gradient, *[None] * 8
+        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), None
 
 
 def plain_attend_routed(qkv: Tensor, source: Tensor, begins: Tensor, scale: float, window: int | None) -> Tensor:

@@ -1,7 +1,7 @@
 """The gradients of attention for routed queries.
 
 One kernel makes those of the queries; a second those of keys and values, and the zeros of the queries that were not
-asked.
+asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values.
 """
 
 from .fused_routed_tiles import is_kept, is_visible, key_range, part_of_program
@@ -53,7 +53,7 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def query_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, out, upstream, lse, words, delta, gradient, rows, time, batch, blocks, heads, scale,
+    qkv, source, begins, out, upstream, lse, words, delta, gradient, sums, rows, time, batch, blocks, heads, scale,
     plain_scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +62,11 @@ def query_gradient(  # type: ignore[no-untyped-def]
     first = tl.load(begins + block * (batch + 1) + sequence)
     last = tl.load(begins + block * (batch + 1) + sequence + 1)
     begin = first + (tl.cdiv(last - first, QUERIES) - 1 - tl.program_id(1)) * QUERIES
+    if sums is not None:
+        sums += (sequence * tl.num_programs(1) + tl.program_id(1)) * stride + (block * 3 * heads + head) * DIM
     if begin < first:
+        if sums is not None:
+            tl.store(sums + tl.arange(0, DIM), tl.zeros([DIM], tl.float32))
         return
 
     origin = sequence * time
@@ -95,7 +99,10 @@ def query_gradient(  # type: ignore[no-untyped-def]
         found, query, above, height, along, when, step, offset, keys, values, stride, masked, end, scale,
         keep_scale, DIM, KEYS, True, WINDOW, THRESHOLD,
     )  # fmt: skip
-    tl.store(gradient + asked, (found * plain_scale).to(gradient.dtype.element_ty), mask=inside[:, None])
+    found *= plain_scale
+    tl.store(gradient + asked, found.to(gradient.dtype.element_ty), mask=inside[:, None])
+    if sums is not None:
+        tl.store(sums + tl.arange(0, DIM), tl.sum(tl.where(inside[:, None], found, 0.0), 0))
 
 
 @triton.jit
@@ -132,7 +139,7 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def key_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, routed, upstream, lse, words, delta, gradient, rows, time, batch, blocks, heads, scale,
+    qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, rows, time, batch, blocks, heads, scale,
     plain_scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -188,6 +195,12 @@ def key_gradient(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
     dtype = gradient.dtype.element_ty
-    tl.store(gradient + place + width, (key_sum * plain_scale).to(dtype), mask=inside[:, None])
-    tl.store(gradient + place + 2 * width, (value_sum * keep_scale).to(dtype), mask=inside[:, None])
+    key_sum *= plain_scale
+    value_sum *= keep_scale
+    tl.store(gradient + place + width, key_sum.to(dtype), mask=inside[:, None])
+    tl.store(gradient + place + 2 * width, value_sum.to(dtype), mask=inside[:, None])
+    if sums is not None:  # a token that is not there has no keys, and its sums are 0
+        sums += (sequence * tl.num_programs(1) + tl.program_id(1)) * stride + (block * 3 * heads + head) * DIM
+        tl.store(sums + width + tl.arange(0, DIM), tl.sum(key_sum, 0))
+        tl.store(sums + 2 * width + tl.arange(0, DIM), tl.sum(value_sum, 0))
     tl.store(gradient + place, tl.zeros([KEYS, DIM], dtype), mask=(asked == 0)[:, None])

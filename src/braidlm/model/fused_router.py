@@ -19,13 +19,10 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-NUMBERS, WARPS = 8192, 4
-"""Numbers of the stream that a program works on at once."""
-SMALLEST = 16
-"""The least that a tensor core takes of any dimension."""
-PROGRAMS_PER_PROCESSOR = 4
-PRECISION = tl.constexpr("tf32x3")
-"""Three products of parts of the numbers: as good as float32."""
+NUMBERS = 512
+"""Numbers of the stream that a warp works on at once: a row never waits for another warp if it fits into one."""
+PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
+"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
 
 
 @triton.jit
@@ -33,6 +30,7 @@ def _route_forward(  # type: ignore[no-untyped-def]
     stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
+    """Choices stand along the first dimension, so that sums over the width stay within a warp."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < rows
     column = tl.arange(0, COLUMNS)
@@ -40,33 +38,34 @@ def _route_forward(  # type: ignore[no-untyped-def]
     real = choice < choices
     place = row.to(tl.int64)[:, None] * width + column[None, :]
     x = tl.load(stream + place, mask=exists[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
-    matrix = weight + choice[None, :] * width + column[:, None]
-    w = tl.load(matrix, mask=real[None, :] & (column < width)[:, None], other=0.0)
-    s = tl.dot(x, w, input_precision=PRECISION)
+    matrix = weight + choice[:, None] * width + column[None, :]
+    w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
+    s = tl.sum(x[None, :, :] * w[:, None, :], 2)
     if bias is not None:
-        s += tl.load(bias + choice, mask=real, other=0.0)[None, :]
-    inside = exists[:, None] & real[None, :]
-    place = row.to(tl.int64)[:, None] * choices + choice[None, :]
+        s += tl.load(bias + choice, mask=real, other=0.0)[:, None]
+    inside = exists[None, :] & real[:, None]
+    place = row.to(tl.int64)[None, :] * choices + choice[:, None]
     tl.store(scores + place, s, mask=inside)
-    s = tl.where(real[None, :], s, float("-inf"))
-    p = tl.exp(s - tl.max(s, 1)[:, None])
-    p = p / tl.sum(p, 1)[:, None]
+    s = tl.where(real[:, None], s, float("-inf"))
+    p = tl.exp(s - tl.max(s, 0)[None, :])
+    p = p / tl.sum(p, 0)[None, :]
     tl.store(probabilities + place, p, mask=inside)
     ranked = s
     if balance is not None:
-        ranked = p + tl.load(balance + choice, mask=real, other=0.0)[None, :]
-        ranked = tl.where(real[None, :], ranked, float("-inf"))
-    picked = tl.zeros([ROWS, CHOICES], tl.int32)
+        ranked = p + tl.load(balance + choice, mask=real, other=0.0)[:, None]
+        ranked = tl.where(real[:, None], ranked, float("-inf"))
+    total = tl.zeros([ROWS], tl.float32)
+    left = ranked
     for _ in tl.static_range(TOP_K):
-        best = tl.argmax(tl.where(picked > 0, float("-inf"), ranked), 1)
-        picked += (choice[None, :] == best[:, None]).to(tl.int32)
-    total = tl.sum(tl.where(picked > 0, p, 0.0), 1)
-    remaining = picked
+        mine = choice[:, None] == tl.argmax(left, 0)[None, :]
+        total += tl.sum(tl.where(mine, p, 0.0), 0)
+        left = tl.where(mine, float("-inf"), left)
+    left = ranked
     for k in tl.static_range(TOP_K):
-        best = tl.argmax(tl.where(remaining > 0, ranked, float("-inf")), 1)
-        mine = choice[None, :] == best[:, None]
-        remaining -= mine.to(tl.int32)
-        value = tl.sum(tl.where(mine, p, 0.0), 1)
+        best = tl.argmax(left, 0)
+        mine = choice[:, None] == best[None, :]
+        left = tl.where(mine, float("-inf"), left)
+        value = tl.sum(tl.where(mine, p, 0.0), 0)
         if RENORMALISE:
             value = value / total
         tl.store(chosen + row.to(tl.int64) * TOP_K + k, best.to(tl.int64), mask=exists)
@@ -85,15 +84,15 @@ def _route_backward(  # type: ignore[no-untyped-def]
     real = choice < choices
     matrix = weight + choice[:, None] * width + column[None, :]
     w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
-    weight_sum = tl.zeros([CHOICES, COLUMNS], tl.float32)
-    bias_sum = tl.zeros([CHOICES], tl.float32)
+    weight_sum = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
         exists = row < rows
-        inside = exists[:, None] & real[None, :]
-        place = row[:, None] * choices + choice[None, :]
+        inside = exists[None, :] & real[:, None]
+        place = row[None, :] * choices + choice[:, None]
         p = tl.load(probabilities + place, mask=inside, other=0.0)
-        dp = tl.zeros([ROWS, CHOICES], tl.float32)
+        dp = tl.zeros([CHOICES, ROWS], tl.float32)
         if probabilities_gradient is not None:
             dp += tl.load(probabilities_gradient + place, mask=inside, other=0.0)
         if weights_gradient is not None:
@@ -102,33 +101,33 @@ def _route_backward(  # type: ignore[no-untyped-def]
             if RENORMALISE:
                 for k in tl.static_range(TOP_K):
                     at = row * TOP_K + k
-                    mine = choice[None, :] == tl.load(chosen + at, mask=exists, other=-1)[:, None]
-                    total += tl.sum(tl.where(mine, p, 0.0), 1)
+                    mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
+                    total += tl.sum(tl.where(mine, p, 0.0), 0)
                     dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
                     along += dw * tl.load(weights + at, mask=exists, other=0.0)
                 total = tl.where(exists, total, 1.0)
             for k in tl.static_range(TOP_K):
                 at = row * TOP_K + k
-                mine = choice[None, :] == tl.load(chosen + at, mask=exists, other=-1)[:, None]
+                mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
                 dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
                 if RENORMALISE:
                     dw = (dw - along) / total
-                dp += tl.where(mine, dw[:, None], 0.0)
-        ds = p * (dp - tl.sum(p * dp, 1)[:, None])
+                dp += tl.where(mine, dw[None, :], 0.0)
+        ds = p * (dp - tl.sum(p * dp, 0)[None, :])
         if scores_gradient is not None:
             ds += tl.load(scores_gradient + place, mask=inside, other=0.0)
         ds = tl.where(inside, ds, 0.0)
         at = row[:, None] * width + column[None, :]
         there = exists[:, None] & (column < width)[None, :]
         x = tl.load(stream + at, mask=there, other=0.0).to(tl.float32)
-        dx = tl.dot(ds, w, input_precision=PRECISION)
+        dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
         tl.store(gradient + at, dx.to(gradient.dtype.element_ty), mask=there)
-        weight_sum = tl.dot(tl.trans(ds), x, weight_sum, input_precision=PRECISION)
-        bias_sum += tl.sum(ds, 0)
+        weight_sum += ds[:, :, None] * x[None, :, :]
+        bias_sum += ds
     sums += program * choices * (width + 1)
     place = choice[:, None] * width + column[None, :]
-    tl.store(sums + place, weight_sum, mask=real[:, None] & (column < width)[None, :])
-    tl.store(sums + choices * width + choice, bias_sum, mask=real)
+    tl.store(sums + place, tl.sum(weight_sum, 1), mask=real[:, None] & (column < width)[None, :])
+    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=real)
 
 
 class Route(torch.autograd.Function):
@@ -170,7 +169,8 @@ class Route(torch.autograd.Function):
         stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
         (rows, width), choices = stream.shape, len(weight)
         tile = _tile(width, choices)
-        programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, triton.cdiv(rows, tile["ROWS"]))
+        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
+        programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, tiles)
         gradient = torch.empty_like(stream)
         sums = ctx.sums.place(programs, choices * (width + 1), stream.device)
         given = (x if x is None else x.contiguous() for x in (weights, probabilities, scores))
@@ -185,13 +185,9 @@ class Route(torch.autograd.Function):
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:
-    columns = max(SMALLEST, triton.next_power_of_2(width))
-    return {
-        "ROWS": max(SMALLEST, NUMBERS // columns),
-        "COLUMNS": columns,
-        "CHOICES": max(SMALLEST, triton.next_power_of_2(choices)),
-        "num_warps": WARPS,
-    }
+    columns, most = triton.next_power_of_2(width), triton.next_power_of_2(choices)
+    warps = max(1, min(16, columns * most // (8 * NUMBERS)))  # backward a program holds a sum for every choice
+    return {"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns, "CHOICES": most, "num_warps": warps}
 
 
 def plain_route(
