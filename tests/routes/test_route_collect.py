@@ -23,7 +23,10 @@ def chosen(model: Any, *given: str, batch: int = 16) -> list[list[list[str | Non
     layers = find_layers(model)
     found = collect_choices(model, layers, texts(*given), batch)
     return [
-        [[None if n == UNREAD else layer.choices[n] for n in row] for layer, row in zip(layers, one, strict=True)]
+        [
+            [None if n == UNREAD else layer.choices[n] for n in row]
+            for layer, row in zip(layers, one.main_LT, strict=True)
+        ]
         for one in found
     ]
 
@@ -149,7 +152,9 @@ def test_cosine_by_hand() -> None:
 
 
 def test_a_model_without_paths_is_refused() -> None:
-    with pytest.raises(BraidError, match="this model has no parallel stage; there are no paths to choose between"):
+    with pytest.raises(
+        BraidError, match="this model has no parallel stage and no experts; there is nothing to choose between"
+    ):
         find_layers(tiny_model())
 
 
@@ -158,4 +163,4 @@ def test_evaluation_is_deterministic() -> None:
     layers = find_layers(model)
     given = texts("a text", "12")
     first, second = (collect_choices(model, layers, given) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(np.array_equal(a.picks_LKT, b.picks_LKT) for a, b in zip(first, second, strict=True))

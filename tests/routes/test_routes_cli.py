@@ -52,6 +52,8 @@ def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path
         "choices": ["stories", "maths", "combined"],
         "how": "router",
         "note": "",
+        "top_k": 1,
+        "of_paths": True,
     }
     assert stuck["findings"][0].endswith("sends 100% of tokens to 'stories'")
     assert len(letters["verdicts"]) == 2
@@ -166,5 +168,8 @@ def test_wrong_arguments(routes_verb, folders: dict[str, Path], arguments: list[
 def test_models_that_cannot_be_looked_at(routes_verb, folders: dict[str, Path], tmp_path: Path) -> None:
     shown = routes_verb(folders["letters"], folders["dense"])
     assert (shown.code, shown.out) == (2, "")
-    assert f"{folders['dense']}: this model has no parallel stage; there are no paths to choose between" in shown.err
+    assert (
+        f"{folders['dense']}: this model has no parallel stage and no experts; there is nothing to choose between"
+        in shown.err
+    )
     assert "there is no such folder" in routes_verb(tmp_path / "none").err

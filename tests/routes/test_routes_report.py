@@ -11,7 +11,7 @@ import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.core.prompts import Prompt
 from braidlm.routes import measures
-from braidlm.routes.collect import Layer
+from braidlm.routes.collect import Layer, Taken
 from braidlm.routes.report import ModelRoutes, degenerate, percent, verdicts
 from braidlm.routes.routes import routes
 from braidlm.routes.tallies import Tally, tally
@@ -25,12 +25,17 @@ TABLE_6 = {
 """PaPaformer's Table 6: the choice of each of 20 prompts in each layer; ten are stories (1), the others maths (2)."""
 
 
+def taken(choices: list[list[int]]) -> Taken:
+    """One choice for each layer and token."""
+    return Taken.of_one_each(np.array(choices))
+
+
 def paper_tally(name: str) -> Tally:
     rows = TABLE_6[name].split()
     names = ("stories", "maths", "combined")[: 2 if name == "linear" else 3]
     layers = [Layer(f"stages.2.layers.{n}.join", f"layer {n + 1}", names, "router") for n in range(len(rows[0]))]
     texts = [Text(str(n), "stories" if n < 10 else "maths", [0]) for n in range(20)]
-    chosen = [np.array([[int(choice) - 1] for choice in row]) for row in rows]
+    chosen = [taken([[int(choice) - 1] for choice in row]) for row in rows]
     return tally("the last token of each prompt", layers, texts, chosen, {"stories": "stories", "maths": "maths"})
 
 
@@ -57,7 +62,7 @@ def test_what_the_papers_table_does_not_say() -> None:
 def test_a_layer_by_hand() -> None:
     layer = Layer("j", "layer 1", ("a", "b", "combined"), "router")
     texts = [Text("1", "a", [0] * 4), Text("2", "b", [0] * 4), Text("3", None, [0] * 2)]
-    chosen = [np.array([[0, 0, 0, 2]]), np.array([[1, 1, 0, 0]]), np.array([[2, 2]])]
+    chosen = [taken([[0, 0, 0, 2]]), taken([[1, 1, 0, 0]]), taken([[2, 2]])]
     one = tally("all", [layer], texts, chosen, {"a": "a", "b": "b"}).read[0]
     assert one.shares == {"a": 0.5, "b": 0.2, "combined": 0.3}
     assert one.by_domain["a"] == {"a": 0.75, "b": 0.0, "combined": 0.25}
@@ -73,7 +78,7 @@ def test_accuracy_is_over_the_decisions_that_can_be_right() -> None:
     """Two stages with paths of their own: a domain is judged only where its path stands."""
     layers = [Layer("j", "1", ("a", "b"), "router"), Layer("k", "2", ("a", "c"), "router")]
     texts = [Text("1", "a", [0]), Text("2", "b", [0])]
-    chosen = [np.array([[0], [1]]), np.array([[1], [0]])]
+    chosen = [taken([[0], [1]]), taken([[1], [0]])]
     found = tally("all", layers, texts, chosen, {"a": "a", "b": "b"})
     assert [one.judged for one in found.read] == [2, 1]
     assert found.accuracy == pytest.approx(2 / 3)
@@ -82,7 +87,7 @@ def test_accuracy_is_over_the_decisions_that_can_be_right() -> None:
 def test_one_domain_or_none_has_no_information() -> None:
     layer = Layer("j", "layer 1", ("a", "b"), "router")
     for domain in (None, "a"):
-        found = tally("all", [layer], [Text("1", domain, [0])], [np.array([[0]])], {"a": "a"})
+        found = tally("all", [layer], [Text("1", domain, [0])], [taken([[0]])], {"a": "a"})
         assert found.telling is None
         assert found.read[0].information is None
         assert found.accuracy == (None if domain is None else 1.0)

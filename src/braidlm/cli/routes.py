@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport
+    from braidlm.routes.tallies import LayerTally
 
-HELP = "who goes where: which path the tokens of prompts and data take in each parallel layer"
+HELP = "who goes where: which paths or experts the tokens of prompts and data take in each layer"
+MANY = 8
+"""With more choices than this a table shows only those that are used most and least."""
 EPILOG = """examples:
   braid routes runs/gumbel
   braid routes A B C --prompts my-prompts.jsonl --out report
@@ -127,9 +130,10 @@ def _show_shares(report: "RoutingReport") -> None:
 
     for at, tally in enumerate(report.models[0].tallies):
         tallies = [model.tallies[at] for model in report.models]
-        rows: list[tuple[Any, ...]] = [
-            (name, *(percent(t.shares.get(name)) for t in tallies)) for name in report.choices
-        ]
+        named = [name for name in report.choices if any(name in t.shares for t in tallies)]
+        if not named:  # experts of different layers are different things
+            continue
+        rows: list[tuple[Any, ...]] = [(name, *(percent(t.shares.get(name)) for t in tallies)) for name in named]
         if any(t.accuracy is not None for t in tallies):
             rows.append(("right", *(percent(t.accuracy) for t in tallies)))
             rows.append(("right by chance", *(percent(t.accuracy_by_chance) for t in tallies)))
@@ -139,18 +143,29 @@ def _show_shares(report: "RoutingReport") -> None:
 
 
 def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
-    """What each layer did, over as many tokens as were looked at."""
+    """What each layer did, over as many tokens as were looked at: the load of every choice, or of the ends of many."""
     from braidlm.core.console import show, table
     from braidlm.routes.report import percent
 
     tally = model.tallies[-1]
+    top_k = any(layer.top_k > 1 for layer in model.layers)
+    many = len(choices) > MANY
     rows: list[tuple[Any, ...]] = []
     for layer, one in zip(model.layers, tally.layers, strict=True):
         if one is None:
-            rows.append((layer.name, *["-"] * len(choices), "-", "-", "-"))
+            rows.append((layer.name, *["-"] * (2 if many else len(choices)), "-", "-", "-"))
             continue
         told = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
-        shares = (percent(one.shares.get(choice)) for choice in choices)
-        rows.append((layer.name, *shares, f"{one.entropy:.2f}", percent(one.accuracy), told))
-    show(f"{model.name}: {tally.what} (entropy in bits; bits that the path tells about the domain)")
-    table(("join", *choices, "entropy", "right", "bits"), rows)
+        rows.append((layer.name, *_loads(one, choices, many), f"{one.entropy:.2f}", percent(one.accuracy), told))
+    loads = "load of each choice; " if top_k else ""
+    show(f"{model.name}: {tally.what} ({loads}entropy in bits; bits that the path tells about the domain)")
+    table(("layer", *(("most used", "least used") if many else choices), "entropy", "right", "bits"), rows)
+
+
+def _loads(one: "LayerTally", choices: list[str], many: bool) -> list[str]:
+    from braidlm.routes.report import percent
+
+    if not many:
+        return [percent(one.load.get(choice)) for choice in choices]
+    ranked = sorted(one.load, key=lambda name: -one.load[name])
+    return [f"{name} {percent(one.load[name])}" for name in (ranked[0], ranked[-1])]

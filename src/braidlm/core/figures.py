@@ -176,7 +176,7 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
     heights = {row: at + 0.9 * (groups.index(row[0]) + 1) for at, row in enumerate(rows)}
     coloured = [name for name in names if name not in neutral]
     looks = {
-        name: {"color": COLOURS[n % len(COLOURS)], "alpha": 0.55 ** (n // len(COLOURS))}
+        name: {"color": COLOURS[n % len(COLOURS)], "alpha": 0.55 ** (n // len(COLOURS) % 3)}
         for n, name in enumerate(coloured)
     }
     looks |= {name: {"color": INK, "alpha": 0.3} for name in neutral}

@@ -18,6 +18,7 @@ class Aside:
     """Runs pieces of work beside the main stream. Whoever reads their results calls `join` first."""
 
     def __init__(self, device: torch.device):
+        self.device = device
         self.stream = torch.cuda.Stream(device)
         self.pieces: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 

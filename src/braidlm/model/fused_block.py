@@ -50,7 +50,7 @@ class Pass:
     turns: dict[int, Turn | None]
     neighbours: bool
     narrow: Narrow
-    places: dict[nn.Linear, Place]
+    places: dict[nn.Module, Place]
     sums: dict[nn.Module, Sums]
     aside: Aside | None
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def add_norm(
     stream: Tensor,
     written: Written | None,
     norm: LayerNorm | RMSNorm,
-    reader: nn.Linear | None,
+    reader: nn.Module | None,
     way: Pass,
     folded: bool = False,
 ) -> tuple[Tensor, Tensor]:

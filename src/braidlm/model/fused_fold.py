@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from .aside import Aside, beside
 from .fused_linear import product
 from .tuned_products import tuned_product
+from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -177,17 +178,27 @@ class WideLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, copy: Tensor, bias: Tensor | None, aside: Aside | None
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        copy: Tensor,
+        bias: Tensor | None,
+        aside: Aside | None,
+        place: Place | None,
     ) -> Tensor:
+        assert place is None or place.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.aside, ctx.wide = aside, weight.dtype
+        ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
         return tuned_product(rows, copy, bias=None if bias is None else bias.to(rows.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, copy = ctx.saved_tensors
-        with beside(ctx.aside, rows, gradient):
-            weight_gradient = product(rows.t(), gradient, ctx.wide)
+        if ctx.place is not None:
+            weight_gradient = ctx.place.deliver(gradient)
+        else:
+            with beside(ctx.aside, rows, gradient):
+                weight_gradient = product(rows.t(), gradient, ctx.wide)
         rows_gradient = tuned_product(gradient, copy, transposed=True) if ctx.needs_input_grad[0] else None
-        return rows_gradient, weight_gradient, None, None, None
+        return rows_gradient, weight_gradient, *[None] * 4

@@ -156,9 +156,9 @@ class AddNorm(torch.autograd.Function):
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
         tile = _tile(width)
-        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
-        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
         wanted = weight is not None or ctx.delta_biased
+        tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if wanted else 1))
+        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles) if wanted else tiles
         sums = ctx.sums.place(programs, VECTORS * width, summed.device) if wanted else None
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,

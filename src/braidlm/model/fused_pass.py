@@ -39,6 +39,8 @@ from .fused_routed import (
     read_narrow,
     routed_attention,
     routed_feed,
+    routed_places,
+    routed_sums,
     serves_layer,
     serves_projection,
     serves_routed_attention,
@@ -48,7 +50,6 @@ from .parallel import ParallelLayer, ParallelStage
 from .positions import LearnedPositions, NoPositions, RotaryPositions
 from .project import ProjectStage
 from .routed_parts import RoutedAttention, RoutedFeed
-from .router import TopKRouter
 from .routing import Routings
 from .span import make_masks
 from .stages import BlockStage
@@ -145,7 +146,7 @@ def _layer(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tu
 def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written, Routings]:
     routings: Routings = ()
     if isinstance(block.attention, RoutedAttention):
-        stream, normed = add_norm(stream, written, block.attention_norm, None, way)
+        stream, normed = add_norm(stream, written, block.attention_norm, block.attention.bank.qkv, way)
         made, routing = routed_attention(block.attention, normed, way)
         routings += (routing,)
     else:
@@ -169,12 +170,13 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
     trained = [p for stage in model.stages for p in stage.parameters()]
     if len({id(p) for p in trained}) < len(trained):
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
-    places: dict[nn.Linear, Place] = {}
+    places: dict[nn.Module, Place] = {}
     sums: dict[nn.Module, Sums] = {}
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
         places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
-        sums |= _routed_sums(model, aside)
+        places |= routed_places(model, batch * time, dtype, aside)
+        sums |= routed_sums(model, aside)
     narrow = narrowed(_read_narrow(blocks[:1]), dtype)
     with beside(aside):
         narrow |= narrowed(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
@@ -207,10 +209,10 @@ def _read_narrow(blocks: list[Any]) -> list[Tensor]:
     return [layer.weight for layer in layers] + biases
 
 
-def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Linear, Place]:
+def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, Place]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
     together = ROWS // rows
-    places: dict[nn.Linear, Place] = {}
+    places: dict[nn.Module, Place] = {}
     if together < 2:
         return places
     for begin in range(0, len(blocks), together):
@@ -222,7 +224,7 @@ def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> d
             for kind, layer in layers:
                 alike.setdefault((kind, layer.weight.shape), []).append(layer)
         for layers_alike in alike.values():
-            stack = Stack(len(layers_alike), rows, layers_alike[0].weight, dtype, aside)
+            stack = Stack(len(layers_alike), rows, layers_alike[0].weight.shape, dtype, aside)
             places |= zip(layers_alike, stack.places(), strict=True)
     return places
 
@@ -244,14 +246,6 @@ def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
         for parts in alike.values():
             sums |= dict.fromkeys(parts, Sums(len(parts), aside))
     return sums
-
-
-def _routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
-    alike: dict[Any, list[nn.Module]] = {}
-    for module in model.modules():
-        if isinstance(module, TopKRouter):
-            alike.setdefault(module.scores.weight.shape, []).append(module)
-    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), aside)] for part in parts}
 
 
 def _compute_dtype(device: torch.device) -> torch.dtype:

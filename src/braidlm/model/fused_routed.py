@@ -24,6 +24,7 @@ from .routed_join import Routed
 from .routed_parts import RoutedAttention, RoutedFeed
 from .router import TopKRouter
 from .routing import Routing
+from .weight_stacks import ROWS, Place, Stack
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_fold import Bank, Folded, WideLinear, folded
@@ -33,6 +34,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from .fused_routed_attention import AttendRouted
     from .fused_router import Route
     from .fused_rows import AddNormRows
+    from .fused_sums import Sums
 
 
 @dataclass
@@ -89,28 +91,28 @@ def serves_projection(part: nn.Module) -> bool:
     return type(part) is ExpertProjection and serves_router(part.router)
 
 
-def route(router: TopKRouter, rows: Tensor, way: Pass) -> Chosen:
-    """The router's choice for every row, and where its experts' rows stand."""
+def route(router: TopKRouter, rows: Tensor, way: Pass) -> tuple[Chosen, Tensor]:
+    """The router's choice for every row, where its experts' rows stand, and the rows for whoever reads them next."""
     config = router.config
     made = Route.apply(
         rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
         way.sums_of(router),
     )  # fmt: skip
-    scores, probabilities, chosen, weights = made
+    rows, scores, probabilities, chosen, weights = made
     placement = place(chosen, len(router.choices), way.batch)
     shape = (way.batch, way.time, -1)
     routing = Routing(
         router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
         dict(config.losses), scores.view(shape),
     )  # fmt: skip
-    return Chosen(routing, weights, placement)
+    return Chosen(routing, weights, placement), rows
 
 
 def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
     block = layer.stack[0]
-    stream, normed = add_norm(stream, written, block.attention_norm, None, way, folded=True)
-    chosen = route(layer.join.router, stream, way)
+    stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way, folded=True)
+    chosen, stream = route(layer.join.router, stream, way)
     delta = attended(block.attention, normed, chosen, way)
     centred, probability = isinstance(block.feed_norm, LayerNorm), block.drop.probability
     rows, normed = AddNormRows.apply(
@@ -122,14 +124,14 @@ def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pa
 
 def routed_attention(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
     """What `RoutedAttention` makes of the normalised stream."""
-    chosen = route(part.router, normed, way)
+    chosen, normed = route(part.router, normed, way)
     rows = attended(part.bank, normed, chosen, way)
     return Written(mixed(rows, chosen)), chosen.routing
 
 
 def routed_feed(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
     """What `RoutedFeed` makes of the normalised stream."""
-    chosen = route(part.router, normed, way)
+    chosen, normed = route(part.router, normed, way)
     made = mixed(fed(part.bank, normed, chosen, way), chosen)
     if part.shared is None:
         return Written(made), chosen.routing
@@ -139,7 +141,7 @@ def routed_feed(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]
 
 def projected(part: Any, stream: Tensor, way: Pass) -> tuple[Tensor, Routing]:
     """What `ExpertProjection` makes of the stream."""
-    chosen = route(part.router, stream, way)
+    chosen, stream = route(part.router, stream, way)
     if part.gate_up is None:
         rows = grouped(part.out, stream, chosen, way, gather=True)
     else:
@@ -155,12 +157,13 @@ def mixed(rows: Tensor, chosen: Chosen) -> Tensor:
 def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     """The rows' attention to all tokens, through the output projection."""
     side, placement = way.folded[bank.qkv], chosen.placement
-    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias, way.aside)
+    at = way.places.get(bank.qkv)
+    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias, way.aside, at)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
         placement.routed, scale, probability, way.seed(probability), bank.window, None, side.bias,
-        way.sums_of(bank.qkv),
+        way.sums_of(bank.qkv), at,
     )  # fmt: skip
     return grouped(bank.out, gathered, chosen, way, gather=False)
 
@@ -217,6 +220,44 @@ def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> dict[
         layers, banks, wides = zip(*alike, strict=True)
         made |= zip(layers, folded(list(banks), wides[0], dtype, aside), strict=True)
     return made
+
+
+def _attention_banks(model: nn.Module) -> list[Any]:
+    """All that have queries for routed tokens only."""
+    found: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, ParallelLayer) and module.stack is not None:
+            found.append(module.stack[0].attention)
+        elif isinstance(module, RoutedAttention):
+            found.append(module.bank)
+    return found
+
+
+def routed_places(model: nn.Module, rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, Place]:
+    """Places side by side for the first layers of attention banks of one shape."""
+    together, alike = ROWS // rows, {}  # type: ignore[var-annotated]
+    places: dict[nn.Module, Place] = {}
+    if together < 2:
+        return places
+    for bank in _attention_banks(model):
+        alike.setdefault(bank.qkv.weight.shape, []).append(bank.qkv)
+    for (members, inputs, outputs), layers in alike.items():
+        for begin in range(0, len(layers), together):
+            some = layers[begin : begin + together]
+            stack = Stack(len(some), rows, (members * outputs, inputs), dtype, aside, turned=True)
+            places |= zip(some, stack.places(), strict=True)
+    return places
+
+
+def routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
+    """Where the gradients of routers, and of the biases of attention banks, are summed: those of one shape together."""
+    alike: dict[Any, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            alike.setdefault(module.scores.weight.shape, []).append(module)
+    for bank in _attention_banks(model):
+        alike.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
+    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), aside)] for part in parts}
 
 
 def read_narrow(model: nn.Module) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from .fused_routed_gradients import SCAN, key_gradient, query_gradient
 from .fused_routed_tiles import TILES, Tiles, is_kept, is_visible, key_range, part_of_program
 from .fused_sums import Sums
+from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -127,7 +128,7 @@ class AttendRouted(torch.autograd.Function):
     `source` int32 [rows] is the token of each row, -1 for padding. `begins` int32 [blocks, batch + 1]: the rows of
     block p and sequence b are begins[p, b] .. begins[p, b + 1], in order of time. `routed` uint8 [tokens, blocks] is 1
     where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of two from 16 on.
-    `bias` is in qkv already; it comes here for its gradient.
+    `bias` is in qkv already; it comes here for its gradient. `place` is of the layer that made qkv.
     """
 
     @staticmethod
@@ -144,6 +145,7 @@ class AttendRouted(torch.autograd.Function):
         tiles: Tiles | None = None,
         bias: Tensor | None = None,
         sums: Sums | None = None,
+        place: Place | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = begins.shape[1] - 1, len(source)
@@ -172,7 +174,7 @@ class AttendRouted(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(qkv, source, begins, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
-        ctx.sums = None if bias is None else sums or Sums(1, None)
+        ctx.sums, ctx.place = None if bias is None else sums or Sums(1, None), place
         return out
 
     @staticmethod
@@ -181,7 +183,8 @@ class AttendRouted(torch.autograd.Function):
         qkv, source, begins, routed, out, lse, words = ctx.saved_tensors
         _, time, batch, blocks, heads = ctx.sizes
         upstream = upstream.contiguous()
-        gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
+        gradient = torch.empty_like(qkv) if ctx.place is None else ctx.place.gradient.view(qkv.shape)
+        delta = torch.empty_like(lse)
         parts, tiles = batch * blocks * heads, ctx.tiles
         query_tiles = triton.cdiv(time, tiles.query_gradient.queries)
         key_tiles = triton.cdiv(time, tiles.key_gradient.keys)
@@ -198,7 +201,7 @@ class AttendRouted(torch.autograd.Function):
             qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, SCAN=min(SCAN, triton.next_power_of_2(time)), **tiles.key_gradient.options,
         )  # fmt: skip
-        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), None
+        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), None, None
 
 
 def plain_attend_routed(qkv: Tensor, source: Tensor, begins: Tensor, scale: float, window: int | None) -> Tensor:

@@ -19,9 +19,9 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-NUMBERS = 512
+NUMBERS, WARPS = 512, 4
 """Numbers of the stream that a warp works on at once: a row never waits for another warp if it fits into one."""
-PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
+PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 8, 2
 """At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
 
 
@@ -74,8 +74,8 @@ def _route_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _route_backward(  # type: ignore[no-untyped-def]
-    stream, weight, probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
-    gradient, sums, rows, width, choices,
+    stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
+    scores_gradient, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -121,6 +121,8 @@ def _route_backward(  # type: ignore[no-untyped-def]
         there = exists[:, None] & (column < width)[None, :]
         x = tl.load(stream + at, mask=there, other=0.0).to(tl.float32)
         dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
+        if stream_gradient is not None:
+            dx += tl.load(stream_gradient + at, mask=there, other=0.0).to(tl.float32)
         tl.store(gradient + at, dx.to(gradient.dtype.element_ty), mask=there)
         weight_sum += ds[:, :, None] * x[None, :, :]
         bias_sum += ds
@@ -132,7 +134,9 @@ def _route_backward(  # type: ignore[no-untyped-def]
 
 class Route(torch.autograd.Function):
     """stream [rows, width], weight [choices, width], bias [choices] or None, balance [choices] or None
-    -> scores, probabilities [rows, choices], chosen, weights [rows, top_k].
+    -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
+
+    Who reads the stream that is given back adds its gradient at no cost.
     """
 
     @staticmethod
@@ -159,12 +163,17 @@ class Route(torch.autograd.Function):
         ctx.renormalise, ctx.sums, ctx.biased = renormalise, sums, bias is not None
         ctx.mark_non_differentiable(chosen)
         ctx.set_materialize_grads(False)
-        return scores, probabilities, chosen, weights
+        return stream.view_as(stream), scores, probabilities, chosen, weights
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, scores: Tensor | None, probabilities: Tensor | None, _: None, weights: Tensor | None
+        ctx: Any,
+        above: Tensor | None,
+        scores: Tensor | None,
+        probabilities: Tensor | None,
+        _: None,
+        weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
         (rows, width), choices = stream.shape, len(weight)
@@ -173,7 +182,7 @@ class Route(torch.autograd.Function):
         programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, tiles)
         gradient = torch.empty_like(stream)
         sums = ctx.sums.place(programs, choices * (width + 1), stream.device)
-        given = (x if x is None else x.contiguous() for x in (weights, probabilities, scores))
+        given = (x if x is None else x.contiguous() for x in (above, weights, probabilities, scores))
         _route_backward[(programs,)](
             stream, weight, saved_probabilities, chosen, saved_weights, *given, gradient, sums, rows, width, choices,
             chosen.shape[1], ctx.renormalise, **tile,
@@ -186,8 +195,9 @@ class Route(torch.autograd.Function):
 
 def _tile(width: int, choices: int) -> dict[str, int]:
     columns, most = triton.next_power_of_2(width), triton.next_power_of_2(choices)
-    warps = max(1, min(16, columns * most // (8 * NUMBERS)))  # backward a program holds a sum for every choice
-    return {"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns, "CHOICES": most, "num_warps": warps}
+    # Backward a program holds a sum of its rows for every choice, in registers: with many, it has fewer rows.
+    numbers = max(NUMBERS, min(NUMBERS * WARPS, 4 * NUMBERS * WARPS // most))
+    return {"ROWS": max(1, numbers // columns), "COLUMNS": columns, "CHOICES": most, "num_warps": WARPS}
 
 
 def plain_route(
@@ -199,4 +209,5 @@ def plain_route(
     ranked = scores if balance is None else probabilities + balance
     chosen = ranked.topk(top_k, dim=-1).indices
     weights = probabilities.gather(-1, chosen)
-    return scores, probabilities, chosen, weights / weights.sum(-1, keepdim=True) if renormalise else weights
+    weights = weights / weights.sum(-1, keepdim=True) if renormalise else weights
+    return stream, scores, probabilities, chosen, weights

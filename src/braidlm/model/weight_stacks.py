@@ -17,9 +17,12 @@ ROWS = 98304
 class Stack:
     """The inputs, and in the backward pass the gradients, of layers of one shape."""
 
-    def __init__(self, layers: int, rows: int, weight: Tensor, dtype: torch.dtype, aside: Aside):
-        self.weight, self.aside, self.waiting = weight, aside, layers
-        self.inputs = torch.empty(layers, rows, weight.shape[1], dtype=dtype, device=weight.device)
+    def __init__(
+        self, layers: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype, aside: Aside, turned: bool = False
+    ):
+        """Weights are [out, in] = `shape`, or, `turned`, their gradients are wanted as [in, out]."""
+        (self.outputs, inputs), self.turned, self.aside, self.waiting = shape, turned, aside, layers
+        self.inputs = torch.empty(layers, rows, inputs, dtype=dtype, device=aside.device)
         self.gradients: Tensor | None = None
         self.results: Tensor | None = None
 
@@ -28,9 +31,10 @@ class Stack:
 
     def gradient(self, index: int) -> Tensor:
         if self.gradients is None:
-            layers, rows, _ = self.inputs.shape
-            self.gradients = self.inputs.new_empty(layers, rows, self.weight.shape[0])
-            self.results = self.weight.new_empty(layers, *self.weight.shape)
+            layers, rows, inputs = self.inputs.shape
+            self.gradients = self.inputs.new_empty(layers, rows, self.outputs)
+            shape = (inputs, self.outputs) if self.turned else (self.outputs, inputs)
+            self.results = self.inputs.new_empty(layers, *shape, dtype=torch.float32)
         return self.gradients[index].data
 
     def delivered(self, index: int) -> Tensor:
@@ -39,7 +43,8 @@ class Stack:
         self.waiting -= 1
         if not self.waiting:
             with self.aside.piece(self.gradients, self.inputs):
-                _batched_product(self.gradients.transpose(1, 2), self.inputs, self.results)
+                left, right = (self.inputs, self.gradients) if self.turned else (self.gradients, self.inputs)
+                _batched_product(left.transpose(1, 2), right, self.results)
         return self.results[index].data
 
 

@@ -10,10 +10,11 @@ from braidlm.core.folders import load_model
 from braidlm.core.generation import TextStream
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.model.switches import use_paths
-from braidlm.routes.collect import Layer, collect_choices, find_layers, joins_of
+from braidlm.routes.collect import UNREAD, Layer, Taken, collect_choices, find_layers
 from braidlm.routes.opening import OpenedModel
+from braidlm.routes.places import silent_paths
 from braidlm.routes.report import DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
-from braidlm.routes.tallies import counts_of, named_shares, tally
+from braidlm.routes.tallies import counts_of, load_of, named_shares, tally
 from braidlm.routes.texts import Text, Texts
 
 SHOWN = 120
@@ -31,80 +32,88 @@ def look(opened: OpenedModel, texts: Texts, right: dict[str, str | None], device
         raise BraidError(error.what, opened.where) from error
     total = sum(len(text.ids) for text in texts.all)
     with progress(f"routes of {opened.name}", total, "tokens") as advance:
-        chosen = collect_choices(model, layers, texts.all, batch, advance)
-    silent = set().union(*(join.silent for join in joins_of(model)))
+        taken = collect_choices(model, layers, texts.all, batch, advance)
+    silent = silent_paths(model)
     heard = [name for name in opened.paths if name not in silent]
     found = ModelRoutes(opened.name, opened.where, list(opened.paths), heard, right, layers)
-    _describe(found, texts, chosen, opened.tokenizer)
+    _describe(found, texts, taken, opened.tokenizer)
     return found
 
 
-def _describe(found: ModelRoutes, texts: Texts, chosen: list[np.ndarray], tokenizer: BraidTokenizer) -> None:
+def _describe(found: ModelRoutes, texts: Texts, taken: list[Taken], tokenizer: BraidTokenizer) -> None:
     """Everything the report says about a model."""
     layers, right = found.layers, found.domains
-    of_prompts, of_data = chosen[: len(texts.prompts)], chosen[len(texts.prompts) :]
-    for text, choices in zip(texts.prompts, of_prompts, strict=True):
-        found.prompts.append(_prompt_routes(found, text, choices, tokenizer))
+    of_prompts, of_data = taken[: len(texts.prompts)], taken[len(texts.prompts) :]
+    for text, took in zip(texts.prompts, of_prompts, strict=True):
+        found.prompts.append(_prompt_routes(found, text, took, tokenizer))
     documents: list[Text] = []
     for name, theirs in texts.data.items():
         part = of_data[len(documents) : len(documents) + len(theirs)]
         found.data.append(_data_routes(found, name, theirs, part, tokenizer))
         documents += theirs
     if texts.prompts:
-        last = [choices[:, -1:] for choices in of_prompts]
+        last = [took.part(slice(-1, None)) for took in of_prompts]
         found.tallies.append(tally("the last token of each prompt", layers, texts.prompts, last, right))
         found.tallies.append(tally("all tokens of the prompts", layers, texts.prompts, of_prompts, right))
     if documents:
         found.tallies.append(tally("all tokens of the data", layers, documents, of_data, right))
-    _remark(found, _shares(layers, chosen), list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
+    _remark(found, taken, list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
 
 
-def _prompt_routes(found: ModelRoutes, text: Text, choices: np.ndarray, tokenizer: BraidTokenizer) -> PromptRoutes:
-    view = _view(tokenizer, text.ids, choices, found.layers)
+def _prompt_routes(found: ModelRoutes, text: Text, took: Taken, tokenizer: BraidTokenizer) -> PromptRoutes:
+    view = _view(tokenizer, text.ids, took, found.layers)
     at_last = [None if names is None else names[-1] for names in view.chosen]
     path = found.domains.get(text.domain) if text.domain else None
-    return PromptRoutes(text.name, text.domain, path, at_last, _shares(found.layers, [choices]), view)
+    return PromptRoutes(text.name, text.domain, path, at_last, _shares(found.layers, [took]), view)
 
 
 def _data_routes(
-    found: ModelRoutes, name: str, documents: list[Text], chosen: list[np.ndarray], tokenizer: BraidTokenizer
+    found: ModelRoutes, name: str, documents: list[Text], taken: list[Taken], tokenizer: BraidTokenizer
 ) -> DataRoutes:
     size = sum(len(text.ids) for text in documents)
-    sample = _view(tokenizer, documents[0].ids[:SHOWN], chosen[0][:, :SHOWN], found.layers)
-    return DataRoutes(name, found.domains.get(name), len(documents), size, _shares(found.layers, chosen), sample)
+    sample = _view(tokenizer, documents[0].ids[:SHOWN], taken[0].part(slice(SHOWN)), found.layers)
+    return DataRoutes(name, found.domains.get(name), len(documents), size, _shares(found.layers, taken), sample)
 
 
-def _remark(found: ModelRoutes, shares: list[dict[str, float] | None], domains: list[str]) -> None:
+def _remark(found: ModelRoutes, taken: Sequence[Taken], domains: list[str]) -> None:
     """What stands out, and what limits the reading."""
-    for layer, parts in zip(found.layers, shares, strict=True):
-        if parts is None:
-            found.notes.append(f"{layer.name}: {layer.note}")
+    for index, layer in enumerate(found.layers):
+        if layer.how:
+            load = named_shares(load_of(taken, index, len(layer.choices)), layer.choices)
+            found.findings += degenerate(layer, load, found.heard, domains)
         else:
-            found.findings += degenerate(layer, parts, found.heard, domains)
+            found.notes.append(f"{layer.name}: {layer.note}")
     if any(layer.how == "cosine" for layer in found.layers):
         found.notes.append("without a router, the path is named whose output is closest in cosine to the joined output")
     if silent := [name for name in found.paths if name not in found.heard]:
         found.notes.append(f"silent: {', '.join(silent)}")
-    if domains and not any(found.domains.values()):
+    if domains and found.paths and not any(found.domains.values()):
         pairs = " ".join(f"{domain}={path}" for domain, path in zip(domains, found.paths, strict=False))
         found.notes.append(f"no domain is a path of this model, so none is right; `--domains {pairs}` would say so")
 
 
-def _shares(layers: Sequence[Layer], chosen: Sequence[np.ndarray]) -> list[dict[str, float] | None]:
+def _shares(layers: Sequence[Layer], taken: Sequence[Taken]) -> list[dict[str, float] | None]:
     """For each layer, over all tokens of some texts."""
     return [
-        named_shares(counts_of(np.concatenate([c[n] for c in chosen]), len(layer.choices)), layer.choices)
+        named_shares(counts_of(np.concatenate([t.main_LT[n] for t in taken]), len(layer.choices)), layer.choices)
         if layer.how
         else None
         for n, layer in enumerate(layers)
     ]
 
 
-def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: np.ndarray, layers: Sequence[Layer]) -> TokenView:
+def _view(tokenizer: BraidTokenizer, ids: Sequence[int], took: Taken, layers: Sequence[Layer]) -> TokenView:
     stream = TextStream(tokenizer, [])
     pieces = [stream.add(token) for token in ids]
     pieces[-1] += stream.finish()
-    chosen = [
-        [layer.choices[n] for n in row] if layer.how else None for layer, row in zip(layers, choices, strict=True)
+    served = [_served(layer, took, index) if layer.how else None for index, layer in enumerate(layers)]
+    return TokenView(pieces, [None if row is None else [next(iter(by)) for by in row] for row in served], served)
+
+
+def _served(layer: Layer, took: Taken, index: int) -> list[dict[str, float]]:
+    """For each token what serves it in a layer, with weights, the one that counts most first."""
+    pairs = zip(took.picks_LKT[index].T, took.weights_LKT[index].T, strict=True)
+    return [
+        {layer.choices[n]: float(weight) for n, weight in zip(picks, weights, strict=True) if n != UNREAD}
+        for picks, weights in pairs
     ]
-    return TokenView(pieces, chosen)

@@ -13,7 +13,8 @@ SHUFFLES = 499
 
 def shares(counts: np.ndarray) -> np.ndarray:
     """Counts as parts of 1 along the last dimension; zeros where nothing was counted."""
-    return counts / np.maximum(counts.sum(-1, keepdims=True), 1)
+    total = counts.sum(-1, keepdims=True)
+    return counts / np.where(total > 0, total, 1)
 
 
 def entropy(counts: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from braidlm.data.tokenizers import load_tokenizer
 from braidlm.model.accounting import skeleton
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.switches import path_names, use_paths
-from braidlm.routes.collect import joins_of
+from braidlm.routes.places import choosers_of
 
 Place = str | Path
 
@@ -58,7 +58,7 @@ def open_models(
         config = load_config(folder)
         bare = skeleton(config)
         try:
-            joins_of(bare)
+            choosers_of(bare)
             use_paths(bare, heard if heard is not None else config.paths)
         except BraidError as error:
             raise BraidError(error.what, str(folder), error.todo) from error

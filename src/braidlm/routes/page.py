@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from braidlm.core import figures
 from braidlm.core.page import Mark, Page
+from braidlm.routes.collect import Layer
+from braidlm.routes.loads import add_loads, least_used
 from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport, TokenView, capital, percent, verdicts
 
 if TYPE_CHECKING:
@@ -23,12 +25,17 @@ def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"]) -> Page:
     page = Page("Who goes where", f"Which path the tokens of a text take in {_listed(report)}")
     _opening(page, report)
     page.heading("Layer by layer")
-    page.figure(figures.to_svg(drawn["shares"]), f"How often each path is taken: {report.models[0].tallies[-1].what}.")
+    shown = (
+        "What each choice counts, by the weights of the router" if _top_k(report) else "How often each path is taken"
+    )
+    page.figure(figures.to_svg(drawn["shares"]), f"{shown}: {report.models[0].tallies[-1].what}.")
+    if _top_k(report):
+        add_loads(page, report)
     if any(model.prompts for model in report.models):
         page.heading("Prompt by prompt")
         _grid(page, report)
     if "information" in drawn:
-        page.heading("Does the path tell what the text is about?")
+        page.heading(f"Does the {'path' if _has_paths(report) else 'choice'} tell what the text is about?")
         _information(page, report, figures.to_svg(drawn["information"]))
     page.heading("Token by token")
     _token_views(page, report)
@@ -42,14 +49,26 @@ def _listed(report: RoutingReport) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _top_k(report: RoutingReport) -> bool:
+    """Whether somewhere several choices serve a token."""
+    return any(layer.top_k > 1 for model in report.models for layer in model.layers)
+
+
+def _has_paths(report: RoutingReport) -> bool:
+    return all(layer.of_paths for model in report.models for layer in model.layers)
+
+
 def _opening(page: Page, report: RoutingReport) -> None:
     several = len(report.models) > 1
     first = report.models[0]
     looked_at = [f"{len(first.prompts)} prompts"] if first.prompts else []
     looked_at += [f"{data.tokens:,} tokens of {data.name}" for data in first.data]
+    what = "In each parallel layer a token takes one of several paths."
+    if _top_k(report) or not _has_paths(report):
+        what = "Routers choose for each token a few of several paths or experts."
     page.text(
-        f"In each parallel layer a token takes one of several paths. Here is which, for {', '.join(looked_at)}, and "
-        "whether that has anything to do with what a text is about."
+        f"{what} Here is which, for {', '.join(looked_at)}, and whether that has anything to do with what a text is "
+        "about."
     )
     if several:
         _summary(page, report)
@@ -71,6 +90,8 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
     if tally.accuracy is not None:
         yield "for the domain's path", percent(tally.accuracy)
         yield "would be by chance", percent(tally.accuracy_by_chance)
+    if (used := least_used(model)) is not None:
+        yield "of an even share, least used", percent(used)
     for name, share in tally.shares.items():
         if name not in model.paths:
             yield f"for all paths {name}", percent(share)
@@ -81,7 +102,10 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
 def _summary(page: Page, report: RoutingReport) -> None:
     """The foot of PaPaformer's Table 6: a column for each model."""
     tallies = [model.tallies[0] for model in report.models]
-    rows: list[list[str]] = [[name, *(percent(t.shares.get(name)) for t in tallies)] for name in report.choices]
+    named = [name for name in report.choices if any(name in tally.shares for tally in tallies)]
+    if not named:  # experts of different layers are different things
+        return
+    rows: list[list[str]] = [[name, *(percent(t.shares.get(name)) for t in tallies)] for name in named]
     if any(tally.accuracy is not None for tally in tallies):
         rows.append(["right", *(percent(tally.accuracy) for tally in tallies)])
         rows.append(["right by chance", *(percent(tally.accuracy_by_chance) for tally in tallies)])
@@ -149,7 +173,11 @@ def _layer_rows(model: ModelRoutes, at: int, several: bool) -> Iterator[list[str
 
 
 def _token_views(page: Page, report: RoutingReport) -> None:
-    page.text("Each text once for every layer, its tokens in the colour of the path they took there.")
+    page.text(
+        "Each text once for every layer, its tokens in the colour of the path they took there."
+        if not _top_k(report) and _has_paths(report)
+        else "Each text once for every layer, its tokens in the colour of the choice that counts most for them there."
+    )
     for model in report.models:
         if len(report.models) > 1:
             page.heading(model.name, 3)
@@ -178,16 +206,22 @@ def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tup
 
 def _method(page: Page, report: RoutingReport) -> None:
     page.text(
-        "A join with a router is read from the routing that the model returns: the choice that counts most for a "
-        "token. A decision is right when it is for the path of the text's domain; a combination of paths is never "
-        "right. “By chance” is what choices made just as often, but without a look at the text, would get right. "
-        "Entropy is that of the shares, in bits: 0 when everything goes one way."
+        "Where there is a router, the routing that the model returns is read: the choice that counts most for a token "
+        "is its decision, also where several serve it. A decision is right when it is for the path of the text's "
+        "domain; a combination of paths is never right. “By chance” is what choices made just as often, but without a "
+        "look at the text, would get right. "
+        "Entropy is that of the shares (with several choices for a token: of the load), in bits: 0 when everything "
+        "goes one way."
     )
     for model in report.models:
-        rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), HOW[layer.how]] for layer in model.layers]
-        page.table(["", "join", "choices", "read by"], rows, f"`{model.folder}`")
+        rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), _read_by(layer)] for layer in model.layers]
+        page.table(["", "where", "choices", "read by"], rows, f"`{model.folder}`")
         for note in model.notes:
             page.text(f"{_with_code(note) if note.startswith('stages.') else capital(note)}.")
+
+
+def _read_by(layer: Layer) -> str:
+    return HOW[layer.how] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
 
 
 def _with_code(text: str) -> str:

@@ -18,7 +18,10 @@ def pictures(report: RoutingReport) -> dict[str, "Figure"]:
 
 
 def share_figure(report: RoutingReport) -> "Figure":
-    """For each layer and domain, how often each path is taken, over as many tokens as were looked at; models aside."""
+    """For each layer and domain, what each choice counts, over as many tokens as were looked at; models aside.
+
+    Where one choice serves a token, that is how often it is taken.
+    """
     panels = {model.name: _bars(model) for model in report.models}
     return figures.share_chart(panels, report.choices, report.no_paths)
 
@@ -44,5 +47,5 @@ def _bars(model: ModelRoutes) -> dict[tuple[str, str], dict[str, float]]:
         (layer.label, domain): shares
         for layer, one in zip(model.layers, model.tallies[-1].layers, strict=True)
         if one is not None
-        for domain, shares in one.by_domain.items()
+        for domain, shares in one.weight_by_domain.items()
     }

@@ -15,7 +15,10 @@ class TokenView:
     tokens: list[str]
     """What each token writes; nothing for one that only begins a character."""
     chosen: list[list[str] | None]
-    """For each layer the choice of each token; None where a layer cannot be read."""
+    """For each layer the choice of each token, with top-k the one that counts most; None where a layer cannot be read.
+    """
+    served: list[list[dict[str, float]] | None] = field(default_factory=list)
+    """For each layer all that serve each token, with their weights."""
 
 
 @dataclass
@@ -74,7 +77,7 @@ class ModelRoutes:
     tallies: list[Tally] = field(default_factory=list)
     """Looked at in several ways: prompts at their last token, all their tokens, the data sets."""
     findings: list[str] = field(default_factory=list)
-    """What stands out: layers that always choose the same, paths never chosen."""
+    """What stands out: layers that always choose the same, paths or experts never chosen."""
     notes: list[str] = field(default_factory=list)
     """What limits the reading."""
 
@@ -92,8 +95,9 @@ class RoutingReport:
 
     @property
     def no_paths(self) -> list[str]:
-        """The choices that are no path: combinations of them."""
-        return [choice for choice in self.choices if choice not in self._paths]
+        """The choices that are no path, and no expert either: combinations of paths."""
+        combined = {name for model in self.models for layer in model.layers if layer.of_paths for name in layer.choices}
+        return [choice for choice in self.choices if choice in combined and choice not in self._paths]
 
     @property
     def _paths(self) -> list[str]:
@@ -158,14 +162,21 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def degenerate(layer: Layer, shares: dict[str, float], heard: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """What is odd about how often a layer takes its choices: one has (almost) all, or a path has none."""
-    most, share = max(shares.items(), key=lambda item: item[1])
+def degenerate(layer: Layer, load: dict[str, float], heard: Sequence[str], domains: Sequence[str]) -> list[str]:
+    """What is odd about how often a layer picks its choices: a few have (almost) all, or a path or expert has none."""
+    expected = heard if layer.of_paths else layer.choices
+    if 1 < layer.top_k >= len(set(expected).intersection(layer.choices)):
+        return []  # all of them serve every token
+    most = sorted(load, key=lambda name: -load[name])[: layer.top_k]
+    share = sum(load[name] for name in most)
     if share < 0.99:
-        return [f"{layer.name} never takes '{name}'" for name in heard if shares.get(name) == 0.0]
+        return [f"{layer.name} never takes '{name}'" for name in expected if load.get(name) == 0.0]
     if layer.how == "cosine" and len(heard) == 1:
         return []  # nothing else can be heard
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
+    few = " and ".join(f"'{name}'" for name in most)
+    if layer.top_k > 1:
+        return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
     if layer.how == "router":
-        return [f"{layer.name} sends {percent(share)} of tokens to '{most}'{only}"]
-    return [f"{layer.name} is closest to '{most}' at {percent(share)} of tokens{only}"]
+        return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
+    return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]

@@ -37,9 +37,9 @@ def tables(report: RoutingReport) -> dict[str, Table]:
             ),
             _layers,
         ),
-        "shares": (("counted", "layer", "domain", "choice", "share"), _shares),
+        "shares": (("counted", "layer", "domain", "choice", "share", "load", "weight"), _shares),
         "prompt_shares": (("prompt", "domain", "layer", "choice", "share"), _prompt_shares),
-        "tokens": (("text", "position", "token", "layer", "chosen"), _tokens),
+        "tokens": (("text", "position", "token", "layer", "chosen", "weight", "others"), _tokens),
     }
     found = {
         name: Table(("model", *columns), [(m.name, *row) for m in report.models for row in rows(m)])
@@ -73,8 +73,11 @@ def _layers(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
 def _shares(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
     for tally in model.tallies:
         for one in tally.read:
-            for domain, shares in [("all", one.shares), *one.by_domain.items()]:
-                yield from ((tally.what, one.layer, domain, *pair) for pair in shares.items())
+            whole = ("all", one.shares, one.load, one.weight)
+            apart = ((d, one.by_domain[d], one.load_by_domain[d], one.weight_by_domain[d]) for d in one.by_domain)
+            for domain, shares, load, weight in (whole, *apart):
+                for name, share in shares.items():
+                    yield tally.what, one.layer, domain, name, share, load[name], weight[name]
 
 
 def _prompt_shares(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
@@ -87,9 +90,10 @@ def _tokens(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
     views: list[tuple[str, TokenView]] = [(prompt.name, prompt.view) for prompt in model.prompts]
     views += [(data.name, data.sample) for data in model.data]
     for name, view in views:
-        for layer, chosen in zip(model.layers, view.chosen, strict=True):
-            for position, (token, choice) in enumerate(zip(view.tokens, chosen or [], strict=False)):
-                yield name, position, token, layer.name, choice
+        for layer, served in zip(model.layers, view.served, strict=True):
+            for position, (token, by) in enumerate(zip(view.tokens, served or [], strict=False)):
+                (choice, weight), *others = by.items()
+                yield name, position, token, layer.name, choice, weight, "; ".join(f"{n} {w:.3g}" for n, w in others)
 
 
 def _plain(value: Any) -> Any:

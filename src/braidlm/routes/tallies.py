@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from braidlm.routes.collect import UNREAD, Layer
+from braidlm.routes.collect import UNREAD, Layer, Taken
 from braidlm.routes.measures import (
     accuracy,
     accuracy_by_chance,
@@ -30,11 +30,17 @@ class LayerTally:
     decisions: int
     """Tokens that chose."""
     shares: dict[str, float]
-    """Of all decisions, by choice."""
+    """Of all decisions, by choice: the one that counts most for a token."""
     by_domain: dict[str, dict[str, float]]
     """The same for each domain's texts apart."""
+    load: dict[str, float]
+    """Of all picks, by choice: top-k of N makes k of them for each token."""
+    load_by_domain: dict[str, dict[str, float]]
+    weight: dict[str, float]
+    """Of all weights, by choice: what it counts in what comes out."""
+    weight_by_domain: dict[str, dict[str, float]]
     entropy: float
-    """Of the shares, in bits."""
+    """Of the load, in bits."""
     judged: int = 0
     """Decisions about texts whose domain has a path here."""
     accuracy: float | None = None
@@ -58,8 +64,9 @@ class Tally:
     what: str
     """Which decisions are counted."""
     decisions: int
-    """Over all layers that can be read."""
+    """Over all layers that choose between paths; of a model without paths, over all."""
     shares: dict[str, float]
+    """Of the paths over those layers; empty for a model without paths: each layer's experts are others."""
     accuracy: float | None
     accuracy_by_chance: float | None
     layers: list[LayerTally | None] = field(default_factory=list)
@@ -81,24 +88,25 @@ def tally(
     what: str,
     layers: Sequence[Layer],
     texts: Sequence[Text],
-    chosen: Sequence[np.ndarray],
+    taken: Sequence[Taken],
     right: Mapping[str, str | None],
 ) -> Tally:
-    """Count `chosen` (for each text [layers, tokens]) against the path that is `right` for each domain."""
+    """Count what each text's tokens took against the path that is `right` for each domain."""
     tallies = [
-        _tally_layer(layer, texts, [c[index] for c in chosen], right) if layer.how else None
-        for index, layer in enumerate(layers)
+        _tally_layer(layer, index, texts, taken, right) if layer.how else None for index, layer in enumerate(layers)
     ]
     read = [one for one in tallies if one is not None]
-    total = sum(one.decisions for one in read)
-    names = dict.fromkeys(name for one in read for name in one.shares)
-    pooled = {name: sum(one.shares.get(name, 0.0) * one.decisions for one in read) / total for name in names}
+    of_paths = [one for layer, one in zip(layers, tallies, strict=True) if one is not None and layer.of_paths]
+    total = sum(one.decisions for one in of_paths or read)
+    names = dict.fromkeys(name for one in of_paths for name in one.shares)
+    pooled = {name: sum(one.shares.get(name, 0.0) * one.decisions for one in of_paths) / total for name in names}
     return Tally(what, total, pooled, _judged_mean(read, "accuracy"), _judged_mean(read, "accuracy_by_chance"), tallies)
 
 
-def counts_of(choices: np.ndarray, size: int) -> np.ndarray:
-    """How often each of `size` choices was taken."""
-    return np.bincount(choices[choices != UNREAD], minlength=size)
+def counts_of(choices: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """How often each of `size` choices was taken, or what its `weights` add up to."""
+    known = choices != UNREAD
+    return np.bincount(choices[known], None if weights is None else weights[known], minlength=size)
 
 
 def named_shares(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
@@ -106,19 +114,30 @@ def named_shares(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     return {name: float(share) for name, share in zip(names, shares(counts), strict=True)}
 
 
+def load_of(taken: Sequence[Taken], index: int, size: int) -> np.ndarray:
+    """How often each of a layer's `size` choices was picked."""
+    return np.sum([counts_of(one.picks_LKT[index], size) for one in taken], axis=0)
+
+
 def _tally_layer(
-    layer: Layer, texts: Sequence[Text], chosen: Sequence[np.ndarray], right: Mapping[str, str | None]
+    layer: Layer, index: int, texts: Sequence[Text], taken: Sequence[Taken], right: Mapping[str, str | None]
 ) -> LayerTally:
-    names = layer.choices
-    counts_TN = np.array([counts_of(row, len(names)) for row in chosen])
+    names, size = layer.choices, len(layer.choices)
+    counts_TN = np.array([counts_of(one.main_LT[index], size) for one in taken])
+    picks_TN = np.array([counts_of(one.picks_LKT[index], size) for one in taken])
+    weights_TN = np.array([counts_of(one.picks_LKT[index], size, one.weights_LKT[index]) for one in taken])
     groups = [text.domain or NO_DOMAIN for text in texts]
-    joint = {group: counts_TN[[g == group for g in groups]].sum(0) for group in dict.fromkeys(groups)}
+    joint, load, weight = (_by_group(counted, groups) for counted in (counts_TN, picks_TN, weights_TN))
     made = LayerTally(
         layer=layer.name,
         decisions=int(counts_TN.sum()),
         shares=named_shares(counts_TN.sum(0), names),
         by_domain={group: named_shares(counts, names) for group, counts in joint.items()},
-        entropy=entropy(counts_TN.sum(0)),
+        load=named_shares(picks_TN.sum(0), names),
+        load_by_domain={group: named_shares(counts, names) for group, counts in load.items()},
+        weight=named_shares(weights_TN.sum(0), names),
+        weight_by_domain={group: named_shares(sums, names) for group, sums in weight.items()},
+        entropy=entropy(picks_TN.sum(0)),
     )
     domains = [group for group in joint if group != NO_DOMAIN]
     if not domains:
@@ -134,6 +153,11 @@ def _tally_layer(
         made.information_by_chance, made.luck = float(by_chance.mean()), luck(made.information, by_chance)
         made.domain_entropy = entropy(joint_DN.sum(1))
     return made
+
+
+def _by_group(counted_TN: np.ndarray, groups: Sequence[str]) -> dict[str, np.ndarray]:
+    """Summed over the texts of each group."""
+    return {group: counted_TN[[g == group for g in groups]].sum(0) for group in dict.fromkeys(groups)}
 
 
 def _index(names: Sequence[str], name: str | None) -> int | None:

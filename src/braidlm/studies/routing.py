@@ -1,21 +1,24 @@
-"""Who goes where in a study's models: the held-out documents of every domain, through every model that has paths."""
+"""Who goes where in a study's models: held-out documents of every domain, in every model with paths or experts."""
 
 from pathlib import Path
 
+from braidlm.core.errors import BraidError
 from braidlm.core.folders import load_config
 from braidlm.data.catalog import OpenData
+from braidlm.model.accounting import skeleton
+from braidlm.routes.places import choosers_of
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
 from braidlm.studies.results import StudyResults
 
 
 def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:
-    """The routing report of the first seed's models, also as a page in `out`; None if no model has paths."""
+    """The routing report of the first seed's models, also as a page in `out`; None if none has paths or experts."""
     seed = results.study.seeds[0]
     found = {
         model.name: model.folder
         for model in results.models
-        if model.seed == seed and model.kind != "path" and _has_paths(model.folder)
+        if model.seed == seed and model.kind != "path" and _chooses(model.folder)
     }
     if not found:
         return None
@@ -25,7 +28,9 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
     return routes(found, data=places, tokens=tokens, held_out=held_out, out=out)
 
 
-def _has_paths(folder: Path) -> bool:
-    """Whether `braid routes` can say which path a token took; of a routed join the training's own records tell."""
-    stages = load_config(folder).decoded().stages
-    return any(stage.kind == "parallel" and stage.options.join.kind != "routed" for stage in stages)
+def _chooses(folder: Path) -> bool:
+    """Whether anything is chosen in a model: paths, or experts."""
+    try:
+        return bool(choosers_of(skeleton(load_config(folder))))
+    except BraidError:
+        return False
