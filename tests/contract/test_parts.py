@@ -65,6 +65,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"compute": "sparse", "per": "sublayer", "top_k": 1, "balance_rate": 0.01},
         {"compute": "sparse", "per": "sublayer", "scope": "routed", "top_k": 1, "renormalise": False},
         {"compute": "dense", "per": "sublayer", "scope": "routed"},
+        {"compute": "measured", "losses": {"switch": 0.2, "z_loss": 0.1}, "balance_rate": 0.01, "bias": False},
     ],
     ("attention", "softmax"): [
         {"kv_heads": 4},
@@ -76,6 +77,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"window": 1},
         {"bias": True},
         {"experts": 3, "kv_heads": 2, "window": 3},
+        {"experts": {"names": ["a", "b"], "scope": "routed", "router": {"top_k": 1, "compute": "sparse"}}},
     ],
     ("feed-forward", "mlp"): [
         {"hidden": 8, "bias": True, "experts": {"names": 4, "shared": 12}},

@@ -14,6 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.folders import load_model
 from braidlm.data.tokenizers import load_tokenizer
 from braidlm.evals import evaluate as module
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.minimal_pairs import read_pairs
 from braidlm.evals.scorer import Scorer
 from braidlm.evals.tasks import TASKS
@@ -55,7 +56,9 @@ def test_a_table_of_models_and_tasks(eval_verb: Verb, runs: Path, data: Path, tm
 def test_the_score_is_that_of_the_scorer(runs: Path, data: Path) -> None:
     folder = runs / "one" / "checkpoints" / "chck_2M"
     found = braidlm.eval(folder, "blimp_fast", data=data, device="cpu")
-    expected = read_pairs(data / BLIMP).evaluate("blimp_fast", Scorer(load_model(folder)), load_tokenizer(folder))
+    expected = read_pairs(data / BLIMP).evaluate(
+        "blimp_fast", Contestant(Scorer(load_model(folder)), load_tokenizer(folder))
+    )
     assert found.of("one/chck_2M").tasks["blimp_fast"] == expected
     with pytest.raises(BraidError, match="no model 'x' was evaluated"):
         found.of("x")

@@ -12,6 +12,7 @@ from braidlm.data.prepare import prepare
 from braidlm.data.streams import TokenStream
 from braidlm.data.tokenizers import bytes_tokenizer
 from braidlm.data.validation import validation_windows
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.held_text import read_text
 from braidlm.evals.scorer import Scorer
 from braidlm.training.validation import score_text
@@ -45,7 +46,7 @@ def plain_bits(documents: list[str]) -> float:
 
 def test_every_token_is_predicted_once(folder: Path) -> None:
     held = read_text(folder)
-    result = held.evaluate("bits_per_byte", scorer(), TOKENIZER)
+    result = held.evaluate("bits_per_byte", Contestant(scorer(), TOKENIZER))
     a, b = ["One day.\nA cat sat.", "The end, ü."], ["Nothing at all happened to anybody here."]
     sizes = [sum(len(text.encode()) for text in texts) for texts in (a, b)]
     bits = [plain_bits(a), plain_bits(b)]
@@ -64,13 +65,13 @@ def test_it_is_what_the_validation_of_a_run_says(folder: Path, tmp_path: Path) -
     prepare([file], tmp_path / "packed", tokenizer="bytes")
     stream = TokenStream(PackedData(tmp_path / "packed"))
     expected = score_text(scorer().model, validation_windows(stream, CONTEXT))
-    found = read_text(file).evaluate("bits_per_byte", scorer(), TOKENIZER)
+    found = read_text(file).evaluate("bits_per_byte", Contestant(scorer(), TOKENIZER))
     assert found.score == pytest.approx(expected.bits_per_byte, abs=1e-6)
     assert (found.notes["tokens"], found.notes["bytes"]) == (expected.tokens, expected.bytes)
 
 
 def test_one_document_has_no_standard_error(folder: Path) -> None:
-    result = read_text(folder / "deep").evaluate("t", scorer(), TOKENIZER)
+    result = read_text(folder / "deep").evaluate("t", Contestant(scorer(), TOKENIZER))
     assert result.standard_error is None
     assert "±" not in result.shown
 

@@ -11,6 +11,7 @@ from plain_scorer import plain_sum
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizers import bytes_tokenizer
 from braidlm.evals import settling
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Request
 from braidlm.evals.minimal_pairs import MinimalPairs, Pair, accuracy, read_pairs, where_they_part
 from braidlm.evals.scorer import Scorer
@@ -77,7 +78,7 @@ def test_the_score_is_the_mean_over_sets_and_ties_count_as_right() -> None:
 
 def test_sentences_of_equal_tokens_are_a_tie() -> None:
     task = MinimalPairs([Pair("abc", "abc", "a"), Pair("abcd", "abce", "a")], "0")
-    result = task.evaluate("t", Scorer(letters_model()), TOKENIZER)
+    result = task.evaluate("t", Contestant(Scorer(letters_model()), TOKENIZER))
     assert result.notes["ties"] == 1
 
 

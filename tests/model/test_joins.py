@@ -24,7 +24,8 @@ def joined(layer: ParallelLayer, hidden: Tensor, span: Span) -> Tensor:
 
 
 def test_every_join_here_is_registered_and_tested() -> None:
-    assert set(joins) == {"shared_linear", "concat", "add", "gumbel_v1", "gumbel_v2"}, "write the new one's formula"
+    tested = {"shared_linear", "concat", "add", "gumbel_v1", "gumbel_v2", "routed"}
+    assert set(joins) == tested, "write the new one's formula"
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -81,7 +82,7 @@ def test_add_of_normalised_outputs_adds_them_to_the_stream() -> None:
     close(joined(layer, hidden, span), hidden + sum(normed))
 
 
-@pytest.mark.parametrize("kind", ["add", "gumbel_v1"])
+@pytest.mark.parametrize("kind", ["add", "gumbel_v1", "routed"])
 def test_joins_at_the_streams_width_may_grow_after_it(kind: str) -> None:
     layer, hidden, span, _ = first_layer(join=kind, to=24, architecture={"tie_embeddings": False})
     grown = joined(layer, hidden, span)
@@ -169,6 +170,29 @@ def test_softmax_routing_weighs_by_probability(kind: str, training: bool, temper
     result, (routing,) = routed(layer, hidden, span)
     torch.testing.assert_close(result, gumbel_by_hand(layer, outputs, weights), rtol=0.0, atol=1e-5)
     torch.testing.assert_close(routing.weights_BTN.double(), weights, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("norm", [None, "layer"])
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_routed_sums_the_most_probable_paths(top_k: int, paths: str, norm: Any, renormalise: bool) -> None:
+    join = {"kind": "routed", "top_k": top_k, "norm": norm, "renormalise": renormalise}
+    layer, hidden, span, outputs = first_layer(paths=PATHS[paths], join=join, time=20)
+    router = layer.join.router
+    read = hidden if norm is None else F.layer_norm(hidden, (16,), router.norm.weight, router.norm.bias)
+    probabilities = F.linear(read, router.scores.weight, router.scores.bias).softmax(-1)
+    best = probabilities.topk(top_k)
+    counted = best.values / best.values.sum(-1, keepdim=True) if renormalise else best.values
+    weights = torch.zeros_like(probabilities).scatter(-1, best.indices, counted)
+    level = [layer.join.leave[n](x) if n in layer.join.leave else x for n, x in zip(layer.names, outputs, strict=True)]
+    result, (routing,) = routed(layer, hidden, span)
+    close(result, sum(weights[..., i, None] * x for i, x in enumerate(level)))
+    assert routing.name == "stages.0.layers.0.join.router"
+    assert routing.choices == tuple(PATHS[paths])
+    close(routing.probabilities_BTN, probabilities)
+    close(routing.weights_BTN, weights)
+    assert best.indices.unique().numel() > 1, "the test should see more than one choice"
 
 
 def test_the_addresses_are_the_models_names() -> None:

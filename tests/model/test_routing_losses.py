@@ -15,7 +15,16 @@ from braidlm.model.errors import BraidError
 from braidlm.model.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.routing import Routing
-from braidlm.model.routing_losses import routing_loss, routing_losses, usage
+from braidlm.model.routing_losses import (
+    _alike,
+    _at_once,
+    load,
+    loads,
+    routing_loss,
+    routing_losses,
+    usage,
+    usages,
+)
 from tiny_models import random_ids, randomised
 
 NAMES = ("a", "b", "combined")
@@ -199,6 +208,66 @@ def test_usage_is_the_share_of_the_weight() -> None:
     record = routing(EVEN[:1, :4], weights)
     assert usage(record, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
     torch.testing.assert_close(usage(record, torch.tensor([[1, 0, 1, 1]])), torch.tensor([2 / 3, 0.0, 1 / 3]))
+
+
+def test_load_is_the_share_of_the_picks_whatever_they_count() -> None:
+    probabilities = torch.tensor([[[0.5, 0.3, 0.2], [0.15, 0.8, 0.05], [0.6, 0.1, 0.3], [0.2, 0.1, 0.7]]])
+    best = probabilities.topk(2)
+    record = Routing("router", NAMES, probabilities, best.indices, best.values)
+    assert load(record, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
+    assert load(record, torch.tensor([[1, 1, 0, 0]])).tolist() == [0.5, 0.5, 0.0]
+    torch.testing.assert_close(usage(record, torch.tensor([[1, 0, 1, 0]])), torch.tensor([1.1, 0.3, 0.3]) / 1.7)
+    never_counts = Routing("router", NAMES, probabilities, best.indices, torch.zeros(1, 4, 2))
+    assert load(never_counts, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
+    assert load(record, torch.zeros(1, 4)).tolist() == [0.0, 0.0, 0.0]
+
+
+def several(losses: dict[str, float] | None = None) -> list[Routing]:
+    """Routings of one shape."""
+    made = []
+    for number in range(3):
+        scores = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(number), requires_grad=True)
+        probabilities = scores.softmax(-1)
+        best = probabilities.topk(2)
+        weights = best.values / best.values.sum(-1, keepdim=True)
+        made.append(Routing(f"router {number}", NAMES, probabilities, best.indices, weights, losses or {}, scores))
+    return made
+
+
+def test_usages_and_loads_are_by_router_in_order() -> None:
+    other = Routing("between", ("x", "y"), *(t[..., :2] for t in (EVEN, torch.zeros(2, 6, 2).long(), EVEN)))
+    first, second, third = several()
+    asked, real = (third, other, first, second), torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]])
+    for of_all, of_one in ((usages, usage), (loads, load)):
+        found = of_all(asked, real)
+        assert list(found) == ["router 2", "between", "router 0", "router 1"]
+        for record in asked:
+            torch.testing.assert_close(found[record.name], of_one(record, real).detach())
+            assert not found[record.name].requires_grad
+    assert usages((), real) == loads((), real) == {}
+
+
+@pytest.mark.parametrize("name", [*VALUES, "usage", "load"])
+def test_routings_of_one_shape_computed_at_once(name: str) -> None:
+    measure = {"usage": usage, "load": load}.get(name) or routing_losses[name]
+    real, found = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
+    for at_once in (True, False):
+        alike = several()
+        made = _at_once(measure, alike, real) if at_once else torch.stack([measure(one, real) for one in alike])
+        if name != "load":  # counts have no gradient
+            (made * torch.arange(1.0, 1 + made.numel()).view_as(made)).sum().backward()
+        found.append([made.detach(), *(one.scores_BTN.grad for one in alike)])  # type: ignore[union-attr]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_can_be_computed_at_once() -> None:
+    plain, weighed = several(), several({"switch": 0.2})
+    wide = Routing("wide", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
+    groups = _alike((*plain, wide, *weighed))
+    assert [len(group) for group in groups] == [3, 1, 3]
+    assert groups[0] == plain
+    assert groups[2] == weighed
 
 
 def test_the_loss_of_a_model_is_the_weighted_sum_over_routers() -> None:

@@ -15,6 +15,7 @@ from braidlm.core.folders import load_model, save_model
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.joins import joins
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.router import TopKRouter
 from braidlm.model.switches import freeze, path_names, use_paths
 from tiny_models import random_ids, tiny_model
 
@@ -82,6 +83,43 @@ def test_a_router_never_chooses_a_silent_path(kind: str, sample: str, training: 
     model.zero_grad()
     model.train()(ids, labels=ids).loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"scope": "routed"}, {"balance_rate": 0.1}, {"noise": 1.0}], ids=str)
+@pytest.mark.parametrize("per", ["block", "sublayer"])
+@pytest.mark.parametrize("compute", ["sparse", "dense"])
+def test_a_routed_join_never_chooses_a_silent_path(
+    compute: str, per: str, options: dict[str, Any], training: bool
+) -> None:
+    join = {"kind": "routed", "top_k": 1, "per": per, "compute": compute, **options}
+    model = path_model(paths=NAMES, layers=2, join=join).train(training)
+    routers = [part for part in model.modules() if isinstance(part, TopKRouter)]
+    assert len(routers) == (2 if per == "block" else 4)
+    for router in routers:  # all want maths
+        router.scores.bias.data = torch.tensor([0.0, 9.0, 0.0], dtype=torch.float64)
+        if router.balance is not None:
+            router.balance.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    ids = random_ids(3, 20)
+    assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
+    use_paths(model, ["stories", "code"])
+    for routing in model(ids).routings:
+        assert routing.choices == tuple(NAMES)
+        assert (routing.chosen_BTK != 1).all()
+        assert routing.probabilities_BTN[..., 1].max() == 0
+        torch.testing.assert_close(routing.weights_BTK.sum(-1), torch.ones(3, 20, dtype=torch.float64))
+    model.zero_grad()
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    use_paths(model, None)
+    assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
+
+
+def test_a_path_alone_serves_every_token_where_two_are_chosen() -> None:
+    model = path_model(paths=NAMES, join={"kind": "routed", "top_k": 2})
+    use_paths(model, ["code"])
+    (routing,) = model(random_ids(2, 7)).routings
+    torch.testing.assert_close(routing.weights_BTN, torch.tensor([0.0, 0.0, 1.0]).double().expand(2, 7, 3))
 
 
 def test_add_without_a_path_is_the_stream_and_the_other_changes() -> None:
@@ -197,6 +235,36 @@ def test_a_part_is_frozen_by_name_and_nothing_else(part: str) -> None:
         theirs = any(mark in name for mark in FROZEN[part])
         assert parameter.requires_grad != theirs, name
     assert any(not p.requires_grad for p in model.parameters())
+
+
+ROUTED: dict[str, Any] = {
+    "stages": [
+        {"project": {"to": 16, "experts": 2}},
+        {"parallel": {"paths": ["a", "b"], "join": "routed"}},
+        {"parallel": {"paths": ["a", "b"], "join": {"kind": "routed", "per": "sublayer"}}},
+    ],
+}
+
+
+def test_routed_paths_are_frozen_without_their_routers() -> None:
+    model = tiny_model(**ROUTED)
+    freeze(model, ["paths"])
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad != (".stack." in name or ".bank." in name), name
+    model = tiny_model(**ROUTED)
+    freeze(model, ["joins"])
+    for name, parameter in model.named_parameters():
+        theirs = ".router." in name or name.startswith(("model.stages.0.", "model.norm.")) or "2.layers.0." in name
+        assert parameter.requires_grad != (theirs and ".bank." not in name), name
+
+
+def test_experts_of_a_plain_block_are_no_paths() -> None:
+    experts = {"block": {"attention": {"heads": 4, "experts": 2}, "feed": {"hidden": 8, "experts": 2}}}
+    model = tiny_model(stages=[experts, {"parallel": {"paths": ["a", "b"], "join": "routed"}}])
+    freeze(model, ["paths", "joins"])
+    left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name, _ in model.named_parameters() if name.startswith("model.stages.0.")} <= left
+    assert not any(name.startswith("model.stages.1.") for name in left)
 
 
 def test_parts_together_leave_the_plain_blocks() -> None:

@@ -1,5 +1,6 @@
 """MoEP's strict-small study: its sizes, its corpus, and the whole of it at toy size."""
 
+import csv
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_tables_2_and_3_of_the_paper() -> None:
     assert made["validation"]["every"] == made["checkpoints"]["every"]
     for model in made["whole"].values():
         assert (model["positions"]["kind"], model["tie_embeddings"], model["context"]) == ("learned", True, 512)
-        assert model["initialisation"] == {"kind": "normal", "std": 0.02}
+        assert (model["initialisation"]["kind"], model["initialisation"]["std"]) == ("normal", 0.02)
         assert model["dropout"] == 0.1 or model["dropout"]["embedding"] == 0.1
     for name in MODELS[1:]:
         stages = made["whole"][name]["stages"]
@@ -129,6 +130,18 @@ def test_the_use_of_every_router_is_recorded(results: StudyResults) -> None:
         assert all(0 <= value <= 1 for key in ("entropy", "lowest") for value in line[key].values())
         assert line["routing_loss"] >= 3 * 0.2 * 0.99, "three routers at weight 0.2; 1 is even"
     assert "usage" not in read_metrics(results.of("gpt2")[0].run_folder, "train")[-1]
+
+
+def test_who_goes_where_in_every_model_that_routes(results: StudyResults) -> None:
+    with open(results.study.folder / "routes" / "shares.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == set(MODELS[1:])
+    assert {row["layer"] for row in rows} == {
+        "stages.1.experts.router",
+        "stages.2.layers.0.join.router",
+        "stages.3.experts.router",
+    }
+    assert "Who goes where" in (results.study.folder / "report.html").read_text()
 
 
 def test_one_table_and_one_picture_of_every_checkpoint(results: StudyResults) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-HELP = "convert a model from or to a Hugging Face format (gpt2, llama), or from papaformer"
+HELP = "convert a model from or to a Hugging Face format (gpt2, llama), or from moep_lm or papaformer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="from_",
         metavar="FORMAT",
-        help="read SOURCE as gpt2, llama or papaformer and write a Braid model folder",
+        help="read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder",
     )
     way.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
     parser.add_argument(

@@ -152,11 +152,12 @@ def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
     many = len(choices) > MANY
     rows: list[tuple[Any, ...]] = []
     for layer, one in zip(model.layers, tally.layers, strict=True):
+        name = layer.label if top_k else layer.name  # there are many columns
         if one is None:
-            rows.append((layer.name, *["-"] * (2 if many else len(choices)), "-", "-", "-"))
+            rows.append((name, *["-"] * (2 if many else len(choices)), "-", "-", "-"))
             continue
         told = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
-        rows.append((layer.name, *_loads(one, choices, many), f"{one.entropy:.2f}", percent(one.accuracy), told))
+        rows.append((name, *_loads(one, choices, many), f"{one.entropy:.2f}", percent(one.accuracy), told))
     loads = "load of each choice; " if top_k else ""
     show(f"{model.name}: {tally.what} ({loads}entropy in bits; bits that the path tells about the domain)")
     table(("layer", *(("most used", "least used") if many else choices), "entropy", "right", "bits"), rows)

@@ -15,6 +15,7 @@ from braidlm.core.console import progress
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.folders import versions
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.data_places import find_data
 from braidlm.evals.folder import check_out, write_folder
 from braidlm.evals.keeping import Kept
@@ -90,7 +91,7 @@ def _results(subject: Subject, tasks: list[_Asked], kept: Kept | None, device: s
     found = ModelResults(
         subject.name, str(subject.folder), subject.sha256, subject.run, subject.steps, subject.tokens, subject.words
     )
-    scorer = None
+    model: Contestant | None = None
     for task in tasks:
         facts = {
             "model": subject.sha256,
@@ -101,24 +102,26 @@ def _results(subject: Subject, tasks: list[_Asked], kept: Kept | None, device: s
         }
         result = kept.find(facts) if kept is not None else None
         if result is None:
-            scorer = scorer or Scorer(subject.load(device), dtype=DTYPES[dtype])
-            result = _scored(subject, task, scorer)
+            if model is None:
+                scorer = Scorer(subject.load(device), dtype=DTYPES[dtype])
+                model = Contestant(scorer, subject.tokenizer, subject.folder)
+            result = _scored(subject, task, model)
             if kept is not None:
                 kept.keep(facts, result)
         found.tasks[task.name] = result
-    if scorer is not None and device != "cpu":
-        del scorer
+    if model is not None and device != "cpu":
+        del model, scorer
         gc.collect()  # the next model finds the memory free
     return found
 
 
-def _scored(subject: Subject, task: _Asked, scorer: Scorer) -> TaskResult:
+def _scored(subject: Subject, task: _Asked, model: Contestant) -> TaskResult:
     with progress(f"{subject.name} {task.name}", 100, "%") as show:
 
         def advance(done: int, total: int) -> None:
             show(100 * done // total, f"{total:,} tokens")
 
         try:
-            return task.data.evaluate(task.name, scorer, subject.tokenizer, advance)
+            return task.data.evaluate(task.name, model, advance)
         except BraidError as error:
             raise BraidError(error.what, f"{subject.folder}, {task.name}", error.todo) from error

@@ -17,6 +17,7 @@ from braidlm.core.files import sha256_of
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.data.sources import Reading, documents, plan
 from braidlm.data.words import parts_of
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
 from braidlm.evals.ngrams import bits_per_byte
 from braidlm.evals.results import Part, TaskResult
@@ -40,12 +41,10 @@ class HeldText:
     def count(self) -> int:
         return sum(map(len, self.files.values()))
 
-    def evaluate(
-        self, task: str, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
-    ) -> TaskResult:
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
         """Bits per byte over all files and of each."""
-        forest, sizes = self._lay(scorer, tokenizer)
-        tokens = scorer.score_forest(forest, advance).tokens
+        forest, sizes = self._lay(model.scorer, model.tokenizer)
+        tokens = model.scorer.score_forest(forest, advance).tokens
         starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         sums = np.add.reduceat(tokens, starts)
         lengths = np.array([len(text.encode()) for texts in self.files.values() for text in texts])
@@ -63,7 +62,7 @@ class HeldText:
             standard_error=_standard_error(-sums / math.log(2), lengths, score),
             higher_is_better=False,
             parts=parts,
-            notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": _window(scorer)},
+            notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": _window(model.scorer)},
         )
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[Forest, np.ndarray]:

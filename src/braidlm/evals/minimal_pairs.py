@@ -17,6 +17,7 @@ import numpy as np
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import sha256_of
 from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
@@ -57,11 +58,9 @@ class MinimalPairs:
         sums = settled(scorer, requests, sums, [(at, at + 1) for at in range(0, len(requests), 2)])
         return sums[0::2] - sums[1::2]
 
-    def evaluate(
-        self, task: str, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
-    ) -> TaskResult:
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
         """Accuracy in percent, the mean over sets."""
-        return accuracy(task, self.pairs, self.differences(scorer, tokenizer, advance))
+        return accuracy(task, self.pairs, self.differences(model.scorer, model.tokenizer, advance))
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin) -> tuple[list[Request], Forest]:
         """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .compact_attention import compact_attention, serves
 from .dispatch import Placed
 from .dropout import Dropout
 from .errors import BraidError
@@ -98,12 +99,26 @@ class SoftmaxAttention(nn.Module):
         inner = self.heads * self.head_dim
         if span.present is None:
             rows = placed.pick(normed.flatten(1, 2))
-            queries = placed.spread(self.qkv(rows, placed.groups, slice(inner))).unflatten(1, (-1, span.time))
-            made = torch.cat((queries, self.qkv(normed, columns=slice(inner, None))), dim=-1)
+            queries, others = self.qkv(rows, placed.groups, slice(inner)), self.qkv(normed, columns=slice(inner, None))
+            merged = self._mixed_rows(queries, others, placed, span)
         else:
             made = placed.spread(self.qkv(normed, placed.groups)).unflatten(1, (-1, span.time))
-        merged = placed.pick(self._mixed(made, span).flatten(1, 2))
+            merged = placed.pick(self._mixed(made, span).flatten(1, 2))
         return merged if self.out is None else self.out(merged, placed.groups)
+
+    def _mixed_rows(self, query_RW: Tensor, others_MBTW: Tensor, placed: Placed, span: Span) -> Tensor:
+        """What the rows' queries gather from the keys and values, side by side, of every token of their member."""
+        plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
+        if not (plain and self.kv_heads == self.heads and serves(query_RW, span.time)):
+            made = torch.cat((placed.spread(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1)
+            return placed.pick(self._mixed(made, span).flatten(1, 2))
+        key, value = others_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        turn = span.rotations[self.head_dim]
+        if turn is not None:
+            key = turn(key)
+            spread_STNH = placed.spread(query_RW).view_as(key)
+            query_RW = placed.pick(turn(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1]))
+        return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, placed).flatten(1)
 
     def _mixed(self, made: Tensor, span: Span) -> Tensor:
         """Queries, keys and values side by side [..., batch, time, channels] to what each query gathers."""

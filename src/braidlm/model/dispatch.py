@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .eager_cpu import GroupedLinear
+
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """What torch's grouped product computes; its strides must be multiples of 16 bytes."""
 
@@ -115,10 +117,14 @@ def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, gr
     a CPU one product after another, which is as fast there.
     """
     kind = rows.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    narrowed = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if narrowed else rows.dtype
     if rows.is_cuda and serves_grouped(weight_EIO, dtype):
         made = F.grouped_mm(rows.to(dtype), weight_EIO.to(dtype), offs=groups.ends_E)
         return made if bias_EO is None else made + groups.repeat(bias_EO, rows).to(made.dtype)
+    if rows.is_cpu and not narrowed and not torch.compiler.is_compiling():
+        in_place: Tensor = GroupedLinear.apply(rows, weight_EIO, bias_EO, groups.counts_E.tolist())
+        return in_place
     pieces = groups.pieces(rows)
     if bias_EO is None:
         return torch.cat([piece @ weight for piece, weight in zip(pieces, weight_EIO, strict=True)])

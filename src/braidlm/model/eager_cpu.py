@@ -58,3 +58,37 @@ class SiluProduct(torch.autograd.Function):
         torch.mul(upstream, up, out=gate_gradient)
         torch.ops.aten.silu_backward.grad_input(gate_gradient, gate, grad_input=gate_gradient)
         return gradient
+
+
+class GroupedLinear(torch.autograd.Function):
+    """Rows sorted by expert through their experts' matrices; each expert writes into its place in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, counts: list[int]) -> Tensor:
+        ctx.save_for_backward(rows, weight_EIO)
+        ctx.counts = counts
+        made = rows.new_empty(len(rows), weight_EIO.shape[2])
+        for expert, (piece, out) in enumerate(zip(rows.split(counts), made.split(counts), strict=True)):
+            if bias_EO is None:
+                torch.mm(piece, weight_EIO[expert], out=out)
+            else:
+                torch.addmm(bias_EO[expert], piece, weight_EIO[expert], out=out)
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        rows, weight_EIO = ctx.saved_tensors
+        pieces = upstream.split(ctx.counts)
+        rows_gradient = weight_gradient = bias_gradient = None
+        if ctx.needs_input_grad[0]:
+            rows_gradient = torch.empty_like(rows)
+            for piece, weight, out in zip(pieces, weight_EIO, rows_gradient.split(ctx.counts), strict=True):
+                torch.mm(piece, weight.T, out=out)
+        if ctx.needs_input_grad[1]:
+            weight_gradient = torch.empty_like(weight_EIO, memory_format=torch.contiguous_format)
+            for piece, read, out in zip(pieces, rows.split(ctx.counts), weight_gradient, strict=True):
+                torch.mm(read.T, piece, out=out)
+        if ctx.needs_input_grad[2]:
+            bias_gradient = torch.stack([piece.sum(0) for piece in pieces])
+        return rows_gradient, weight_gradient, bias_gradient, None

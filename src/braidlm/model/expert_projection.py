@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .dispatch import Groups, dispatch
 from .experts import ExpertsConfig, count_share
 from .router import TopKRouter
-from .routing import Routings
+from .routing import Routing, Routings
 from .stacked import StackedLinear, carrier, through
 from .ways import faster_way
 
@@ -43,18 +43,19 @@ class ExpertProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(hidden)
-        rows, chosen = hidden.flatten(0, -2), routing.chosen_BTK.flatten(0, -2)
-        weights, experts = routing.weights_BTK.flatten(0, -2), len(self.router.choices)
-
-        def sparse() -> Tensor:
-            return dispatch(rows, chosen, weights, experts, self.bank)
-
-        def dense() -> Tensor:
-            return torch.einsum("etw,te->tw", self.bank(rows[None]), routing.weights_BTN.flatten(0, -2).to(rows.dtype))
-
-        way = faster_way(self.compute, self, (chosen.shape[-1],), hidden, sparse, dense)
-        made = sparse() if way == "sparse" else dense()
+        way = faster_way(
+            self.compute, self, (routing.chosen_BTK.shape[-1],), hidden, routing, self._sparse, self._dense
+        )
+        made = (self._sparse if way == "sparse" else self._dense)(hidden, routing)
         return made.view(*hidden.shape[:-1], -1), (routing,)
+
+    def _sparse(self, hidden: Tensor, routing: Routing) -> Tensor:
+        chosen, weights = routing.chosen_BTK.flatten(0, -2), routing.weights_BTK.flatten(0, -2)
+        return dispatch(hidden.flatten(0, -2), chosen, weights, len(self.router.choices), self.bank)
+
+    def _dense(self, hidden: Tensor, routing: Routing) -> Tensor:
+        made = self.bank(hidden.flatten(0, -2)[None])
+        return torch.einsum("etw,te->tw", made, routing.weights_BTN.flatten(0, -2).to(made.dtype))
 
     def bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
         """What the experts make of rows sorted by expert, or every expert of every row [1, row, width]."""

@@ -175,14 +175,15 @@ class ParallelLayer(nn.Module):
         routing = join.router(hidden)
         way = "dense"
         if self._can_be_sparse(join):
-            trial = seen(routing, span.bare(), join.scope)
+            bare = span.bare()
             way = faster_way(
                 join.compute,
                 self,
                 (routing.chosen_BTK.shape[-1], join.scope, span.time),
                 hidden,
-                lambda: self._sparse(join, hidden, routing, trial),
-                lambda: join.weigh(self.outputs(hidden, trial)[0], routing),
+                routing,
+                lambda x, chosen: self._sparse(join, x, chosen, seen(chosen, bare, join.scope)),
+                lambda x, chosen: join.weigh(self.outputs(x, seen(chosen, bare, join.scope))[0], chosen),
             )
         span = seen(routing, span, join.scope)
         if way == "sparse":

@@ -4,6 +4,7 @@ Parts read the normalised stream, and so do their routers; the block adds what c
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,16 +57,17 @@ class RoutedFeed(nn.Module):
         routing = self.router(normed)
         experts, top_k = len(self.router.choices), routing.chosen_BTK.shape[-1]
 
-        def sparse() -> Tensor:
+        def sparse(normed: Tensor, routing: Routing) -> Tensor:
             placed = place(routing.chosen_BTK.flatten(0, 1), experts)
             rows = placed.gather(normed.flatten(0, 1))
             fed, _ = self.bank(rows, placed.groups)
             return placed.combine(fed, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
-        def dense() -> Tensor:
+        def dense(normed: Tensor, routing: Routing) -> Tensor:
             return weighted(self.bank(normed[None])[0], routing)
 
-        made = sparse() if faster_way(self.compute, self.bank, (top_k,), normed, sparse, dense) == "sparse" else dense()
+        way = faster_way(self.compute, self.bank, (top_k,), normed, routing, sparse, dense)
+        made = (sparse if way == "sparse" else dense)(normed, routing)
         return (made if self.shared is None else made + self.shared(normed)[0]), (routing,)
 
 
@@ -83,19 +85,18 @@ class RoutedAttention(nn.Module):
         routing = self.router(normed)
         experts, top_k = len(self.router.choices), routing.chosen_BTK.shape[-1]
 
-        def sparse(span: Span) -> Tensor:
+        def sparse(normed: Tensor, routing: Routing, span: Span) -> Tensor:
             placed = place(routing.chosen_BTK.flatten(0, 1), experts)
             read = normed[None] if self.scope == "all" else placed.gather(normed.flatten(0, 1))
             rows = self.bank.routed(read, placed, seen(routing, span, self.scope))
             return placed.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
-        def dense(span: Span) -> Tensor:
+        def dense(normed: Tensor, routing: Routing, span: Span) -> Tensor:
             return weighted(self.bank(normed[None], seen(routing, span, self.scope))[0], routing)
 
-        trial = span.bare()
-        facts = (top_k, self.scope, span.time)
-        way = faster_way(self.compute, self.bank, facts, normed, lambda: sparse(trial), lambda: dense(trial))
-        return sparse(span) if way == "sparse" else dense(span), (routing,)
+        trials = partial(sparse, span=span.bare()), partial(dense, span=span.bare())
+        way = faster_way(self.compute, self.bank, (top_k, self.scope, span.time), normed, routing, *trials)
+        return (sparse if way == "sparse" else dense)(normed, routing, span), (routing,)
 
 
 def weighted(every_EBTW: Tensor, routing: Routing) -> Tensor:

@@ -69,9 +69,10 @@ class TopKRouter(nn.Module):
 
     def forward(self, hidden: Tensor) -> Routing:
         scores_BTN = self.score(hidden)
+        shut_N = None
         if self.silent:
-            shut = torch.tensor([name in self.silent for name in self.choices], device=hidden.device)
-            scores_BTN = scores_BTN.masked_fill(shut, -torch.inf)
+            shut_N = torch.tensor([name in self.silent for name in self.choices], device=hidden.device)
+            scores_BTN = scores_BTN.masked_fill(shut_N, -torch.inf)
         probabilities_BTN = scores_BTN.softmax(-1)
         self._check(probabilities_BTN)
         ranked_BTN = scores_BTN.detach()
@@ -79,6 +80,7 @@ class TopKRouter(nn.Module):
             ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
         if self.balance is not None:
             ranked_BTN = ranked_BTN.softmax(-1) + self.balance
+            ranked_BTN = ranked_BTN if shut_N is None else ranked_BTN.masked_fill(shut_N, -torch.inf)
         chosen_BTK = ranked_BTN.topk(self.config.top_k, dim=-1).indices
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
         if self.config.renormalise:

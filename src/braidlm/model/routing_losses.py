@@ -113,6 +113,10 @@ def _of_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
     """Of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
     if len(alike) == 1 or not real_BT.is_cuda or torch.compiler.is_compiling():
         return torch.stack([measure(routing, real_BT) for routing in alike])
+    return _at_once(measure, alike, real_BT)
+
+
+def _at_once(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
     names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
     names += ["scores_BTN"] if alike[0].scores_BTN is not None else []
 

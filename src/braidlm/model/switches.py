@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import nn
 
+from .block import Block
 from .errors import BraidError, did_you_mean
 from .joins import Join
 from .parallel import ParallelLayer, ParallelStage
 from .project import ProjectStage
-from .routed_parts import RoutedAttention, RoutedFeed
 from .router import TopKRouter
 
 FREEZABLE = ("paths", "joins", "embedding", "head")
@@ -40,7 +40,8 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
     """Keep these parts as they are in training: what is named in FREEZABLE.
 
-    `joins` are all that connects the others: joins, projections, the last norm. Learned positions are the embedding's.
+    `joins` are all that connects the others: joins, projections, the last norm; where attention and feed-forward are
+    chosen each by itself, their routers and norms. Learned positions are the embedding's.
     """
     for part in parts:
         if part not in FREEZABLE:
@@ -53,10 +54,12 @@ def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
     body = getattr(model, "model", model)
     if part == "paths":
         yield from (part for layer in _layers(model) for part in (layer.stack, layer.paths) if part is not None)
-        yield from (part.bank for part in model.modules() if isinstance(part, (RoutedAttention, RoutedFeed)))
+        yield from (part.bank for block in _routed_blocks(model) for part in (block.attention, block.feed))
     elif part == "joins":
         yield from (m for m in model.modules() if isinstance(m, (Join, ProjectStage)))
         yield from (layer.enter for layer in _layers(model) if layer.enter is not None)
+        for block in _routed_blocks(model):
+            yield from (block.attention.router, block.feed.router, block.attention_norm, block.feed_norm)
         yield body.norm
     elif part == "embedding":
         yield from (body.embedding, body.positions)
@@ -70,3 +73,8 @@ def _stages(model: nn.Module) -> Iterator[ParallelStage]:
 
 def _layers(model: nn.Module) -> Iterator[ParallelLayer]:
     return (module for module in model.modules() if isinstance(module, ParallelLayer))
+
+
+def _routed_blocks(model: nn.Module) -> Iterator[Any]:
+    """Blocks whose attentions and feed-forward parts are the paths."""
+    return (layer for stage in _stages(model) for layer in stage.layers if isinstance(layer, Block))

@@ -6,15 +6,21 @@ one of them.
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from .routing import Routing
 
 Compute = Literal["measured", "sparse", "dense"]
 TRIALS = 3
 WORTH = 0.9
 """Dense is taken only where it needs less than this share of the time: near a tie the choice should not waver."""
+
+Way = Callable[[Tensor, Routing], Tensor]
+"""What a bank makes of a stream under a routing."""
 
 _found: dict[tuple[object, ...], str] = {}
 """What was measured. Results do not depend on it beyond rounding."""
@@ -25,8 +31,9 @@ def faster_way(
     bank: nn.Module,
     facts: tuple[object, ...],
     x: Tensor,
-    sparse: Callable[[], Tensor],
-    dense: Callable[[], Tensor],
+    routing: Routing,
+    sparse: Way,
+    dense: Way,
 ) -> str:
     """The way to compute what `bank` makes of `x` [..., width]; `facts` and the bank's shapes tell what is alike.
 
@@ -43,25 +50,37 @@ def faster_way(
     if key not in _found:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return "dense"
-        times = {way: _time(compute_it, x, bank) for way, compute_it in (("sparse", sparse), ("dense", dense))}
+        times = {name: _time(way, x, routing, bank) for name, way in (("sparse", sparse), ("dense", dense))}
         _found[key] = "dense" if times["dense"] < WORTH * times["sparse"] else "sparse"
     return _found[key]
 
 
-def _time(compute: Callable[[], Tensor], x: Tensor, bank: nn.Module) -> float:
+def _time(way: Way, x: Tensor, routing: Routing, bank: nn.Module) -> float:
     """Of the forward pass, and of the backward pass where one will come; leaves random numbers as they were."""
+    x, weights = _apart(x), _apart(routing.weights_BTK)
+    routing = replace(routing, probabilities_BTN=routing.probabilities_BTN.detach(), weights_BTK=weights)
     best = float("inf")
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), _unrecorded():
         for _ in range(TRIALS):
             _wait(x)
             begin = time.perf_counter()
-            made = compute()
+            made = way(x, routing)
             if made.requires_grad:
-                leaves = [p for p in (x, *bank.parameters()) if p.requires_grad]
-                torch.autograd.grad(made, leaves, torch.ones_like(made), retain_graph=True, allow_unused=True)
+                leaves = [p for p in (x, weights, *bank.parameters()) if p.requires_grad]
+                torch.autograd.grad(made, leaves, torch.ones_like(made), allow_unused=True)
             _wait(x)
             best = min(best, time.perf_counter() - begin)
     return best
+
+
+def _apart(x: Tensor) -> Tensor:
+    """The same numbers with no history: the pass that is under way must not notice a trial."""
+    return x.detach().requires_grad_(x.requires_grad)
+
+
+def _unrecorded() -> Any:
+    """Activation checkpointing counts what is kept for the backward pass; of a trial it must see nothing."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
 
 
 def _wait(x: Tensor) -> None:

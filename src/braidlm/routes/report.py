@@ -170,13 +170,20 @@ def degenerate(layer: Layer, load: dict[str, float], heard: Sequence[str], domai
     most = sorted(load, key=lambda name: -load[name])[: layer.top_k]
     share = sum(load[name] for name in most)
     if share < 0.99:
-        return [f"{layer.name} never takes '{name}'" for name in expected if load.get(name) == 0.0]
+        never = [name for name in expected if load.get(name) == 0.0]
+        return [f"{layer.name} never takes {_quoted(never)}"] if never else []
     if layer.how == "cosine" and len(heard) == 1:
         return []  # nothing else can be heard
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
-    few = " and ".join(f"'{name}'" for name in most)
+    few = _quoted(most)
     if layer.top_k > 1:
         return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
     if layer.how == "router":
         return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
     return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """'a', 'b' and 'c'."""
+    *first, last = [f"'{name}'" for name in names]
+    return f"{', '.join(first)} and {last}" if first else last

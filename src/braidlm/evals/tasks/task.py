@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
-from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.evals.contestant import Contestant
 from braidlm.evals.results import TaskResult
-from braidlm.evals.scorer import Advance, Scorer
+from braidlm.evals.scorer import Advance
 from braidlm.model.registry import Registry
 
 TASKS = Registry("task")
@@ -23,9 +23,7 @@ class OpenTask(Protocol):
     def sha256(self) -> str:
         """Of the data."""
 
-    def evaluate(
-        self, task: str, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
-    ) -> TaskResult:
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
         """One model's result, under the task's name."""
 
 

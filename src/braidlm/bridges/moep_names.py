@@ -1,0 +1,112 @@
+"""What the tensors of a MoEP checkpoint are, by their names: versions of the code call the same things differently."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WRAPPERS = r"^(?:(?:module|_orig_mod|transformer|model|moep|backbone|decoder)\.)+"
+"""What training and outer classes put before every name."""
+ATTENTION = r"(?:(?:self_)?att(?:n|ention)|mha)"
+FEED = r"(?:mlp|ffn?|feed_?forward|feed)"
+OUTSIDE = r"(?:[A-Za-z_]+\.)*?"
+INSIDE = r"(?P<container>.+?)\."
+FED = rf"{INSIDE}(?:{FEED}\.)?"
+KIND = r"(?P<kind>weight|bias)"
+LAYER = r"(?:\.(?:linear|proj|projection|gate|layer|fc))?"
+
+PATTERNS = (
+    ("positions", rf"{OUTSIDE}(?:wpe|pos(?:ition)?s?_emb\w*|positions?)\.{KIND}"),
+    ("embedding", rf"{OUTSIDE}(?:wte|tok(?:en)?s?_emb\w*|embed_tokens|word_emb\w*|embeddings?|emb)\.{KIND}"),
+    ("last norm", rf"{OUTSIDE}(?:ln_f|ln_final|final_(?:layer_?)?norm|norm_f|final_ln|norm)\.{KIND}"),
+    ("head", rf"{OUTSIDE}(?:lm_head|head|output_head)\.{KIND}"),
+    ("router", rf"(?P<container>.*?(?:router|gating)s?(?:_[a-z]+|\.\d+)?){LAYER}\.{KIND}"),
+    ("router", rf"(?P<container>.+?\.gate)\.(?:linear|proj|layer|fc)\.{KIND}"),
+    (
+        "norm 1",
+        rf"{INSIDE}(?:ln_?1|norm_?1|att(?:n|ention)_(?:layer_?)?norm|input_layernorm|ln_att(?:n|ention))\.{KIND}",
+    ),
+    ("norm 2", rf"{INSIDE}(?:ln_?2|norm_?2|{FEED}_(?:layer_?)?norm|post_attention_layernorm|ln_{FEED})\.{KIND}"),
+    ("qkv", rf"{INSIDE}{ATTENTION}\.(?:(?:c_attn|qkv|qkv_proj|w_?qkv)\.|in_proj_){KIND}"),
+    ("query", rf"{INSIDE}{ATTENTION}\.(?:q|query|q_proj|w_?q|q_linear|to_q)\.{KIND}"),
+    ("key", rf"{INSIDE}{ATTENTION}\.(?:k|key|k_proj|w_?k|k_linear|to_k)\.{KIND}"),
+    ("value", rf"{INSIDE}{ATTENTION}\.(?:v|value|v_proj|w_?v|v_linear|to_v)\.{KIND}"),
+    ("attention out", rf"{INSIDE}{ATTENTION}\.(?:c_proj|out_proj|o_proj|proj|out|w_?o|to_out)\.{KIND}"),
+    ("gate and up", rf"{FED}(?:gate_up|gate_up_proj|w12)\.{KIND}"),
+    ("gate", rf"{FED}(?:gate|gate_proj|w_?gate|c_gate)\.{KIND}"),
+    ("up", rf"{FED}(?:up|up_proj|w_?up|c_fc|fc_in)\.{KIND}"),
+    ("down", rf"{FED}(?:down|down_proj|w_?down|fc_out)\.{KIND}"),
+    ("down", rf"{INSIDE}{FEED}\.(?:c_proj|out_proj|proj|out)\.{KIND}"),
+    ("numbered", rf"{FED}(?:w|fc_?|linear_?|lin_?)(?P<number>\d)\.{KIND}"),
+    ("numbered", rf"{INSIDE}{FEED}\.(?:net\.|layers\.)?(?P<number>\d)\.{KIND}"),
+    ("linear", rf"(?P<container>.+?\.\d+)(?:\.(?:linear|proj|projection|fc|layer|0))?\.{KIND}"),
+)
+"""Parts and how they may be called, tried in this order. Of `numbered` matrices the shapes tell which is which."""
+BUFFERS = rf".*{ATTENTION}\.(?:bias|mask|tril|causal_mask|masked_bias)|(?:.*\.)?position_ids"
+"""Constants that some versions stored; `attn.bias` is a mask, a layer's bias has the layer's name before it."""
+ATTENDING = {"norm 1", "norm 2", "qkv", "query", "key", "value", "attention out"}
+"""Parts that only blocks have."""
+EXPERTS = r"(?:experts?|projections?|projs|linears|ffns|mlps)"
+BARE = r"(?:^|(?<=[._]))(?:routers?|gat(?:e|es|ing)|experts?)(?:$|(?=[._]))"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor as its name describes it."""
+
+    name: str
+    """In the file."""
+    container: str
+    """What it is part of: a block, an expert, a router; empty for the model's ends."""
+    part: str
+    kind: str
+    """`weight` or `bias`."""
+    number: int | None = None
+    """Of a numbered part."""
+
+
+def read_names(names: Iterator[str]) -> tuple[list[Named], list[str]]:
+    """Tensors whose names are understood, and the names that are not."""
+    found = {name: read_name(name) for name in names}
+    return [named for named in found.values() if named is not None], [name for name in found if found[name] is None]
+
+
+def read_name(name: str) -> Named | None:
+    """What a tensor is, or None."""
+    bare = re.sub(WRAPPERS, "", name)
+    for part, pattern in PATTERNS:
+        if match := re.fullmatch(pattern, bare):
+            found = match.groupdict()
+            container = found.get("container") or ""
+            number = None if found.get("number") is None else int(found["number"])
+            if part == "gate" and not _is_feed_gate(bare, container):
+                part, container = "router", f"{container}.gate"
+            return Named(name, container, part, found["kind"], number)
+    return None
+
+
+def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a stored tensor is a constant that carries nothing learned."""
+    return len(shape) != 1 and bool(re.fullmatch(BUFFERS, name))
+
+
+def bare_name(container: str) -> str:
+    """Of what a router or a bank of experts belongs to: `shrink` for `shrink.experts`, `router_shrink` and the like."""
+    return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", container)) if word)
+
+
+def number_of(container: str) -> int:
+    """The last number in a name: which member of a list it is; -1 where there is none."""
+    numbers = re.findall(r"\d+", container)
+    return int(numbers[-1]) if numbers else -1
+
+
+def list_of(container: str) -> str:
+    """The list that a member is in: its name without the number at the end."""
+    return re.sub(r"\.\d+$", "", container)
+
+
+def _is_feed_gate(name: str, container: str) -> bool:
+    """`gate` is a router's name too: it is a feed-forward's within one, or within a numbered expert."""
+    return bool(re.search(rf"\.{FEED}\.gate|gate_proj|w_?gate|c_gate", name)) or bool(
+        re.search(rf"(?:^|[._]){EXPERTS}\.\d+$", container)
+    )

@@ -1,0 +1,56 @@
+"""Models with routed blocks, and the ways to compute them: chosen blocks only, all of them, a module for each."""
+
+from typing import Any
+
+import torch
+from parallel_layers import path_model, unstacked
+from torch import Tensor
+
+from braidlm.model.modeling_braid import BraidForCausalLM
+from tiny_models import random_ids
+
+NAMES = [f"path_{number}" for number in range(1, 5)]
+TIME = 9
+MASKS: dict[str, Tensor | None] = {
+    "unpadded": None,
+    "left": torch.tensor([[1] * TIME, [0] * 3 + [1] * (TIME - 3), [0] * (TIME - 1) + [1]]),
+    "right": torch.tensor([[1] * TIME, [1] * (TIME - 3) + [0] * 3, [1] + [0] * (TIME - 1)]),
+}
+
+
+def routed_model(
+    join: dict[str, Any], architecture: dict[str, Any] | None = None, stacked: bool = True, **parallel: Any
+) -> BraidForCausalLM:
+    """Two layers of four paths in float64, with no loss of the routers': those are computed in float32."""
+    join = {"kind": "routed", "losses": {}, **join}
+    return path_model(architecture=architecture, **{"layers": 2, "paths": 4, **parallel}, join=join, stacked=stacked)
+
+
+def by_all_ways(
+    join: dict[str, Any], architecture: dict[str, Any] | None = None, **parallel: Any
+) -> dict[str, BraidForCausalLM]:
+    """The same weights computed sparsely, densely and, where whole blocks are routed, by a module for each path."""
+    made = {way: routed_model({**join, "compute": way}, architecture, **parallel) for way in ("sparse", "dense")}
+    made["dense"].load_state_dict(made["sparse"].state_dict())
+    if join.get("per") != "sublayer":
+        made["plain"] = routed_model(join, architecture, stacked=False, **parallel)
+        made["plain"].load_state_dict(unstacked(made["sparse"].state_dict(), NAMES))
+    return made
+
+
+def outcome(model: BraidForCausalLM, mask: Tensor | None = None, time: int = TIME) -> dict[str, Tensor]:
+    """Logits of real tokens, the loss, and every gradient under the name a module for each path has it."""
+    ids = random_ids(3, time)
+    real = torch.ones_like(ids) if mask is None else mask
+    model.zero_grad()
+    output = model.train()(ids, attention_mask=mask, labels=ids.masked_fill(real == 0, -100))
+    output.loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    return unstacked(gradients, NAMES) | {"logits": output.logits[real.bool()], "loss": output.loss}
+
+
+def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0.0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
