@@ -13,6 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.dropout import BlockDropout
+from braidlm.model.experts import ExpertsConfig
 from braidlm.model.options import merge_options
 from braidlm.model.parts import REGISTRIES
 from tiny_models import tiny_config
@@ -137,6 +138,11 @@ def values_for(hint: Any) -> st.SearchStrategy:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) is types.UnionType:
         return st.one_of(*map(values_for, get_args(hint)))
+    if isinstance(hint, type) and issubclass(hint, ExpertsConfig):
+        few = st.integers(2, 5)
+        return few | st.fixed_dictionaries(
+            {"names": few, "router": st.fixed_dictionaries({"top_k": st.integers(1, 2)})}
+        )
     found = {bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
     return found[hint]
 

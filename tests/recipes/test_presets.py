@@ -56,10 +56,23 @@ def gated_expert(width: int, to: int, hidden: int = 384) -> int:
     return 2 * (width * hidden + hidden) + hidden * to + to
 
 
+def routed(experts: int, hidden: int, shared: int) -> int:
+    """GPT-2 28M without learned positions, its feed-forward parts replaced by experts and a shared part."""
+    width, layers = 384, 12
+
+    def feed(size: int) -> int:
+        return 2 * width * size + size + width
+
+    bank = experts * feed(hidden) + feed(shared) + experts * width + experts
+    return gpt2(16_384, 0, width, layers) + layers * (bank - feed(4 * width))
+
+
 PRESETS = {
     "gpt2": (124_439_808, gpt2(50_257, 1024, 768, 12)),  # 124M: the real GPT-2 small
     "llama": (123_551_232, llama(50_257, 768, 12, 2048)),  # ours: no paper's
     "gpt2-28m": (27_782_400, gpt2(16_384, 512, 384, 12)),  # MoEP, Table 2: 28M
+    "rotary-28m": (27_585_792, gpt2(16_384, 0, 384, 12)),  # ours: GPT-2 28M without learned positions
+    "routed-28m": (54_900_672, routed(16, 248, 512)),  # ours
     "moep-28m": (28_434_480, moep(2, linear_expert)),  # MoEP, Table 2: 28M
     "moep-swiglu-38m": (37_616_688, moep(3, gated_expert)),  # MoEP, Table 2: 38M
     "papaformer-llama-256": (33_619_200, papaformer(50_278, 256, 8, 1024)),  # PaPaformer, Table 2: 32M

@@ -147,7 +147,7 @@ def test_a_step_moves_each_router_once_by_what_was_chosen() -> None:
 
 def test_padding_does_not_count() -> None:
     inputs, labels = batch(1)
-    inputs[:2] = 5  # so that the real tokens choose other blocks than the others do
+    inputs[:2], inputs[2:] = 5, 7  # so that the real tokens choose other blocks than the others do
     full = one_step(inputs, labels.copy())
     labels[2:] = IGNORED
     for found, wanted in zip(one_step(inputs, labels), one_step(inputs[:2], labels[:2]), strict=True):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,20 @@ class Settings:
 
     allow_code_execution: bool = False
     """Whether programs that the model writes may be run."""
+    finetune: Literal["full", "lora"] = "full"
+    """What fine-tuning trains: all parameters (BabyLM 2025's numbers), or adapters (PaPaformer's numbers)."""
+    seeds: int = 1
+    """How often a model is fine-tuned, each time from another seed; the score is the mean."""
+    finetune_epochs: int | None = None
+    """The most times that fine-tuning reads its examples; by default the paper's."""
+    finetune_learning_rate: float | None = None
+    """By default the paper's."""
+    finetune_batch_size: int | None = None
+    """Examples of one step; by default the paper's."""
+    finetune_length: int | None = None
+    """The most tokens of an example; by default the paper's."""
+    finetune_patience: int | None = None
+    """Epochs without a better score after which fine-tuning ends; by default the paper's."""
 
 
 @dataclass

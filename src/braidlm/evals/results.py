@@ -30,8 +30,12 @@ class TaskResult:
     chance: float | None = None
     """What guessing gives."""
     parts: dict[str, Part] = field(default_factory=dict)
+    also: dict[str, float] = field(default_factory=dict)
+    """The same answers by other measures."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Counts that help to read the score."""
+    items: dict[str, list[Any]] = field(default_factory=dict)
+    """Of every item, in the order of the data, what the model made of it: kept, and not part of `results.json`."""
 
     @property
     def shown(self) -> str:
@@ -75,6 +79,8 @@ class Evaluation:
     """What each task is: description, metric, licence, data and its hash."""
     dtype: str
     versions: dict[str, str]
+    over_runs: dict[str, dict[str, TaskResult]] = field(default_factory=dict)
+    """By run and task: the scores that only all checkpoints together have."""
 
     @property
     def runs(self) -> dict[str, list[ModelResults]]:
@@ -94,4 +100,8 @@ class Evaluation:
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `results.json` holds it."""
-        return {"format": 1, **asdict(self)}
+        facts = {"format": 1, **asdict(self)}
+        for results in [*(model["tasks"] for model in facts["models"]), *facts["over_runs"].values()]:
+            for result in results.values():
+                del result["items"]
+        return facts

@@ -37,6 +37,8 @@ class Scores:
     """Of every scored token, requests one after another; float64."""
     bounds: np.ndarray
     """[requests + 1] where each request's begin."""
+    leads: np.ndarray | None = None
+    """By how many nats each of these tokens is more probable than every other token there, where that was asked for."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -78,43 +80,43 @@ class Scorer:
         """The most tokens that can be read at once, if the model says."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    def score(self, requests: Sequence[Request], advance: Advance | None = None) -> Scores:
+    def score(self, requests: Sequence[Request], advance: Advance | None = None, leads: bool = False) -> Scores:
         """Every request's tokens from `first` on; a context too long for the model loses its beginning."""
-        return self.score_forest(self.lay(requests), advance)
+        return self.score_forest(self.lay(requests), advance, leads)
 
     def lay(self, requests: Sequence[Request]) -> Forest:
         """Requests laid into rows: worth keeping where several models of one tokenizer read the same."""
         return Forest([fitted(request, self.context) for request in requests], self.share)
 
     @torch.inference_mode()
-    def score_forest(self, forest: Forest, advance: Advance | None = None) -> Scores:
+    def score_forest(self, forest: Forest, advance: Advance | None = None, leads: bool = False) -> Scores:
         """Run all rows."""
-        found = np.zeros(forest.bounds[-1])
+        found = np.zeros((2 if leads else 1, forest.bounds[-1]))
         done = 0
         with full_products(), _autocast(self.device, self.dtype):
             for rows in forest.passes(self.places):
                 batch, which = batch_of(rows, self.device)
                 targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device)
-                values = self._values(self.reader.read(batch), torch.from_numpy(which).to(self.device), targets)
-                found[np.concatenate([row.where for row in rows])] = values.double().cpu().numpy()
+                values = self._values(self.reader.read(batch), torch.from_numpy(which).to(self.device), targets, leads)
+                found[:, np.concatenate([row.where for row in rows])] = values.double().cpu().numpy()
                 done += sum(map(len, rows))
                 if advance is not None:
                     advance(done, forest.places)
         _check_finite(found)
-        return Scores(found, forest.bounds)
+        return Scores(found[0], forest.bounds, found[1] if leads else None)
 
-    def exact(self, requests: Sequence[Request]) -> Scores:
+    def exact(self, requests: Sequence[Request], leads: bool = False) -> Scores:
         """The same in float64 and one by one: slow, and free of rounding that any decision could hang on."""
         with torch.inference_mode(False):
             twin = Scorer(copy.deepcopy(self.model).double(), places=1, share=False, dtype=torch.float64)
-        return twin.score(requests)
+        return twin.score(requests, leads=leads)
 
-    def _values(self, read: Tensor, which: Tensor, targets: Tensor) -> Tensor:
-        """[scores] log-probabilities; `which` of the places in `read` predicts each, in any order."""
+    def _values(self, read: Tensor, which: Tensor, targets: Tensor, leads: bool) -> Tensor:
+        """[1 or 2, scores] log-probabilities, and leads; `which` of the places in `read` predicts each, in any order."""
         order = torch.argsort(which, stable=True)
         which, targets = which[order], targets[order]
-        values = torch.empty(len(which), dtype=torch.float64 if read.dtype == torch.float64 else torch.float32)
-        values = values.to(read.device)
+        dtype = torch.float64 if read.dtype == torch.float64 else torch.float32
+        values = torch.empty(2 if leads else 1, len(which), dtype=dtype, device=read.device)
         size = max(1, self.logits_at_once // self.model.config.vocab_size)
         begin = 0
         for start in range(0, len(read), size):
@@ -122,9 +124,18 @@ class Scorer:
             logits = logits if logits.dtype == torch.float64 else logits.float()
             stop = int(torch.searchsorted(which, start + size)) if start + size < len(read) else len(which)
             rows = which[begin:stop] - start
-            values[begin:stop] = logits[rows, targets[begin:stop]] - logits.logsumexp(-1)[rows]
+            chosen = logits[rows, targets[begin:stop]]
+            values[0, begin:stop] = chosen - logits.logsumexp(-1)[rows]
+            if leads:
+                values[1, begin:stop] = chosen - _best_other(logits, rows, targets[begin:stop])
             begin = stop
-        return torch.empty_like(values).index_copy_(0, order, values)
+        return torch.empty_like(values).index_copy_(1, order, values)
+
+
+def _best_other(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """[scores] the largest logit of a token that is not the target."""
+    best = logits.topk(2, -1)
+    return torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
 
 
 def fitted(request: Request, context: int | None) -> Request:

@@ -10,22 +10,31 @@ import numpy as np
 import torch
 
 from braidlm.evals.forest import Request
-from braidlm.evals.scorer import Scorer
+from braidlm.evals.scorer import Scorer, Scores
 
 CLOSE = 1e-3
 """Nats: some hundred times the rounding of a sentence's sum in float32."""
 
 
 def settled(
-    scorer: Scorer, requests: Sequence[Request], sums: np.ndarray, groups: Sequence[Sequence[int]]
+    scorer: Scorer,
+    requests: Sequence[Request],
+    sums: np.ndarray,
+    groups: Sequence[Sequence[int]],
+    lengths: Sequence[np.ndarray] = (),
 ) -> np.ndarray:
     """The sums, exact for every group (of indices of requests) whose two best are closer than `CLOSE`.
 
-    Scores that were asked for in a narrower type than float32 stay as they are.
+    With `lengths` also those whose two best by sum and length are, as far as the rounding of a sum goes. Scores that
+    were asked for in a narrower type than float32 stay as they are.
     """
     if scorer.dtype != torch.float32:
         return sums
-    unsure = [index for group in groups if _close(sums[list(group)]) for index in group]
+    unsure = []
+    for group in groups:
+        some = list(group)
+        if _close(sums[some]) or any(_close(sums[some] / each[some], CLOSE / each[some].min()) for each in lengths):
+            unsure += some
     if not unsure:
         return sums
     sums = sums.copy()
@@ -33,7 +42,29 @@ def settled(
     return sums
 
 
-def _close(values: np.ndarray) -> bool:
+def most_probable(scorer: Scorer, requests: Sequence[Request], scores: Scores) -> np.ndarray:
+    """[requests] whether each token that was scored (with leads) is the most probable one, so that greedy decoding
+    would have written them; exact where a lead is less than `CLOSE`."""
+    assert scores.leads is not None
+    least = _least(scores.leads, scores.bounds)
+    unsure = np.flatnonzero(np.abs(least) < CLOSE) if scorer.dtype == torch.float32 else np.empty(0, dtype=np.int64)
+    if len(unsure):
+        exact = scorer.exact([requests[index] for index in unsure], leads=True)
+        assert exact.leads is not None
+        least[unsure] = _least(exact.leads, exact.bounds)
+    return least > 0
+
+
+def _least(leads: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The smallest lead of each request; one without tokens has none, and leads by nothing."""
+    found = np.full(len(bounds) - 1, -np.inf)
+    some = np.diff(bounds) > 0
+    if some.any():
+        found[some] = np.minimum.reduceat(leads, bounds[:-1][some])
+    return found
+
+
+def _close(values: np.ndarray, close: float = CLOSE) -> bool:
     """Whether the best and the second are near; equal ones are one sequence, and nothing would part them."""
     ranked = np.sort(values)
-    return len(ranked) > 1 and 0 < ranked[-1] - ranked[-2] < CLOSE
+    return len(ranked) > 1 and 0 < ranked[-1] - ranked[-2] < close

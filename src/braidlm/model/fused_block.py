@@ -26,6 +26,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from .fused_heads import SplitHeads
     from .fused_norm import AddNorm
     from .fused_sums import Sums
+    from .grouped_stacks import GroupedPlace
 
 Turn = tuple[Tensor, Tensor]
 FEEDS = (MLP, SwiGLU, GEGLU)
@@ -55,6 +56,8 @@ class Pass:
     aside: Aside | None
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
     """Of the layers that read a norm of their own, or are read side by side."""
+    grouped: dict[nn.Module, GroupedPlace] = field(default_factory=dict)
+    """Places of the matrices of banks."""
     seeds: list[Tensor] = field(default_factory=list)
     """For dropout inside kernels, each used once."""
 
@@ -129,7 +132,7 @@ def add_norm(
     centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
     delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
-    normed_place = None if reader is None else way.places.get(reader)
+    normed_place = None if reader is None else way.places.get(reader) or way.grouped.get(reader)
     return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
 
 

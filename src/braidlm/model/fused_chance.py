@@ -1,6 +1,5 @@
 """Dropout inside kernels: whether a number is kept follows from a seed and its place, forward and backward alike."""
 
-import torch
 from torch import Tensor
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -33,9 +32,8 @@ def threshold(dropout: float) -> int:
     return int(dropout * 2**32)
 
 
-def dropped(x: Tensor, dropout: float, seed: Tensor) -> Tensor:
-    """Dropout as the kernels that share the seed do it at these places."""
-    made = torch.empty_like(x)
+def dropped(x: Tensor, dropout: float, seed: Tensor, made: Tensor) -> Tensor:
+    """Dropout as the kernels that share the seed do it at these places, into `made`."""
     grid = (triton.cdiv(x.numel(), NUMBERS),)
     _drop[grid](x, seed, made, x.numel(), 1 / (1 - dropout), threshold(dropout), NUMBERS, num_warps=WARPS)
     return made

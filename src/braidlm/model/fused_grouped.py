@@ -6,6 +6,7 @@ one. Who hands a gradient to them has zeros in its padding rows.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
@@ -15,6 +16,7 @@ from .fused_chance import dropped
 from .fused_grouped_products import grouped_backward, grouped_forward, grouped_weight_gradient, plain_grouped
 from .fused_mix import summed_rows
 from .fused_placing import Placement
+from .grouped_stacks import GroupedPlace
 
 
 class GroupedLinear(Function):
@@ -34,9 +36,11 @@ class GroupedLinear(Function):
         placement: Placement,
         gather: bool,
         aside: Aside | None,
+        place: GroupedPlace | None = None,
     ) -> Tensor:
+        _check_place(place, rows)
         ctx.save_for_backward(rows, copy)
-        ctx.placement, ctx.gather, ctx.aside = placement, gather, aside
+        ctx.placement, ctx.gather, ctx.aside, ctx.place = placement, gather, aside, place
         return grouped_forward(rows, copy, placement, bias, gather)[0]
 
     @staticmethod
@@ -47,10 +51,10 @@ class GroupedLinear(Function):
         gradient, rows_gradient = gradient.contiguous(), None
         weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_weight or needs_bias:
-            weight_gradients = _weights_aside(ctx.aside, rows, gradient, placement, ctx.gather, needs_bias)
+            weight_gradients = _weights(ctx.place, ctx.aside, rows, gradient, placement, ctx.gather, needs_bias)
         if needs_rows:
             rows_gradient = _rows_gradient(gradient, copy, placement, ctx.gather)
-        return rows_gradient, weight_gradients[0], None, weight_gradients[1], None, None, None
+        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 4
 
 
 class GroupedFeed(Function):
@@ -79,11 +83,15 @@ class GroupedFeed(Function):
         aside: Aside | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
+        up_place: GroupedPlace | None = None,
+        out_place: GroupedPlace | None = None,
     ) -> Tensor:
-        value, inner = grouped_forward(rows, up_copy, placement, up_bias, gather, kind, gated)
+        _check_place(up_place, rows)
+        to = None if out_place is None else out_place.input
+        value, inner = grouped_forward(rows, up_copy, placement, up_bias, gather, kind, gated, value=to)
         ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
         ctx.placement, ctx.kind, ctx.gated, ctx.gather, ctx.aside = placement, kind, gated, gather, aside
-        ctx.dropout, ctx.based = dropout, base is not None
+        ctx.dropout, ctx.based, ctx.up_place, ctx.out_place = dropout, base is not None, up_place, out_place
         return grouped_forward(value, out_copy, placement, out_bias, base=base, dropout=dropout, seed=seed)[0]
 
     @staticmethod
@@ -93,23 +101,38 @@ class GroupedFeed(Function):
         needs_rows, needs_up, _, needs_bias, needs_out, _, needs_out_bias = ctx.needs_input_grad[:7]
         gradient, rows_gradient = gradient.contiguous(), None
         base_gradient = gradient if ctx.based else None
-        gradient = dropped(gradient, ctx.dropout, seed) if ctx.dropout else gradient
+        if ctx.dropout:
+            to = torch.empty_like(gradient) if ctx.out_place is None else ctx.out_place.gradient
+            gradient = dropped(gradient, ctx.dropout, seed, to)
         up_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
-            out_gradients = _weights_aside(ctx.aside, value, gradient, placement, False, needs_out_bias)
-        inner_gradient = grouped_backward(gradient, out_copy, placement, inner, ctx.kind, ctx.gated)
+            out_gradients = _weights(ctx.out_place, ctx.aside, value, gradient, placement, False, needs_out_bias)
+        to = None if ctx.up_place is None else ctx.up_place.gradient
+        inner_gradient = grouped_backward(gradient, out_copy, placement, inner, ctx.kind, ctx.gated, made=to)
         if needs_up or needs_bias:
-            up_gradients = _weights_aside(ctx.aside, rows, inner_gradient, placement, ctx.gather, needs_bias)
+            up_gradients = _weights(ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, needs_bias)
         if needs_rows:
             rows_gradient = _rows_gradient(inner_gradient, up_copy, placement, ctx.gather)
         made = (rows_gradient, up_gradients[0], None, up_gradients[1], out_gradients[0], None, out_gradients[1])
-        return *made, base_gradient, *[None] * 7
+        return *made, base_gradient, *[None] * 9
 
 
-def _weights_aside(
-    aside: Aside | None, rows: Tensor, gradient: Tensor, placement: Placement, gather: bool, bias: bool
+def _check_place(place: GroupedPlace | None, rows: Tensor) -> None:
+    assert place is None or place.input.data_ptr() == rows.data_ptr(), "who made the rows had to put them there"
+
+
+def _weights(
+    place: GroupedPlace | None,
+    aside: Aside | None,
+    rows: Tensor,
+    gradient: Tensor,
+    placement: Placement,
+    gather: bool,
+    bias: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    if place is not None:
+        return place.deliver(gradient, placement)
     with beside(aside, rows, gradient, placement.source, placement.starts):
         return grouped_weight_gradient(rows, gradient, placement, gather, bias)
 

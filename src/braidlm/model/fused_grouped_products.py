@@ -44,7 +44,7 @@ EXACT = Blocks(64, 64, 32, 4, 2)
 """For float32, which takes twice the memory."""
 SMALLEST = 16
 """The least that a tensor core takes of any dimension."""
-PROGRAMS_PER_PROCESSOR, LEAST_STEPS = 2, 4
+PROGRAMS_PER_PROCESSOR, LEAST_STEPS = 1, 4
 """Gradients of weights: how many programs are wanted, and how many blocks of rows one should at least sum."""
 SUMMED = 2048
 """Numbers that a program of the second stage of such a gradient works on."""
@@ -171,15 +171,24 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _grouped_weights(  # type: ignore[no-untyped-def]
-    rows, gradient, made, source, starts, size, experts, products,
+    rows, gradient, made, source, starts, size, experts, products, lines, sorted_rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GATHER: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """rows^T @ gradient over a share of an expert's rows; programs beyond `products` sum the gradient's columns."""
+    """rows^T @ gradient over a share of an expert's rows; programs beyond `products` sum the gradient's columns.
+
+    Of several layers: each has `lines` rows (or tokens to gather from), and `sorted_rows` gradients and sources.
+    """
     WHOLE: tl.constexpr = (INPUTS % BLOCK_M == 0) and (OUTPUTS % BLOCK_N == 0)
     programs = tl.cdiv(OUTPUTS, BLOCK_N)
     program = tl.program_id(0)
-    expert, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    group, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    layer, expert = (group // experts).to(tl.int64), group % experts
+    rows += layer * lines * INPUTS
+    gradient += layer * sorted_rows * OUTPUTS
+    source += layer * sorted_rows
+    starts += layer * (experts + 1)
+    made += layer * SPLITS * size
     first = tl.load(starts + expert)
     steps = (tl.load(starts + expert + 1) - first) // BLOCK_K
     begin = first + steps * split // SPLITS * BLOCK_K
@@ -221,6 +230,8 @@ def _grouped_weights(  # type: ignore[no-untyped-def]
 def _sum_splits(parts, total, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
+    parts += tl.program_id(1).to(tl.int64) * SPLITS * size
+    total += tl.program_id(1).to(tl.int64) * size
     x = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
         x += tl.load(parts + split * size + place, mask=inside, other=0.0)
@@ -239,11 +250,12 @@ def grouped_forward(
     base: Tensor | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    value: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """rows [R, in], or tokens [N, in] to be gathered, through weight [E, in, out] -> [R, out] and None.
 
     With an activation: its value [R, out], or [R, out / 2] if it is gated, and what it was taken of [R, out]. Without
-    one, the product may be dropped by chance and added to `base` [R, out].
+    one, the product may be dropped by chance and added to `base` [R, out]. `value` is where the activation's goes.
     """
     experts, inputs, outputs = weight.shape
     assert experts == placement.experts
@@ -255,7 +267,8 @@ def grouped_forward(
     m, n, k = _fitted(blocks, placement.tile, columns, inputs)
     n = max(SMALLEST, n // 2) if gated else n  # it makes two products
     made = rows.new_empty(placement.rows, outputs)
-    value = None if activation is None else rows.new_empty(placement.rows, columns)
+    if activation is not None and value is None:
+        value = rows.new_empty(placement.rows, columns)
     _grouped_forward[(placement.rows // m * triton.cdiv(columns, n),)](
         rows.contiguous(), weight, bias, base, seed, made, value, placement.source, placement.tile_expert,
         1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
@@ -272,8 +285,9 @@ def grouped_backward(
     activation: str | None = None,
     gated: bool = False,
     blocks: Blocks | None = None,
+    made: Tensor | None = None,
 ) -> Tensor:
-    """gradient [R, out] through weight [E, in, out] -> [R, in].
+    """gradient [R, out] through weight [E, in, out] -> [R, in], or into `made`.
 
     With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner.
     """
@@ -285,7 +299,8 @@ def grouped_backward(
     blocks = blocks or _product_blocks(columns, gradient.dtype)
     m, n, k = _fitted(blocks, placement.tile, columns, outputs)
     n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
-    made = gradient.new_empty(placement.rows, columns * 2 if gated else columns)
+    if made is None:
+        made = gradient.new_empty(placement.rows, columns * 2 if gated else columns)
     _grouped_backward[(placement.rows // m * triton.cdiv(columns, n),)](
         gradient.contiguous(), weight, inner, made, placement.tile_expert,
         outputs, columns, activation, gated, is_nvidia(gradient), placement.tile, m, n, k, **blocks.launch,
@@ -301,31 +316,49 @@ def grouped_weight_gradient(
     bias: bool = False,
     blocks: Blocks | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """float32 [E, in, out], the gradient of a weight, and, if there is a bias, its gradient [E, out].
-
-    A matrix has few blocks and its sums are long, so several programs each take a share of an expert's rows.
-    """
+    """float32 [E, in, out], the gradient of a weight, and, if there is a bias, its gradient [E, out]."""
     experts, inputs, outputs = placement.experts, rows.shape[1], gradient.shape[1]
-    assert len(rows) == (len(placement.slots) if gather else placement.rows)
-    assert len(gradient) == placement.rows
-    blocks = blocks or _weight_blocks(inputs, outputs, rows.dtype)
-    m, n, k = _fitted(blocks, inputs, outputs, placement.tile)
-    tiles = triton.cdiv(inputs, m) * triton.cdiv(outputs, n)
-    splits = _splits(tiles * experts, placement.rows // (experts * k), rows.device)
     matrices = experts * inputs * outputs
-    size = matrices + experts * outputs if bias else matrices
-    parts = torch.empty(splits, size, dtype=torch.float32, device=rows.device)
-    _grouped_weights[(tiles + triton.cdiv(outputs, n) if bias else tiles, experts * splits)](
-        rows.contiguous(), gradient.contiguous(), parts, placement.source, placement.starts, size, experts, tiles,
+    total = torch.empty(1, matrices + experts * outputs if bias else matrices, dtype=torch.float32, device=rows.device)
+    weight_gradients(rows.contiguous()[None], gradient.contiguous()[None], [placement], gather, bias, total, blocks)
+    # As `.data`, or to autograd they would be views of each other.
+    weight_gradient = total[0, :matrices].view(experts, inputs, outputs).data
+    return weight_gradient, total[0, matrices:].view(experts, outputs).data if bias else None
+
+
+def weight_gradients(
+    rows: Tensor,
+    gradients: Tensor,
+    placements: list[Placement],
+    gather: bool,
+    bias: bool,
+    results: Tensor,
+    blocks: Blocks | None = None,
+) -> None:
+    """The same for several layers, [L, ...], into float32 [L, E * in * out], followed by [E * out] of each if `bias`.
+
+    A matrix has few blocks and its sums are long, so several programs may each take a share of an expert's rows.
+    """
+    first, (layers, lines, inputs), outputs = placements[0], rows.shape, gradients.shape[2]
+    experts, size = first.experts, results.shape[1]
+    assert lines == (len(first.slots) if gather else first.rows)
+    assert gradients.shape[:2] == (layers, first.rows)
+    blocks = blocks or _weight_blocks(inputs, outputs, rows.dtype)
+    m, n, k = _fitted(blocks, inputs, outputs, first.tile)
+    tiles = triton.cdiv(inputs, m) * triton.cdiv(outputs, n)
+    splits = _splits(tiles * experts * layers, first.rows // (experts * k), rows.device)
+    starts, source = (_side_by_side([getattr(p, name) for p in placements]) for name in ("starts", "source"))
+    parts = results if splits == 1 else results.new_empty(layers * splits, size)
+    _grouped_weights[(tiles + triton.cdiv(outputs, n) if bias else tiles, layers * experts * splits)](
+        rows, gradients, parts, source, starts, size, experts, tiles, lines, first.rows,
         inputs, outputs, gather, splits, m, n, k, **blocks.launch,
     )  # fmt: skip
-    total = parts[0]
     if splits > 1:
-        total = torch.empty_like(total)
-        _sum_splits[(triton.cdiv(size, SUMMED),)](parts, total, size, splits, SUMMED, num_warps=4)
-    # As `.data`, or to autograd they would be views of each other.
-    weight_gradient = total[:matrices].view(experts, inputs, outputs).data
-    return weight_gradient, total[matrices:].view(experts, outputs).data if bias else None
+        _sum_splits[(triton.cdiv(size, SUMMED), layers)](parts, results, size, splits, SUMMED, num_warps=4)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts)
 
 
 # The shapes of blocks below were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .fused_placing import Placement
+from .grouped_stacks import GroupedPlace
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -104,15 +105,22 @@ class Mix(torch.autograd.Function):
     """rows [R, width], a bias [E, width] or None, weights [N, K], the placement, chosen [N, K] -> [N, width].
 
     The sum over k of weight times (row + the bias of its expert). Backward, padding rows of used tiles become zeros.
+    `place` is of the layer that made the rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, bias: Tensor | None, weights: Tensor, placement: Placement, chosen: Tensor
+        ctx: Any,
+        rows: Tensor,
+        bias: Tensor | None,
+        weights: Tensor,
+        placement: Placement,
+        chosen: Tensor,
+        place: GroupedPlace | None = None,
     ) -> Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         ctx.save_for_backward(rows, bias, weights)
-        ctx.placement = placement
+        ctx.placement, ctx.place = placement, place
         return _mixed(rows, bias, weights, placement, chosen.contiguous())
 
     @staticmethod
@@ -120,7 +128,8 @@ class Mix(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows, bias, weights), placement = ctx.saved_tensors, ctx.placement
         width, choices = rows.shape[1], weights.shape[1]
-        rows_gradient, weights_gradient = torch.empty_like(rows), torch.empty_like(weights)
+        rows_gradient = torch.empty_like(rows) if ctx.place is None else ctx.place.gradient
+        weights_gradient = torch.empty_like(weights)
         columns, lines = _block(width)
         lines = min(lines, placement.tile)
         programs = placement.rows // lines
@@ -135,7 +144,7 @@ class Mix(torch.autograd.Function):
             bias_gradient = sums.new_empty(placement.experts, width)
             grid = (triton.cdiv(width, COLUMNS), placement.experts)
             _expert_sums[grid](sums, placement.starts, bias_gradient, width, lines, SUMMED, COLUMNS, num_warps=WARPS)
-        return rows_gradient, bias_gradient, weights_gradient, None, None
+        return rows_gradient, bias_gradient, weights_gradient, None, None, None
 
 
 def summed_rows(rows: Tensor, placement: Placement) -> Tensor:

@@ -34,6 +34,7 @@ from .fused_block import (
 from .fused_linear import narrowed
 from .fused_routed import (
     fold_all,
+    grouped_places,
     layer_of_blocks,
     projected,
     read_narrow,
@@ -41,6 +42,7 @@ from .fused_routed import (
     routed_feed,
     routed_places,
     routed_sums,
+    routes_with_norm,
     serves_layer,
     serves_projection,
     serves_routed_attention,
@@ -62,6 +64,7 @@ HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_embedding import Embed
     from .fused_sums import Sums
+    from .grouped_stacks import GroupedPlace
 
     HAS_KERNELS = True
 
@@ -146,17 +149,14 @@ def _layer(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tu
 def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written, Routings]:
     routings: Routings = ()
     if isinstance(block.attention, RoutedAttention):
-        stream, normed = add_norm(stream, written, block.attention_norm, block.attention.bank.qkv, way)
-        made, routing = routed_attention(block.attention, normed, way)
+        stream, made, routing = routed_attention(stream, written, block.attention_norm, block.attention, way)
         routings += (routing,)
     else:
         stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
         made = attend(block.attention, normed, way)
     written = dropped(block, made)
     if isinstance(block.feed, RoutedFeed):
-        shared = None if block.feed.shared is None else into_feed(block.feed.shared)
-        stream, normed = add_norm(stream, written, block.feed_norm, shared, way)
-        made, routing = routed_feed(block.feed, normed, way)
+        stream, made, routing = routed_feed(stream, written, block.feed_norm, block.feed, way)
         routings += (routing,)
     else:
         stream, normed = add_norm(stream, written, block.feed_norm, into_feed(block.feed), way)
@@ -172,11 +172,12 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
         aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
     places: dict[nn.Module, Place] = {}
     sums: dict[nn.Module, Sums] = {}
+    grouped: dict[nn.Module, GroupedPlace] = {}
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
         places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
         places |= routed_places(model, batch * time, dtype, aside)
-        sums |= routed_sums(model, aside)
+        grouped, sums = grouped_places(model, batch * time, dtype, aside), sums | routed_sums(model, aside)
     narrow = narrowed(_read_narrow(blocks[:1]), dtype)
     with beside(aside):
         narrow |= narrowed(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
@@ -194,7 +195,7 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
         many = 3 * sum(isinstance(m, (ParallelLayer, RoutedAttention)) for m in model.modules())
         seeds = list(torch.randint(2**31, (many, 1), device=device).unbind())
     folded = fold_all(model, dtype, aside)
-    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside, folded, seeds)
+    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside, folded, grouped, seeds)
 
 
 def _is_flat(block: Any) -> bool:
@@ -235,8 +236,9 @@ def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
     for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
         alike: dict[Any, list[nn.Module]] = {}
         for block in blocks[begin : begin + BLOCKS_SUMMED_TOGETHER]:
-            for norm in (block.attention_norm, block.feed_norm):
-                alike.setdefault((type(norm), norm.weight.shape), []).append(norm)
+            for norm, part in ((block.attention_norm, block.attention), (block.feed_norm, block.feed)):
+                if not routes_with_norm(part):
+                    alike.setdefault((type(norm), norm.weight.shape), []).append(norm)
             attention, feed = block.attention, block.feed
             if serves_attention(attention) and attention.qkv.bias is not None:
                 alike.setdefault((attention.qkv.out_features, attention.head_dim), []).append(attention.qkv)

@@ -30,11 +30,14 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from .fused_fold import Bank, Folded, WideLinear, folded
     from .fused_grouped import GroupedFeed, GroupedLinear
     from .fused_mix import Mix
-    from .fused_placing import Placement, place
+    from .fused_norm_router import MOST_CHOICES, AddNormRoute
+    from .fused_placing import TILE, Placement, place, row_bound
     from .fused_routed_attention import AttendRouted
     from .fused_router import Route
     from .fused_rows import AddNormRows
     from .fused_sums import Sums
+    from .grouped_stacks import ROWS as GROUPED_ROWS
+    from .grouped_stacks import GroupedPlace, GroupedStack
 
 
 @dataclass
@@ -91,6 +94,40 @@ def serves_projection(part: nn.Module) -> bool:
     return type(part) is ExpertProjection and serves_router(part.router)
 
 
+def routes_with_norm(part: nn.Module) -> bool:
+    """Whether the norm before a part is computed together with its router."""
+    return isinstance(part, (RoutedAttention, RoutedFeed)) and len(part.router.choices) <= MOST_CHOICES
+
+
+def add_norm_route(
+    stream: Tensor,
+    written: Written | None,
+    norm: Any,
+    router: TopKRouter,
+    reader: nn.Module,
+    way: Pass,
+    reads_normed: bool,
+    folded: bool = False,
+) -> tuple[Tensor, Tensor, Chosen]:
+    """The stream with what was written, the same normalised for `reader`, and what the router makes of either."""
+    if len(router.choices) > MOST_CHOICES:
+        stream, normed = add_norm(stream, written, norm, reader, way, folded)
+        if reads_normed:
+            chosen, normed = route(router, normed, way)
+        else:
+            chosen, stream = route(router, stream, way)
+        return stream, normed, chosen
+    config, centred = router.config, isinstance(norm, LayerNorm)
+    vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
+    delta, bias, place_of_delta = (None,) * 3 if written is None else (written.delta, written.bias, written.place)
+    stream, normed, *made = AddNormRoute.apply(
+        stream, delta, bias, *vectors, router.scores.weight, router.scores.bias, router.balance, norm.eps, centred,
+        reads_normed, config.top_k, config.renormalise, way.sums_of(router),
+        way.places.get(reader) or way.grouped.get(reader), place_of_delta,
+    )  # fmt: skip
+    return stream, normed, _chosen(router, made, way)
+
+
 def route(router: TopKRouter, rows: Tensor, way: Pass) -> tuple[Chosen, Tensor]:
     """The router's choice for every row, where its experts' rows stand, and the rows for whoever reads them next."""
     config = router.config
@@ -98,60 +135,72 @@ def route(router: TopKRouter, rows: Tensor, way: Pass) -> tuple[Chosen, Tensor]:
         rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
         way.sums_of(router),
     )  # fmt: skip
-    rows, scores, probabilities, chosen, weights = made
-    placement = place(chosen, len(router.choices), way.batch)
+    rows, *choice = made
+    return _chosen(router, choice, way), rows
+
+
+def _chosen(router: TopKRouter, made: list[Tensor], way: Pass) -> Chosen:
+    scores, probabilities, chosen, weights = made
+    config, placement = router.config, place(chosen, len(router.choices), way.batch)
     shape = (way.batch, way.time, -1)
     routing = Routing(
         router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
         dict(config.losses), scores.view(shape),
     )  # fmt: skip
-    return Chosen(routing, weights, placement), rows
+    return Chosen(routing, weights, placement)
 
 
 def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
     block = layer.stack[0]
-    stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way, folded=True)
-    chosen, stream = route(layer.join.router, stream, way)
+    stream, normed, chosen = add_norm_route(
+        stream, written, block.attention_norm, layer.join.router, block.attention.qkv, way, False, folded=True
+    )
     delta = attended(block.attention, normed, chosen, way)
     centred, probability = isinstance(block.feed_norm, LayerNorm), block.drop.probability
     rows, normed = AddNormRows.apply(
-        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(probability)
-    )
+        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(probability),
+        way.grouped.get(into_feed(block.feed)), way.grouped.get(block.attention.out),
+    )  # fmt: skip
     made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability)
-    return mixed(made, chosen), chosen.routing
+    return mixed(made, chosen, None if probability else way.grouped.get(block.feed.out)), chosen.routing
 
 
-def routed_attention(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
-    """What `RoutedAttention` makes of the normalised stream."""
-    chosen, normed = route(part.router, normed, way)
+def routed_attention(
+    stream: Tensor, written: Written | None, norm: Any, part: Any, way: Pass
+) -> tuple[Tensor, Written, Routing]:
+    """The stream with what was written, and what `RoutedAttention` makes of it normalised."""
+    stream, normed, chosen = add_norm_route(stream, written, norm, part.router, part.bank.qkv, way, True)
     rows = attended(part.bank, normed, chosen, way)
-    return Written(mixed(rows, chosen)), chosen.routing
+    return stream, Written(mixed(rows, chosen, way.grouped.get(part.bank.out))), chosen.routing
 
 
-def routed_feed(part: Any, normed: Tensor, way: Pass) -> tuple[Written, Routing]:
-    """What `RoutedFeed` makes of the normalised stream."""
-    chosen, normed = route(part.router, normed, way)
-    made = mixed(fed(part.bank, normed, chosen, way), chosen)
+def routed_feed(
+    stream: Tensor, written: Written | None, norm: Any, part: Any, way: Pass
+) -> tuple[Tensor, Written, Routing]:
+    """The stream with what was written, and what `RoutedFeed` makes of it normalised."""
+    reader = into_feed(part.bank if part.shared is None else part.shared)
+    stream, normed, chosen = add_norm_route(stream, written, norm, part.router, reader, way, True)
+    made = mixed(fed(part.bank, normed, chosen, way), chosen, way.grouped.get(part.bank.out))
     if part.shared is None:
-        return Written(made), chosen.routing
+        return stream, Written(made), chosen.routing
     beside = feed_forward(part.shared, normed, way)
-    return Written(beside.delta + made, beside.bias), chosen.routing
+    return stream, Written(beside.delta + made, beside.bias), chosen.routing
 
 
 def projected(part: Any, stream: Tensor, way: Pass) -> tuple[Tensor, Routing]:
     """What `ExpertProjection` makes of the stream."""
     chosen, stream = route(part.router, stream, way)
     if part.gate_up is None:
-        rows = grouped(part.out, stream, chosen, way, gather=True)
+        rows = grouped_linear(part.out, stream, chosen, way, gather=True)
     else:
         rows = grouped_feed(part.gate_up, part.out, "silu", True, stream, chosen, way)
     return mixed(rows, chosen), chosen.routing
 
 
-def mixed(rows: Tensor, chosen: Chosen) -> Tensor:
-    """Each token's weighted sum of its rows."""
-    return Mix.apply(rows, None, chosen.weights, chosen.placement, chosen.routing.chosen_BTK.flatten(0, 1))
+def mixed(rows: Tensor, chosen: Chosen, place: GroupedPlace | None = None) -> Tensor:
+    """Each token's weighted sum of its rows; `place` is of the layer that made them."""
+    return Mix.apply(rows, None, chosen.weights, chosen.placement, chosen.routing.chosen_BTK.flatten(0, 1), place)
 
 
 def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
@@ -163,9 +212,9 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
         placement.routed, scale, probability, way.seed(probability), bank.window, None, side.bias,
-        way.sums_of(bank.qkv), at,
+        way.sums_of(bank.qkv), at, way.grouped.get(bank.out),
     )  # fmt: skip
-    return grouped(bank.out, gathered, chosen, way, gather=False)
+    return grouped_linear(bank.out, gathered, chosen, way, gather=False)
 
 
 def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -174,9 +223,11 @@ def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Tensor | None 
     return grouped_feed(into_feed(bank), bank.out, kind, not isinstance(bank, MLP), rows, chosen, way, base, dropout)
 
 
-def grouped(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
+def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
     copy = way.narrow[layer.weight]
-    return GroupedLinear.apply(rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside)
+    return GroupedLinear.apply(
+        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer)
+    )
 
 
 def grouped_feed(
@@ -194,7 +245,7 @@ def grouped_feed(
     up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias)
     return GroupedFeed.apply(
         rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base, chosen.placement, kind,
-        gated, base is None, way.aside, dropout, way.seed(dropout),
+        gated, base is None, way.aside, dropout, way.seed(dropout), way.grouped.get(into), way.grouped.get(out),
     )  # fmt: skip
 
 
@@ -249,12 +300,43 @@ def routed_places(model: nn.Module, rows: int, dtype: torch.dtype, aside: Aside)
     return places
 
 
+def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, GroupedPlace]:
+    """Places side by side for the matrices of banks of one shape, but for those of projections."""
+    alike: dict[Any, list[nn.Module]] = {}
+
+    def add(layer: Any, top_k: int, gathers: bool) -> None:
+        alike.setdefault((tuple(layer.weight.shape), layer.bias is not None, top_k, gathers), []).append(layer)
+
+    for module in model.modules():
+        if isinstance(module, ParallelLayer) and module.stack is not None:
+            block: Any = module.stack[0]
+            for layer in (block.attention.out, into_feed(block.feed), block.feed.out):
+                add(layer, module.join.router.config.top_k, False)
+        elif isinstance(module, RoutedAttention):
+            add(module.bank.out, module.router.config.top_k, False)
+        elif isinstance(module, RoutedFeed) and module.shared is None:
+            add(into_feed(module.bank), module.router.config.top_k, True)
+            add(module.bank.out, module.router.config.top_k, False)
+    places: dict[nn.Module, GroupedPlace] = {}
+    for (shape, biased, top_k, gathers), layers in alike.items():
+        rows = row_bound(tokens, top_k, shape[0], TILE)
+        together = GROUPED_ROWS // rows
+        if together < 2:
+            continue
+        for begin in range(0, len(layers), together):
+            some = layers[begin : begin + together]
+            stack = GroupedStack(len(some), rows, shape, dtype, aside, biased, tokens if gathers else None)
+            places |= zip(some, stack.places(), strict=True)
+    return places
+
+
 def routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
     """Where the gradients of routers, and of the biases of attention banks, are summed: those of one shape together."""
     alike: dict[Any, list[nn.Module]] = {}
+    projections = {module.router for module in model.modules() if isinstance(module, ExpertProjection)}
     for module in model.modules():
-        if isinstance(module, TopKRouter):
-            alike.setdefault(module.scores.weight.shape, []).append(module)
+        if isinstance(module, TopKRouter):  # those of projections read no norm, and sum less
+            alike.setdefault((module in projections, module.scores.weight.shape), []).append(module)
     for bank in _attention_banks(model):
         alike.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
     return {part: sums for parts in alike.values() for sums in [Sums(len(parts), aside)] for part in parts}

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from .fused_routed_gradients import SCAN, key_gradient, query_gradient
 from .fused_routed_tiles import TILES, Tiles, is_kept, is_visible, key_range, part_of_program
 from .fused_sums import Sums
+from .grouped_stacks import GroupedPlace
 from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -128,7 +129,8 @@ class AttendRouted(torch.autograd.Function):
     `source` int32 [rows] is the token of each row, -1 for padding. `begins` int32 [blocks, batch + 1]: the rows of
     block p and sequence b are begins[p, b] .. begins[p, b + 1], in order of time. `routed` uint8 [tokens, blocks] is 1
     where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of two from 16 on.
-    `bias` is in qkv already; it comes here for its gradient. `place` is of the layer that made qkv.
+    `bias` is in qkv already; it comes here for its gradient. `place` is of the layer that made qkv, `out_place` of
+    the one that reads what comes out.
     """
 
     @staticmethod
@@ -146,6 +148,7 @@ class AttendRouted(torch.autograd.Function):
         bias: Tensor | None = None,
         sums: Sums | None = None,
         place: Place | None = None,
+        out_place: GroupedPlace | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = begins.shape[1] - 1, len(source)
@@ -158,7 +161,7 @@ class AttendRouted(torch.autograd.Function):
         assert scale > 0
         assert dropout == 0 or seed is not None
         tiles = tiles or TILES[qkv.element_size()]
-        out = qkv.new_empty(rows, heads * dim)
+        out = qkv.new_empty(rows, heads * dim) if out_place is None else out_place.input
         lse = qkv.new_empty(heads, rows, dtype=torch.float32)
         words = qkv.new_empty(heads, 2, rows, dtype=torch.int32) if dropout else None
         sizes = (rows, time, batch, blocks, heads)
@@ -201,7 +204,7 @@ class AttendRouted(torch.autograd.Function):
             qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, SCAN=min(SCAN, triton.next_power_of_2(time)), **tiles.key_gradient.options,
         )  # fmt: skip
-        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), None, None
+        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 3
 
 
 def plain_attend_routed(qkv: Tensor, source: Tensor, begins: Tensor, scale: float, window: int | None) -> Tensor:

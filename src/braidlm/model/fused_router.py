@@ -26,23 +26,30 @@ PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 8, 2
 
 
 @triton.jit
-def _route_forward(  # type: ignore[no-untyped-def]
-    stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
-    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
-):  # fmt: skip
-    """Choices stand along the first dimension, so that sums over the width stay within a warp."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    exists = row < rows
+def scores_of(  # type: ignore[no-untyped-def]
+    x, weight, bias, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
+):
+    """[choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
     column = tl.arange(0, COLUMNS)
     choice = tl.arange(0, CHOICES)
     real = choice < choices
-    place = row.to(tl.int64)[:, None] * width + column[None, :]
-    x = tl.load(stream + place, mask=exists[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
     matrix = weight + choice[:, None] * width + column[None, :]
     w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
     s = tl.sum(x[None, :, :] * w[:, None, :], 2)
     if bias is not None:
         s += tl.load(bias + choice, mask=real, other=0.0)[:, None]
+    return s
+
+
+@triton.jit
+def choose(  # type: ignore[no-untyped-def]
+    s, balance, scores, probabilities, chosen, weights, row, rows, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    """Scores [choice, row] to probabilities, the top k and what they count; all stored."""
+    exists = row < rows
+    choice = tl.arange(0, CHOICES)
+    real = choice < choices
     inside = exists[None, :] & real[:, None]
     place = row.to(tl.int64)[None, :] * choices + choice[:, None]
     tl.store(scores + place, s, mask=inside)
@@ -73,6 +80,57 @@ def _route_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def score_gradient(  # type: ignore[no-untyped-def]
+    probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient, row, rows, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    """[choice, row] from the gradients of weights, probabilities and scores, each there or not."""
+    exists = row < rows
+    choice = tl.arange(0, CHOICES)
+    inside = exists[None, :] & (choice < choices)[:, None]
+    place = row[None, :] * choices + choice[:, None]
+    p = tl.load(probabilities + place, mask=inside, other=0.0)
+    dp = tl.zeros([CHOICES, ROWS], tl.float32)
+    if probabilities_gradient is not None:
+        dp += tl.load(probabilities_gradient + place, mask=inside, other=0.0)
+    if weights_gradient is not None:
+        along = tl.zeros([ROWS], tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        if RENORMALISE:
+            for k in tl.static_range(TOP_K):
+                at = row * TOP_K + k
+                mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
+                total += tl.sum(tl.where(mine, p, 0.0), 0)
+                dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
+                along += dw * tl.load(weights + at, mask=exists, other=0.0)
+            total = tl.where(exists, total, 1.0)
+        for k in tl.static_range(TOP_K):
+            at = row * TOP_K + k
+            mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
+            dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
+            if RENORMALISE:
+                dw = (dw - along) / total
+            dp += tl.where(mine, dw[None, :], 0.0)
+    ds = p * (dp - tl.sum(p * dp, 0)[None, :])
+    if scores_gradient is not None:
+        ds += tl.load(scores_gradient + place, mask=inside, other=0.0)
+    return tl.where(inside, ds, 0.0)
+
+
+@triton.jit
+def _route_forward(  # type: ignore[no-untyped-def]
+    stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    s = scores_of(x, weight, bias, width, choices, COLUMNS, CHOICES)
+    choose(s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES)
+
+
+@triton.jit
 def _route_backward(  # type: ignore[no-untyped-def]
     stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
     scores_gradient, gradient, sums, rows, width, choices,
@@ -88,37 +146,12 @@ def _route_backward(  # type: ignore[no-untyped-def]
     bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
-        exists = row < rows
-        inside = exists[None, :] & real[:, None]
-        place = row[None, :] * choices + choice[:, None]
-        p = tl.load(probabilities + place, mask=inside, other=0.0)
-        dp = tl.zeros([CHOICES, ROWS], tl.float32)
-        if probabilities_gradient is not None:
-            dp += tl.load(probabilities_gradient + place, mask=inside, other=0.0)
-        if weights_gradient is not None:
-            along = tl.zeros([ROWS], tl.float32)
-            total = tl.zeros([ROWS], tl.float32)
-            if RENORMALISE:
-                for k in tl.static_range(TOP_K):
-                    at = row * TOP_K + k
-                    mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
-                    total += tl.sum(tl.where(mine, p, 0.0), 0)
-                    dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
-                    along += dw * tl.load(weights + at, mask=exists, other=0.0)
-                total = tl.where(exists, total, 1.0)
-            for k in tl.static_range(TOP_K):
-                at = row * TOP_K + k
-                mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
-                dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
-                if RENORMALISE:
-                    dw = (dw - along) / total
-                dp += tl.where(mine, dw[None, :], 0.0)
-        ds = p * (dp - tl.sum(p * dp, 0)[None, :])
-        if scores_gradient is not None:
-            ds += tl.load(scores_gradient + place, mask=inside, other=0.0)
-        ds = tl.where(inside, ds, 0.0)
+        ds = score_gradient(
+            probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+            row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
+        )  # fmt: skip
         at = row[:, None] * width + column[None, :]
-        there = exists[:, None] & (column < width)[None, :]
+        there = (row < rows)[:, None] & (column < width)[None, :]
         x = tl.load(stream + at, mask=there, other=0.0).to(tl.float32)
         dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
         if stream_gradient is not None:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from .fused_chance import kept, threshold
 from .fused_mix import summed_rows
 from .fused_placing import Placement
+from .grouped_stacks import GroupedPlace
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -92,7 +93,8 @@ def _rows_backward(  # type: ignore[no-untyped-def]
 class AddNormRows(torch.autograd.Function):
     """stream [N, width], delta [R, width] -> each row's token plus (dropped) delta, and that normalised, [R, width].
 
-    Gradients that come back are zero in padding rows, and so are those that are made.
+    Gradients that come back are zero in padding rows, and so are those that are made. `normed_place` is of the layer
+    that reads the normalised rows, `delta_place` of the one that made delta.
     """
 
     @staticmethod
@@ -105,9 +107,12 @@ class AddNormRows(torch.autograd.Function):
         centred: bool,
         dropout: float,
         seed: Tensor | None,
+        normed_place: GroupedPlace | None = None,
+        delta_place: GroupedPlace | None = None,
     ) -> tuple[Tensor, Tensor]:
         width = stream.shape[1]
-        summed, normed = torch.empty_like(delta), torch.empty_like(delta)
+        summed = torch.empty_like(delta)
+        normed = torch.empty_like(delta) if normed_place is None else normed_place.input
         scales = torch.empty(placement.rows, dtype=torch.float32, device=stream.device)
         means = torch.empty_like(scales) if centred else None
         bound, keep_scale = threshold(dropout), 1 / (1 - dropout)
@@ -118,6 +123,7 @@ class AddNormRows(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(summed, means, scales, seed)
         ctx.placement, ctx.centred, ctx.threshold, ctx.keep_scale = placement, centred, bound, keep_scale
+        ctx.delta_place = delta_place
         ctx.set_materialize_grads(False)
         return summed, normed
 
@@ -126,8 +132,8 @@ class AddNormRows(torch.autograd.Function):
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
         (summed, means, scales, seed), placement = ctx.saved_tensors, ctx.placement
         width = summed.shape[1]
-        gradient = torch.empty_like(summed)
-        delta_gradient = torch.empty_like(summed) if ctx.threshold else gradient
+        delta_gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        gradient = torch.empty_like(summed) if ctx.threshold else delta_gradient
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         tile = _tile(width, placement)
         _rows_backward[(placement.rows // tile["ROWS"],)](
@@ -135,7 +141,7 @@ class AddNormRows(torch.autograd.Function):
             means, scales, gradient, delta_gradient, ctx.keep_scale,
             width, ctx.centred, ctx.threshold, placement.tile, **tile,
         )  # fmt: skip
-        return summed_rows(gradient, placement), delta_gradient, *[None] * 5
+        return summed_rows(gradient, placement), delta_gradient, *[None] * 7
 
 
 def _tile(width: int, placement: Placement) -> dict[str, int]:

@@ -47,7 +47,8 @@ class StepReport:
 
 
 Losses = tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]
-"""Of the text, of the routers if there are any, the usage of their choices, and the loads where these are balanced."""
+"""Of the text, of the routers if there are any, the usage of their choices, and what was picked how often where routers
+are balanced without a loss."""
 
 
 class Objective(nn.Module):
@@ -62,7 +63,8 @@ class Objective(nn.Module):
         text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
         real = labels != IGNORED
         balanced = tuple(r for r in routings if r.name in self.balanced)
-        return text, routing, usages(routings, real), loads(balanced, real)
+        picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
+        return text, routing, usages(routings, real), picks
 
 
 def routers(model: nn.Module) -> Iterator[TopKRouter]:

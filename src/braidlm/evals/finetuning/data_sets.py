@@ -1,0 +1,220 @@
+"""The labelled data sets: their texts, labels and measures, and how the files are called that hold them.
+
+Texts are put together as the BabyLM pipeline of 2025 does it (`evaluation_pipeline/finetune/dataset.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Literal
+
+from braidlm.evals.finetuning.measures import CORRELATION
+
+BABYLM_FOLDERS = (
+    "babylm-2025/full_eval/glue_filtered",
+    "evaluation_data/full_eval/glue_filtered",
+    "full_eval/glue_filtered",
+    "glue-2024/glue_filtered",
+    "glue_filtered",
+)
+NO_YES = ("no", "yes")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The two files of one layout, inside a folder."""
+
+    train: str
+    valid: str
+    columns: tuple[str, ...] | None = None
+    """What the columns hold where the first line does not say; an empty name is a column that is not read."""
+
+
+TSV = Files("train.tsv", "dev.tsv")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set."""
+
+    group: Literal["glue", "superglue"]
+    name: str
+    description: str
+    size: str
+    first: str
+    """The text, or the first of two: names in braces stand for fields of a row."""
+    second: str | None
+    labels: tuple[str, ...] | None
+    """The names of the classes, from class 0; None where the label is a number."""
+    metric: str = "accuracy"
+    licence: str = "its publishers' terms"
+    other_files: tuple[Files, ...] = ()
+    """Of layouts beside the BabyLM challenge's."""
+    other_folders: tuple[str, ...] = ()
+    other_fields: Mapping[str, str] = field(default_factory=dict)
+    """Names that a field has in other layouts."""
+    numbers: tuple[float, float] = (0.0, 5.0)
+    """Between which a label that is a number lies."""
+
+    @property
+    def task(self) -> str:
+        return f"{self.group}_{self.name}"
+
+    @property
+    def classes(self) -> int | None:
+        return None if self.labels is None else len(self.labels)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a classifier gives for a text."""
+        return self.classes or 1
+
+    @property
+    def text_fields(self) -> list[str]:
+        """What a row must have beside its label."""
+        template = self.first + (self.second or "")
+        return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+    @property
+    def files(self) -> tuple[Files, ...]:
+        """Every layout that can be read."""
+        return (Files(f"{self.name}.train.jsonl", f"{self.name}.valid.jsonl"), *self.other_files)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the training file may be inside a data folder: where it is, the other is too."""
+        own = [f"{folder}/{files.train}" for folder in self.other_folders for files in self.other_files]
+        return (*(f"{folder}/{self.files[0].train}" for folder in BABYLM_FOLDERS), *own)
+
+
+DATA_SETS = (
+    DataSet(
+        "glue",
+        "cola",
+        "CoLA: is a sentence acceptable English?",
+        "8,551 sentences to learn from, 522 (filtered) or 527 to judge",
+        first="{sentence}",
+        second=None,
+        labels=("unacceptable", "acceptable"),
+        metric="Matthews",
+        other_files=(
+            Files("in_domain_train.tsv", "in_domain_dev.tsv", ("", "label", "", "sentence")),
+            Files("train.tsv", "dev.tsv", ("", "label", "", "sentence")),
+        ),
+        other_folders=("glue-extra/cola", "cola_public/raw", "CoLA", "glue/CoLA"),
+    ),
+    DataSet(
+        "glue",
+        "sst2",
+        "SST-2: is a sentence of a film review positive?",
+        "6,920 sentences (67,349 with phrases) to learn from, 872 to judge",
+        first="{sentence}",
+        second=None,
+        labels=("negative", "positive"),
+        other_files=(Files("train.tsv", "dev.tsv", ("sentence", "label")),),
+        other_folders=("glue-extra/sst2", "SST-2", "glue/SST-2"),
+    ),
+    DataSet(
+        "glue",
+        "mrpc",
+        "MRPC: do two sentences from the news say the same?",
+        "3,668 pairs to learn from, 204 (filtered) to judge",
+        first="{sentence1}",
+        second="{sentence2}",
+        labels=("different", "equivalent"),
+        metric="F1",
+        other_files=(TSV,),
+        other_folders=("MRPC", "glue/MRPC"),
+        other_fields={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
+    ),
+    DataSet(
+        "glue",
+        "stsb",
+        "STS-B: how alike in meaning are two sentences, from 0 to 5?",
+        "5,749 pairs to learn from, 1,500 to judge",
+        first="{sentence1}",
+        second="{sentence2}",
+        labels=None,
+        metric=CORRELATION,
+        other_files=(Files("stsb-en-train.csv", "stsb-en-dev.csv", ("sentence1", "sentence2", "label")), TSV),
+        other_folders=("glue-extra/stsb", "STS-B", "glue/STS-B"),
+        other_fields={"score": "label"},
+    ),
+    DataSet(
+        "glue",
+        "qqp",
+        "QQP: do two questions ask the same?",
+        "10,000 pairs (BabyLM's choice) to learn from, 20,215 (filtered) to judge",
+        first="{question1}",
+        second="{question2}",
+        labels=("different", "duplicate"),
+        metric="F1",
+        other_files=(TSV,),
+        other_folders=("QQP", "glue/QQP"),
+        other_fields={"is_duplicate": "label"},
+    ),
+    DataSet(
+        "glue",
+        "mnli",
+        "MNLI: does one sentence follow from another, or contradict it?",
+        "10,000 pairs (BabyLM's choice) to learn from, 4,908 (filtered) to judge",
+        first="{premise}",
+        second="{hypothesis}",
+        labels=("entailment", "neutral", "contradiction"),
+        other_files=(Files("train.tsv", "dev_matched.tsv"),),
+        other_folders=("MNLI", "glue/MNLI"),
+        other_fields={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+    ),
+    DataSet(
+        "glue",
+        "qnli",
+        "QNLI: does a sentence answer a question?",
+        "104,743 pairs to learn from, 2,732 (filtered) or 5,463 to judge",
+        first="{question}",
+        second="{sentence}",
+        labels=ENTAILMENT,
+        other_files=(TSV,),
+        other_folders=("glue-extra/qnli", "QNLI", "glue/QNLI"),
+    ),
+    DataSet(
+        "glue",
+        "rte",
+        "RTE: does one sentence follow from another?",
+        "2,490 pairs to learn from, 139 (filtered) to judge",
+        first="{sentence1}",
+        second="{sentence2}",
+        labels=ENTAILMENT,
+        other_files=(TSV,),
+        other_folders=("RTE", "glue/RTE"),
+    ),
+    DataSet(
+        "superglue",
+        "boolq",
+        "BoolQ: what does a passage answer to a yes/no question?",
+        "9,427 questions to learn from, 1,635 (filtered) to judge",
+        first="{question}",
+        second="{passage}",
+        labels=NO_YES,
+        other_files=(Files("train.jsonl", "val.jsonl"),),
+        other_folders=("BoolQ", "superglue/BoolQ"),
+    ),
+    DataSet(
+        "superglue",
+        "wsc",
+        "WSC: whom does a pronoun mean?",
+        "554 questions to learn from, 52 (filtered) to judge",
+        first='Does "{span2_text}" refer to "{span1_text}" in this passage?',
+        second="{text}",
+        labels=NO_YES,
+    ),
+    DataSet(
+        "superglue",
+        "multirc",
+        "MultiRC: is an answer to a question about a paragraph right?",
+        "27,243 answers to learn from, 2,424 (filtered) to judge",
+        first="Question: {question} Answer: {answer}",
+        second="{paragraph}",
+        labels=NO_YES,
+    ),
+)

@@ -1,0 +1,146 @@
+"""Multiple choice: the option that a model finds most probable is its answer.
+
+An option's log-probability is the sum over its tokens, given what stands before. It is compared as it is (raw), by
+token, and by byte; each task has one of these as its score and gives the others beside it. This is what
+lm-evaluation-harness does (`acc` is raw; its `acc_norm` divides by characters, which for English are bytes) and what
+Super Tiny Language Models reports. Of equal options the first is taken, as there.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from braidlm.core.errors import BraidError
+from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.evals.contestant import Contestant
+from braidlm.evals.forest import Forest, Request
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scorer import Advance, Scorer
+from braidlm.evals.settling import settled
+from braidlm.evals.texts import Begin, requests_for
+
+Measure = Literal["raw", "per token", "per byte"]
+MEASURES: tuple[Measure, ...] = ("raw", "per token", "per byte")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Options to choose from."""
+
+    options: tuple[tuple[str, str], ...]
+    """Of each: what is read first, and what is scored."""
+    answer: int
+    """Which one is right."""
+    of: str = ""
+    """The subject or language that it belongs to."""
+
+
+def endings(context: str, choices: Sequence[str], answer: int, of: str = "") -> Question:
+    """Options that differ in what follows one context, after a space."""
+    return Question(tuple((context, f" {choice}") for choice in choices), answer, of)
+
+
+def beginnings(contexts: Sequence[str], ending: str, answer: int) -> Question:
+    """Options that differ in what stands before one ending: partial evaluation."""
+    return Question(tuple((context, f" {ending}") for context in contexts), answer)
+
+
+@dataclass
+class MultipleChoice:
+    """All questions of a task, read and checked."""
+
+    questions: list[Question]
+    sha256: str
+    headline: Measure = "raw"
+    begin: Begin = "tokenizer"
+    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        return len(self.questions)
+
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+        """Accuracy in percent over all questions."""
+        requests, forest = self._lay(model.scorer, model.tokenizer)
+        scores = model.scorer.score_forest(forest, advance)
+        bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.questions for _, text in q.options])
+        lengths = {"per token": np.maximum(np.diff(scores.bounds), 1), "per byte": np.maximum(bytes_, 1)}
+        groups = self._groups()
+        sums = settled(model.scorer, requests, scores.sums, groups, list(lengths.values()))
+        values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
+        right = {name: self._right(values[name], groups) for name in MEASURES}
+        context = model.scorer.context
+        notes = {
+            "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
+            "shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests),
+            "most frequent answer": self._most_frequent(),
+        }
+        return self._result(task, right, notes)
+
+    def _result(self, task: str, right: dict[Measure, np.ndarray], notes: dict) -> TaskResult:
+        hits = right[self.headline]
+        share = float(hits.mean())
+        return TaskResult(
+            task=task,
+            metric=metric(self.headline),
+            score=100 * share,
+            count=self.count,
+            standard_error=100 * math.sqrt(share * (1 - share) / self.count) if self.count > 1 else None,
+            chance=100 * sum(1 / len(question.options) for question in self.questions) / self.count,
+            parts=self._parts(hits),
+            also={name: 100 * float(right[name].mean()) for name in MEASURES},
+            notes=notes,
+        )
+
+    def _parts(self, hits: np.ndarray) -> dict[str, Part]:
+        """The accuracy of each subject, where there are several."""
+        found: dict[str, list[bool]] = {}
+        for question, hit in zip(self.questions, hits, strict=True):
+            found.setdefault(question.of, []).append(bool(hit))
+        if len(found) < 2 and "" in found:
+            return {}
+        return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(found.items())}
+
+    def _right(self, values: np.ndarray, groups: Sequence[range]) -> np.ndarray:
+        best = [int(np.argmax(values[group.start : group.stop])) for group in groups]
+        return np.array([at == question.answer for at, question in zip(best, self.questions, strict=True)])
+
+    def _groups(self) -> list[range]:
+        """The requests of each question."""
+        ends = np.cumsum([len(question.options) for question in self.questions])
+        return [range(end - len(q.options), end) for end, q in zip(ends.tolist(), self.questions, strict=True)]
+
+    def _most_frequent(self) -> float:
+        """What always giving the same place would get, in percent: telling for yes or no."""
+        places = np.bincount([question.answer for question in self.questions])
+        return 100 * float(places.max()) / self.count
+
+    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], Forest]:
+        """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""
+        key = (tokenizer.fingerprint, scorer.context, scorer.share)
+        if key not in self._laid:
+            texts = [spaces_moved(*option) for question in self.questions for option in question.options]
+            requests = requests_for(tokenizer, texts, self.begin)
+            self._laid = {key: (requests, scorer.lay(requests))}
+        return self._laid[key]
+
+
+def spaces_moved(context: str, continuation: str) -> tuple[str, str]:
+    """Spaces that end a context belong to what follows, as in lm-evaluation-harness: so tokenizers write them."""
+    bare = context.rstrip()
+    return bare, context[len(bare) :] + continuation
+
+
+def metric(measure: Measure) -> str:
+    """How the score is called."""
+    return "accuracy, %" if measure == "raw" else f"accuracy, % ({measure})"
+
+
+def checked(questions: Sequence[Question], place: str) -> list[Question]:
+    """At least one question."""
+    if not questions:
+        raise BraidError("there are no questions in it", place)
+    return list(questions)

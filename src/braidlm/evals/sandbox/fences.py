@@ -1,0 +1,224 @@
+"""The fences around a program: what it finds of the system, and that nothing of it outlives the run.
+
+- `namespaces`: a root folder of its own in memory, with the toolchains read-only and a scratch folder of limited size;
+  its own processes, no network. Needs root, or a system that lets users make namespaces.
+- `landlock`: the system's own files, of which only the toolchains can be read and only the scratch folder be written.
+- `none`: limits and signals alone, for those who run everything in a throw-away machine anyway.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from braidlm.evals.sandbox import kernel, landlock
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SCRATCH = "/scratch"
+OLD = "/old"
+INSIDE = 1000
+"""The user that a program sees itself as in a user namespace: not 0, so that running a file drops all capabilities."""
+
+
+class Fence:
+    """`none`, and what the others have in common."""
+
+    def __init__(self, job: dict[str, Any]):
+        self.job = job
+        self.user: int | None = job["user"] if os.geteuid() == 0 else None
+        """Whom a program runs as where the launcher is root: nobody else, so that its processes can be counted."""
+        self.scratch = ""
+
+    def enter(self) -> None:
+        """In the launcher, before anything is started."""
+        kernel.control(kernel.ADOPT_ORPHANS, 1)
+        self.scratch = tempfile.mkdtemp(dir=self.job["scratch"])
+        if self.user is not None:
+            os.chown(self.scratch, self.user, self.user)
+            os.chmod(self.job["scratch"], 0o711)
+
+    def close(self) -> None:
+        """In the process that starts the steps."""
+        _write_files(self.scratch, self.job["files"], self.user)
+
+    def lock_in(self) -> None:
+        """In the program's own process, right before it begins."""
+        if self.user is not None:
+            _become(self.user)
+        kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)
+
+    def kill_all(self, starter: int) -> None:
+        """Everything below the launcher: what is killed leaves its children to the launcher, until none is left."""
+        patience = time.monotonic() + 20
+        while time.monotonic() < patience:
+            for child in children(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            time.sleep(0.001)
+        _delete(self.scratch)
+
+    def process_limit(self, asked: int) -> int | None:
+        """For RLIMIT_NPROC, which counts what a user has; None where a count says nothing."""
+        return asked if self.user is not None else _tasks_of(os.geteuid()) + asked
+
+
+class Landlock(Fence):
+    """Files by Landlock."""
+
+    def lock_in(self) -> None:
+        super().lock_in()
+        landlock.restrict_files(self.job["readable"], [self.scratch], DEVICES)
+
+
+class Namespaces(Fence):
+    """A system of its own."""
+
+    def enter(self) -> None:
+        self.scratch = SCRATCH
+        own = kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_NAMES
+        try:
+            kernel.unshare(own)
+        except PermissionError:
+            if self.user is not None:
+                _become(self.user)
+                self.user = None
+            _new_user_namespace(own)
+
+    def close(self) -> None:
+        kernel.unshare(kernel.NEW_MOUNTS)
+        kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+        _new_root(self.job["readable"], self.job["disk"])
+        _write_files(SCRATCH, self.job["files"], self.user)
+
+    def lock_in(self) -> None:
+        if self.user is not None:
+            _become(self.user)
+
+    def kill_all(self, starter: int) -> None:
+        """The first process of a namespace takes all others with it; the mounts go with the last of them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starter, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(starter, 0)
+
+    def process_limit(self, asked: int) -> int | None:
+        return asked + 2  # the starter is counted too
+
+
+FENCES: dict[str, type[Fence]] = {"namespaces": Namespaces, "landlock": Landlock, "none": Fence}
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started or adopted."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def memory_below(process: int) -> int:
+    """Bytes in memory of a process and of all below it."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm") as file:
+        total = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return total + sum(memory_below(child) for child in children(process))
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _new_user_namespace(others: int) -> None:
+    user, group = os.geteuid(), os.getegid()
+    kernel.control(4, 1)  # after a change of user a process may not write its own maps otherwise
+    kernel.unshare(kernel.NEW_USER | others)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INSIDE} {user} 1"),
+        ("gid_map", f"{INSIDE} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _new_root(readable: Iterable[str], disk: int) -> None:
+    """A root folder in memory that holds the readable files, some devices and a scratch folder, and nothing else."""
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NO_SETUID, "mode=755,size=1m")
+    os.chdir("/tmp")
+    os.mkdir(OLD[1:])
+    kernel.pivot_root(".", OLD[1:])
+    os.chdir("/")
+    for path in readable:
+        _show(path, kernel.READ_ONLY | kernel.NO_SETUID | kernel.NO_DEVICES)
+    for path in DEVICES:
+        _show(path, kernel.READ_ONLY | kernel.NO_SETUID)
+    os.mkdir("/proc", 0o755)
+    flags = kernel.NO_SETUID | kernel.NO_DEVICES | kernel.NO_EXECUTION
+    with contextlib.suppress(OSError):  # a container may hide parts of it, and then no other is to be had
+        kernel.mount("proc", "/proc", "proc", flags | kernel.READ_ONLY)
+    os.mkdir(SCRATCH)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.NO_SETUID | kernel.NO_DEVICES, f"mode=777,size={disk},nr_inodes=10k")
+    os.symlink(SCRATCH, "/tmp")
+    kernel.detach(OLD)
+    os.rmdir(OLD)
+    kernel.restrict_mount("/", kernel.READ_ONLY, recursive=False)
+
+
+def _show(path: str, attributes: int) -> None:
+    """A file or folder of the old root in the new one; links stay links."""
+    source = OLD + path
+    if os.path.lexists(path) or not os.path.lexists(source):
+        return
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), path)
+        return
+    if os.path.isdir(source):
+        os.mkdir(path)
+    else:
+        os.close(os.open(path, os.O_CREAT, 0o644))
+    kernel.mount(source, path, None, kernel.BIND | kernel.RECURSIVE)
+    kernel.restrict_mount(path, attributes)
+
+
+def _write_files(folder: str, files: dict[str, str], user: int | None) -> None:
+    for name, text in files.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    if user is not None:
+        for root, _, names in os.walk(folder):
+            for path in (root, *(os.path.join(root, name) for name in names)):
+                os.chown(path, user, user)
+
+
+def _tasks_of(user: int) -> int:
+    """How many processes and threads a user has."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def _delete(folder: str) -> None:
+    """A folder whose rights a program may have changed."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        for root, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(root, 0o700)

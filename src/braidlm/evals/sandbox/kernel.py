@@ -1,0 +1,88 @@
+"""What Linux is asked for that Python has no function for: namespaces, mounts, and what a process gives up."""
+
+import ctypes
+import os
+import platform
+
+MACHINE = platform.machine()
+SUPPORTED = ("x86_64", "aarch64")
+"""Machines whose system calls are known here by number."""
+
+NEW_MOUNTS, NEW_NAMES, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
+NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+
+READ_ONLY, NO_SETUID, NO_DEVICES, NO_EXECUTION, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
+DETACH = 2
+AT_HERE, AT_RECURSIVE = -100, 0x8000
+
+DIE_WITH_PARENT, ADOPT_ORPHANS, NO_NEW_PRIVILEGES, FILTER_CALLS = 1, 36, 38, 22
+
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_MOUNT_SETATTR = 442
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("users", ctypes.c_uint64),
+    ]
+
+
+def checked(result: int, what: str) -> int:
+    """The result of a call, or its error with what it was for."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)} ({what})")
+    return result
+
+
+def system_call(number: int, *arguments: object, what: str) -> int:
+    """Any system call by its number."""
+    return checked(_libc.syscall(ctypes.c_long(number), *arguments), what)
+
+
+def unshare(namespaces: int) -> None:
+    """Leave the namespaces of the parent."""
+    checked(_libc.unshare(namespaces), "new namespaces")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """mount(2)."""
+    given = [value.encode() if value is not None else None for value in (source, target, kind)]
+    checked(_libc.mount(*given, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
+
+
+def restrict_mount(target: str, attributes: int, recursive: bool = True) -> None:
+    """Make a mount, and those below it, read-only or less: mount_setattr(2), of Linux 5.12."""
+    change = _MountAttributes(set=attributes)
+    system_call(
+        _MOUNT_SETATTR,
+        ctypes.c_int(AT_HERE),
+        ctypes.c_char_p(target.encode()),
+        ctypes.c_uint(AT_RECURSIVE if recursive else 0),
+        ctypes.byref(change),
+        ctypes.c_size_t(ctypes.sizeof(change)),
+        what=f"restricting {target}",
+    )
+
+
+def pivot_root(new: str, old: str) -> None:
+    """The folder `new` becomes /, and what was / stands in its folder `old`."""
+    paths = (ctypes.c_char_p(new.encode()), ctypes.c_char_p(old.encode()))
+    system_call(_PIVOT_ROOT[MACHINE], *paths, what="a new root folder")
+
+
+def detach(target: str) -> None:
+    """Take a mount out of sight, with all below it."""
+    checked(_libc.umount2(target.encode(), DETACH), f"unmounting {target}")
+
+
+def control(option: int, argument: int = 0, pointer: object = None) -> None:
+    """prctl(2)."""
+    value = ctypes.c_ulong(argument)
+    second = pointer if pointer is not None else ctypes.c_ulong(0)
+    checked(_libc.prctl(option, value, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")

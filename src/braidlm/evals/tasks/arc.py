@@ -1,0 +1,42 @@
+"""ARC: science questions of schools, the easy ones and those that simple methods miss."""
+
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Question, endings, metric
+from braidlm.evals.tasks.choice_task import ChoiceTask, labelled, numbered
+from braidlm.evals.tasks.task import TASKS
+
+
+class _Arc(ChoiceTask):
+    """`Question: ...\\nAnswer:` and an option (lm-evaluation-harness, tasks/arc)."""
+
+    licence = "CC BY-SA 4.0"
+
+    def question(self, row: Row) -> Question:
+        if "query" in row:
+            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
+        return endings(f"Question: {row.text('question')}\nAnswer:", *labelled(row))
+
+
+@TASKS.register("arc_easy")
+class ArcEasy(_Arc):
+    """The easy set."""
+
+    description = "ARC, easy set: science questions of schools"
+    size = "2,376 questions, mostly of 4 options"
+    places = ("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy")
+    hub = HubSource("allenai/ai2_arc", "ARC-Easy")
+    fetch = hub.command.format(task="arc_easy")
+
+
+@TASKS.register("arc_challenge")
+class ArcChallenge(_Arc):
+    """The challenge set; its usual score is by length."""
+
+    description = "ARC, challenge set: those that retrieval and word counts get wrong"
+    size = "1,172 questions, mostly of 4 options"
+    headline = "per byte"
+    metric = metric("per byte")
+    places = ("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge")
+    hub = HubSource("allenai/ai2_arc", "ARC-Challenge")
+    fetch = hub.command.format(task="arc_challenge")

@@ -1,0 +1,35 @@
+"""BoolQ without fine-tuning: yes or no after a passage and a question."""
+
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Question, endings
+from braidlm.evals.tasks.choice_task import ChoiceTask
+from braidlm.evals.tasks.task import TASKS
+
+ANSWERS = ("no", "yes")
+
+
+@TASKS.register("boolq")
+class BoolQ(ChoiceTask):
+    """`Passage\\nQuestion: ...?\\nAnswer:` and yes or no (lm-evaluation-harness, tasks/super_glue/boolq)."""
+
+    description = "BoolQ, zero-shot: is yes or no more probable after a passage and a question (62.2% are yes)"
+    size = "3,270 questions (validation)"
+    licence = "CC BY-SA 3.0"
+    places = ("choice/boolq.jsonl", "boolq.jsonl", "boolq")
+    hub = HubSource("aps/super_glue", "boolq", ("validation",))
+    fetch = hub.command.format(task="boolq")
+
+    def question(self, row: Row) -> Question:
+        if "query" in row:
+            prompt = row.text("query").removeprefix("Passage: ").rstrip()
+            return endings(f"{prompt}\nAnswer:", ANSWERS, row.choice("gold", range(len(ANSWERS))))
+        prompt = f"{row.text('passage')}\nQuestion: {row.text('question')}?\nAnswer:"
+        return endings(prompt, ANSWERS, _label(row))
+
+
+def _label(row: Row) -> int:
+    """0 or 1, or false or true, under `label` (SuperGLUE) or `answer` (BoolQ's own files)."""
+    key = "answer" if "answer" in row else "label"
+    value = row.value(key)
+    return int(value) if isinstance(value, bool) else row.choice(key, range(len(ANSWERS)))

@@ -1,0 +1,121 @@
+"""MMLU: 57 subjects, by the letter of the answer or by the answer itself."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row, hash_of, read_rows, read_utf8
+from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, checked, endings, metric
+from braidlm.evals.tasks.task import TASKS, Task
+
+LETTERS = ("A", "B", "C", "D")
+HUB = HubSource("cais/mmlu", "all", ("dev", "test"))
+
+
+class _Mmlu(Task):
+    """Questions of all subjects, read from the CSV files of the original or from rows as on the Hub."""
+
+    size = "57 subjects, 14,042 questions of 4 options"
+    licence = "MIT"
+    metric = metric("raw")
+    headline: Measure = "raw"
+    places = ("choice/mmlu", "mmlu")
+    hub = HUB
+    shots = 0
+
+    def open(self, place: Path) -> MultipleChoice:
+        files = _files(place, "test")
+        shown = _files(place, "dev") if self.shots else []
+        examples: dict[str, list[Row]] = {}
+        for row in _rows(shown):
+            examples.setdefault(row.text("subject"), []).append(row)
+        questions = [self.question(row, examples.get(row.text("subject"), [])) for row in _rows(files)]
+        return MultipleChoice(checked(questions, str(place)), hash_of([*files, *shown]), self.headline)
+
+    def question(self, row: Row, examples: Sequence[Row]) -> Question:
+        """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
+        if len(examples) < self.shots:
+            raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
+        subject = row.text("subject")
+        about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        shown = "".join(f"{_asked(each)} {LETTERS[_answer(each)]}\n\n" for each in examples[: self.shots])
+        return endings(about + shown + _asked(row), LETTERS, _answer(row), subject)
+
+
+@TASKS.register("mmlu")
+class Mmlu(_Mmlu):
+    """Which letter follows the question and its lettered options (lm-evaluation-harness, tasks/mmlu/default)."""
+
+    description = "MMLU: the letter of the answer, without examples; small models are near chance"
+    fetch = HUB.command.format(task="mmlu")
+
+
+@TASKS.register("mmlu_5shot")
+class MmluFiveShots(_Mmlu):
+    """The same after five examples of the subject, as papers report it; needs a context of some thousand tokens."""
+
+    description = "MMLU: the letter of the answer after five examples of the subject"
+    fetch = HUB.command.format(task="mmlu_5shot")
+    shots = 5
+
+
+@TASKS.register("mmlu_continuation")
+class MmluContinuation(_Mmlu):
+    """`Question: ...\\nAnswer:` and the answer's own words (tasks/mmlu/continuation): tells more of small models."""
+
+    description = "MMLU: the answer's own words after the question"
+    fetch = HUB.command.format(task="mmlu_continuation")
+
+    def question(self, row: Row, examples: Sequence[Row]) -> Question:
+        prompt = f"Question: {row.text('question').strip()}\nAnswer:"
+        return endings(prompt, row.texts("choices"), _answer(row), row.text("subject"))
+
+
+def _asked(row: Row) -> str:
+    options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, _choices(row), strict=True)]
+    return "\n".join([row.text("question").strip(), *options, "Answer:"])
+
+
+def _choices(row: Row) -> list[str]:
+    found = row.texts("choices")
+    if len(found) != len(LETTERS):
+        raise row.error(f"there are {len(found)} options, and {len(LETTERS)} are expected")
+    return found
+
+
+def _answer(row: Row) -> int:
+    return row.choice("answer", range(len(LETTERS)))
+
+
+def _files(place: Path, split: str) -> list[Path]:
+    """CSV files in a folder of the split's name, or one JSONL file."""
+    if place.is_file():
+        found = [place] if split == "test" else []
+    else:
+        found = sorted([*(place / split).glob("*.csv"), *place.glob(f"{split}.jsonl")])
+    if not found:
+        raise BraidError(f"there is no {split}/SUBJECT_{split}.csv and no {split}.jsonl here", str(place))
+    return found
+
+
+def _rows(files: Sequence[Path]) -> list[Row]:
+    return [row for file in files for row in (read_rows(file) if file.suffix == ".jsonl" else _csv_rows(file))]
+
+
+def _csv_rows(file: Path) -> list[Row]:
+    """Question, four options, letter: no heading; the subject is the file's name."""
+    subject = file.stem.rpartition("_")[0] or file.stem
+    reader = csv.reader(io.StringIO(read_utf8(file)))
+    found = []
+    for cells in reader:
+        where = f"{file}, line {reader.line_num}"
+        if len(cells) != len(LETTERS) + 2:
+            raise BraidError(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected", where)
+        if cells[-1] not in LETTERS:
+            raise BraidError(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}", where)
+        values = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
+        found.append(Row(values, where))
+    return found

@@ -1,0 +1,26 @@
+"""OpenBookQA: elementary science, without the book."""
+
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Question, endings, metric
+from braidlm.evals.tasks.choice_task import ChoiceTask, labelled, numbered
+from braidlm.evals.tasks.task import TASKS
+
+
+@TASKS.register("openbookqa")
+class OpenBookQA(ChoiceTask):
+    """The question's stem and an option (lm-evaluation-harness, tasks/openbookqa)."""
+
+    description = "OpenBookQA: elementary science, which of four endings is true"
+    size = "500 questions"
+    licence = "Apache 2.0"
+    headline = "per byte"
+    metric = metric("per byte")
+    places = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
+    hub = HubSource("allenai/openbookqa", "main")
+    fetch = hub.command.format(task="openbookqa")
+
+    def question(self, row: Row) -> Question:
+        if "query" in row:
+            return endings(row.text("query"), *numbered(row))
+        return endings(row.text("question_stem"), *labelled(row))

@@ -1,0 +1,25 @@
+"""PIQA: which of two ways to reach a goal works."""
+
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Question, endings
+from braidlm.evals.tasks.choice_task import ChoiceTask, numbered
+from braidlm.evals.tasks.task import TASKS
+
+
+@TASKS.register("piqa")
+class Piqa(ChoiceTask):
+    """`Question: ...\\nAnswer:` and a way (lm-evaluation-harness, tasks/piqa)."""
+
+    description = "PIQA: which of two ways to reach an everyday goal works"
+    size = "1,838 goals (validation)"
+    licence = "AFL 3.0"
+    places = ("choice/piqa.jsonl", "piqa.jsonl", "piqa")
+    hub = HubSource("baber/piqa", None, ("validation",))
+    fetch = hub.command.format(task="piqa")
+
+    def question(self, row: Row) -> Question:
+        if "query" in row:
+            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
+        ways = [row.text("sol1"), row.text("sol2")]
+        return endings(f"Question: {row.text('goal')}\nAnswer:", ways, row.choice("label", (0, 1)))

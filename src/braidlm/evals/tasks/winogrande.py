@@ -1,0 +1,30 @@
+"""WinoGrande: which of two names a pronoun's place stands for, by how well the rest of the sentence follows."""
+
+from braidlm.evals.hub_data import HubSource
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Question, beginnings
+from braidlm.evals.tasks.choice_task import ChoiceTask
+from braidlm.evals.tasks.task import TASKS
+
+
+@TASKS.register("winogrande")
+class WinoGrande(ChoiceTask):
+    """Partial evaluation (Trinh and Le, 2018): only what follows the gap is scored, as in lm-evaluation-harness
+    (tasks/winogrande)."""
+
+    description = "WinoGrande: which of two names fits a gap, by the probability of the rest of the sentence"
+    size = "1,267 sentences"
+    licence = "CC BY 4.0"
+    places = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
+    hub = HubSource("allenai/winogrande", "winogrande_xl", ("validation",))
+    fetch = hub.command.format(task="winogrande")
+
+    def question(self, row: Row) -> Question:
+        if "context_options" in row:
+            contexts = row.texts("context_options")
+            return beginnings(contexts, row.text("continuation"), row.choice("gold", range(len(contexts))))
+        before, gap, after = row.text("sentence").partition("_")
+        if not gap or not after.strip():
+            raise row.error("'sentence' is to have a gap (_) and something behind it")
+        contexts = [before + row.text(option) for option in ("option1", "option2")]
+        return beginnings(contexts, after.strip(), row.choice("answer", (1, 2)))
