@@ -19,7 +19,11 @@ from braidlm.model.fused_embedding import Embed, plain_embed
 from braidlm.model.fused_heads import SplitHeads, plain_split_heads
 from braidlm.model.fused_linear import Linear, narrowed
 from braidlm.model.fused_norm import AddNorm, plain_add_norm
+from braidlm.model.fused_norm_router import AddNormRoute, plain_add_norm_route
 from braidlm.model.fused_pass import fused_stream, has_fused_pass
+from braidlm.model.fused_placing import place
+from braidlm.model.fused_router import Route, plain_route
+from braidlm.model.fused_rows import AddNormRows, plain_add_norm_rows
 from braidlm.model.fused_sums import Sums
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -103,6 +107,10 @@ ROUTED: dict[str, dict[str, Any]] = {
             },
             {"block": {"feed": {"experts": {"names": 4, "shared": 20, "router": {"top_k": 3, "compute": "sparse"}}}}},
         ],
+    },
+    "more choices than a norm's kernel holds": {
+        "positions": "learned",
+        "block": BLOCK | {"feed": {"hidden": 8, "experts": {"names": 9, "router": {"top_k": 3, "compute": "sparse"}}}},
     },
     "rotary beside experts": {
         "positions": "rope",
@@ -221,6 +229,83 @@ def check_embedding(device: str, dtype: torch.dtype) -> None:
         Embed.apply(ids, leaf, positions, dtype, None, Left(left.clone())).sum().backward()
         wanted = left.double() + torch.bincount(ids.flatten(), minlength=11)[:, None]
         close(leaf.grad, wanted, LIMITS[dtype], "a gradient added to what the head has left")
+
+
+def check_routers(device: str, dtype: torch.dtype) -> None:
+    """Choices made in float32 of the same narrow stream are the same."""
+    for width, choices, top_k in ((24, 4, 2), (192, 5, 1), (48, 17, 3)):
+        for renormalise, balanced in ((True, False), (False, True)):
+            stream, weight = torch.randn(70, width, device=device).to(dtype), torch.randn(choices, width, device=device)
+            bias = torch.randn(choices, device=device)
+            balance = 0.1 * torch.randn(choices, device=device) if balanced else None
+
+            def differentiable(made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                return made[:3] + made[4:]
+
+            def fused(*x: Tensor, b: Any = balance, k: int = top_k, r: bool = renormalise) -> tuple[Tensor, ...]:
+                return differentiable(Route.apply(*x, b, k, r, Sums(1, None)))
+
+            def plain(*x: Tensor, b: Any = balance, k: int = top_k, r: bool = renormalise) -> tuple[Tensor, ...]:
+                return differentiable(plain_route(*x, b if b is None else b.double(), k, r))
+
+            compare(fused, plain, [stream, weight, bias], dtype, f"router {choices=} {top_k=} {renormalise=}")
+            ours = Route.apply(stream, weight, bias, balance, top_k, renormalise, Sums(1, None))[3]
+            theirs = plain_route(stream.double(), weight.double(), bias.double(), balance, top_k, renormalise)[3]
+            assert torch.equal(ours, theirs)
+
+
+def check_norms_with_routers(device: str, dtype: torch.dtype) -> None:
+    """In a narrow type the normalised stream is rounded before it is routed, so there the sum alone is."""
+    for centred, affine, reads_normed in ((True, True, False), (True, False, False), (False, True, True)):
+        if reads_normed and dtype != torch.float32:
+            continue
+        stream, delta = (torch.randn(70, 48, device=device).to(dtype) for _ in range(2))
+        delta_bias, router, router_bias = (torch.randn(*s, device=device) for s in ((48,), (4, 48), (4,)))
+        weight = torch.randn(48, device=device) if affine else None
+        bias = torch.randn(48, device=device) if affine and centred else None
+        how = (None, 1e-5, centred, reads_normed, 2, True)
+
+        def fused(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
+            made = AddNormRoute.apply(*x, *how, Sums(1, None), None, None)
+            return made[:4] + made[5:]
+
+        def plain(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
+            scale = torch.ones_like(x[2]) if x[3] is None else x[3]
+            made = plain_add_norm_route(*x[:3], scale, *x[4:], *how)
+            return made[:4] + made[5:]
+
+        if dtype == torch.float32:
+            inputs = [stream, delta, delta_bias, weight, bias, router, router_bias]
+            compare(fused, plain, inputs, dtype, f"norm with router {centred=} {affine=} {reads_normed=}")
+
+
+def check_rows(device: str, dtype: torch.dtype) -> None:
+    chosen = torch.stack([torch.randperm(4)[:2] for _ in range(60)]).to(device)
+    placement = place(chosen, 4, 2, tile=16)
+    real = (placement.source >= 0)[:, None]
+    stream = torch.randn(60, 24, device=device).to(dtype)
+    delta = torch.randn(placement.rows, 24, device=device).to(dtype)
+    for centred in (True, False):
+
+        def rows(way: Callable[..., tuple[Tensor, ...]], s: Tensor, d: Tensor, *how: Any) -> tuple[Tensor, ...]:
+            return tuple(torch.where(real, x, 0.0) for x in way(s, torch.where(real, d, 0.0), placement, 1e-5, *how))
+
+        compare(
+            lambda s, d, c=centred: rows(AddNormRows.apply, s, d, c, 0.0, None),
+            lambda s, d, c=centred: rows(plain_add_norm_rows, s, d, c),
+            [stream, delta],
+            dtype,
+            f"rows {centred=}",
+        )
+    seed = torch.tensor([5], device=device)
+    ones, nothing = torch.ones(placement.rows, 24, device=device), torch.zeros(60, 24, device=device)
+    nothing.requires_grad_(), ones.requires_grad_()
+    kept, normed = AddNormRows.apply(nothing, ones, placement, 1e-5, True, 0.25, seed)
+    share = (kept[real[:, 0]] > 0).float().mean().item()
+    assert abs(share - 0.75) < 0.03
+    upstream = [torch.where(real, 1.0, 0.0).expand_as(kept), torch.zeros_like(normed)]
+    (gradient,) = torch.autograd.grad([kept, normed], ones, upstream)
+    torch.testing.assert_close(gradient[real[:, 0]], kept.detach()[real[:, 0]])  # the same are dropped backward
 
 
 def check_linear(device: str, dtype: torch.dtype) -> None:
@@ -369,9 +454,23 @@ def check_losses(positions: str) -> None:
             close(one[what], exact, 1.5 * relative_error(usual[what], exact) + 1e-3, f"{positions}, {what}")
 
 
+CHECKS = (
+    check_norms,
+    check_activations,
+    check_heads,
+    check_embedding,
+    check_linear,
+    check_routers,
+    check_norms_with_routers,
+    check_rows,
+    check_models,
+    check_tied,
+)
+
+
 def check_everything(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for check in (check_norms, check_activations, check_heads, check_embedding, check_linear, check_models, check_tied):
+    for check in CHECKS:
         check(device, dtype)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.evals.hub_data import PREFIX, fetched
 from braidlm.evals.tasks import TASKS
 
 Place = str | Path
@@ -23,7 +24,8 @@ def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]
         if name not in tasks:
             raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
     found, missing = {}, []
-    for name in tasks:
+    on_hub = {name: str(place) for name, place in own.items() if str(place).startswith(PREFIX)}
+    for name in (name for name in tasks if name not in on_hub):
         place = Path(own[name]).expanduser() if name in own else _look(name, data_root(root))
         if place is not None and place.exists():
             found[name] = place
@@ -36,7 +38,8 @@ def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]
             "\n".join(missing),
             todo=f"Say where data is with `--data FOLDER` (or {VARIABLE}=FOLDER), or with `--data TASK=PATH`.",
         )
-    return found
+    found |= {name: fetched(place, TASKS[name].hub, data_root(root)) for name, place in on_hub.items()}
+    return {name: found[name] for name in tasks}
 
 
 def _look(name: str, root: Path) -> Path | None:

@@ -59,22 +59,22 @@ class HeldText:
             metric="bits per byte",
             score=score,
             count=self.count,
-            standard_error=_standard_error(-sums / math.log(2), lengths, score),
+            standard_error=ratio_error(-sums / math.log(2), lengths, score),
             higher_is_better=False,
             parts=parts,
-            notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": _window(model.scorer)},
+            notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": window_of(model.scorer)},
         )
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[Forest, np.ndarray]:
         """Windows, and the tokens of each document; kept, because the checkpoints of a run have one tokenizer."""
-        window = _window(scorer)
+        window = window_of(scorer)
         key = (tokenizer.fingerprint, window)
         if key not in self._laid:
             before = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
             requests: list[Request] = []
             sizes: list[int] = []
             for texts in self.files.values():
-                coded = [[*_encoded(tokenizer, text), before] for text in texts]
+                coded = [[*encoded(tokenizer, text), before] for text in texts]
                 sizes += map(len, coded)
                 stream = [before, *(token for ids in coded for token in ids)]
                 requests += [Request(stream[at : at + window + 1]) for at in range(0, len(stream) - 1, window)]
@@ -100,15 +100,17 @@ def read_text(place: Path | str) -> HeldText:
     return HeldText(files, digest.hexdigest())
 
 
-def _window(scorer: Scorer) -> int:
+def window_of(scorer: Scorer) -> int:
+    """The tokens that are read at once."""
     return scorer.context or USUAL_WINDOW
 
 
-def _encoded(tokenizer: BraidTokenizer, text: str) -> list[int]:
+def encoded(tokenizer: BraidTokenizer, text: str) -> list[int]:
+    """The tokens of a text of any length."""
     return [token for part in parts_of(text) for token in tokenizer.encode(part)]
 
 
-def _standard_error(bits: np.ndarray, lengths: np.ndarray, score: float) -> float | None:
+def ratio_error(bits: np.ndarray, lengths: np.ndarray, score: float) -> float | None:
     """Of a ratio of sums over documents, which are what is drawn at random; None for a single document."""
     count = len(bits)
     if count < 2:

@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from braidlm.core.errors import BraidError
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
+from braidlm.evals.ranked_options import ranges
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.settling import settled
@@ -68,7 +68,7 @@ class MultipleChoice:
         scores = model.scorer.score_forest(forest, advance)
         bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.questions for _, text in q.options])
         lengths = {"per token": np.maximum(np.diff(scores.bounds), 1), "per byte": np.maximum(bytes_, 1)}
-        groups = self._groups()
+        groups = ranges([len(question.options) for question in self.questions])
         sums = settled(model.scorer, requests, scores.sums, groups, list(lengths.values()))
         values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
         right = {name: self._right(values[name], groups) for name in MEASURES}
@@ -108,11 +108,6 @@ class MultipleChoice:
         best = [int(np.argmax(values[group.start : group.stop])) for group in groups]
         return np.array([at == question.answer for at, question in zip(best, self.questions, strict=True)])
 
-    def _groups(self) -> list[range]:
-        """The requests of each question."""
-        ends = np.cumsum([len(question.options) for question in self.questions])
-        return [range(end - len(q.options), end) for end, q in zip(ends.tolist(), self.questions, strict=True)]
-
     def _most_frequent(self) -> float:
         """What always giving the same place would get, in percent: telling for yes or no."""
         places = np.bincount([question.answer for question in self.questions])
@@ -137,10 +132,3 @@ def spaces_moved(context: str, continuation: str) -> tuple[str, str]:
 def metric(measure: Measure) -> str:
     """How the score is called."""
     return "accuracy, %" if measure == "raw" else f"accuracy, % ({measure})"
-
-
-def checked(questions: Sequence[Question], place: str) -> list[Question]:
-    """At least one question."""
-    if not questions:
-        raise BraidError("there are no questions in it", place)
-    return list(questions)

@@ -1,7 +1,7 @@
 """Items of several options, of which the first is right: is it the most probable one?
 
-The metric of the BabyLM pipeline for EWoK, entity tracking and COMPS: of each option the sum of the log-probabilities of
-the tokens that reach into its continuation, given its context; right if none is larger than that of the first. Equal
+The metric of the BabyLM pipeline for EWoK, entity tracking and COMPS: of each option the sum of the log-probabilities
+of the tokens that reach into its continuation, given its context; right if none is larger than that of the first. Equal
 sums count as right there, so they do here, and are counted.
 """
 

@@ -112,7 +112,7 @@ class Scorer:
         return twin.score(requests, leads=leads)
 
     def _values(self, read: Tensor, which: Tensor, targets: Tensor, leads: bool) -> Tensor:
-        """[1 or 2, scores] log-probabilities, and leads; `which` of the places in `read` predicts each, in any order."""
+        """[1 or 2, scores] log-probabilities and leads; `which` of the places in `read` predicts each, in any order."""
         order = torch.argsort(which, stable=True)
         which, targets = which[order], targets[order]
         dtype = torch.float64 if read.dtype == torch.float64 else torch.float32

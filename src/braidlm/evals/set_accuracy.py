@@ -16,7 +16,7 @@ def set_accuracy(
     chances: Sequence[float],
     splits: Mapping[str, str] | None = None,
 ) -> TaskResult:
-    """The mean over sets of the percentage that is right; where sets belong to splits, over those of each, then over them.
+    """The mean over sets of the percentage that is right; where sets belong to splits, first over those of a split.
 
     `sets` says of each item to which set it belongs, `chances` how probable it is that guessing is right.
     """

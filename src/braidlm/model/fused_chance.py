@@ -13,9 +13,15 @@ NUMBERS, WARPS = 2048, 4
 
 @triton.jit
 def kept(seed, place, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which numbers at these places are left; `seed` is on the device, so that a replayed graph sees a new one."""
-    drawn = tl.randint(tl.load(seed), place.to(tl.int32)).to(tl.uint32, bitcast=True)
-    return drawn >= THRESHOLD
+    """Which numbers at these places are left; `seed` is on the device, so that a replayed graph sees a new one.
+
+    A hash of seed and place (MurmurHash3's last steps) decides: a whole random generator for each number would take
+    longer than what is dropped.
+    """
+    x = place.to(tl.uint32) * 0x9E3779B1 + tl.load(seed).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return (x ^ (x >> 16)) >= THRESHOLD
 
 
 @triton.jit

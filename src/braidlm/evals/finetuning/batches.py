@@ -1,4 +1,4 @@
-"""Batches of texts that are about equally long, so that little is filled up, in few shapes, so that steps can be replayed."""
+"""Batches of about equally long texts, so that little is filled up; in few shapes, so that steps can be replayed."""
 
 from collections.abc import Iterator
 

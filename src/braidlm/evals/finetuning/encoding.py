@@ -1,7 +1,7 @@
 """From texts to tokens: as the model's tokenizer writes one text or two, cut to a length.
 
-What a tokenizer puts around and between two texts is its own affair; those of `braid prepare`, and GPT-2's, put nothing.
-Of two texts that are too long together the longer one loses its end first, as tokenizers of transformers do it.
+What a tokenizer puts around two texts and between them is its own affair; those of `braid prepare`, and GPT-2's, put
+nothing there. Of two that are too long together the longer loses its end first, as with tokenizers of transformers.
 """
 
 from collections.abc import Sequence

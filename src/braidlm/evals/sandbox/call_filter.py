@@ -101,15 +101,15 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def forbid_calls(own_processes: bool) -> None:
-    """Install the filter for this process and all that it starts; `own_processes`: whether it may start any."""
-    code = build(kernel.MACHINE, own_processes, os.getpid())
+def forbid_calls(may_fork: bool) -> None:
+    """Install the filter for this process and all that it starts; `may_fork`: whether it may start others."""
+    code = build(kernel.MACHINE, may_fork, os.getpid())
     kernel.control(kernel.NO_NEW_PRIVILEGES, 1)
     program = _Program(len(code) // 8, code)
     kernel.control(kernel.FILTER_CALLS, 2, ctypes.byref(program))
 
 
-def build(machine: str, own_processes: bool, pid: int) -> bytes:
+def build(machine: str, may_fork: bool, pid: int) -> bytes:
     """The filter's instructions for a machine, and for the process of this number."""
     which = kernel.SUPPORTED.index(machine)
     code = [_op(_LOAD, _ARCHITECTURE_AT), _op(_EQUAL, _ARCHITECTURE[machine], 1, 0), _op(_RETURN, _KILL)]
@@ -128,7 +128,7 @@ def build(machine: str, own_processes: bool, pid: int) -> bytes:
     stream = [_argument(1), _op(_AND, 0xF), _op(_EQUAL, _STREAM, 0, 1), _op(_RETURN, _ALLOW), _deny()]
     code += _when(_PAIR[which], stream)
     clone = [_argument(0), _op(_ANY_BIT, _NAMESPACES, 0, 1), _deny()]
-    if not own_processes:
+    if not may_fork:
         clone += [_op(_ANY_BIT, _THREAD, 1, 0), _deny()]
         for number in _FORKS[which]:
             code += _when(number, [_deny()])

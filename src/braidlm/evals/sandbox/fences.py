@@ -52,14 +52,17 @@ class Fence:
         kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)
 
     def kill_all(self, starter: int) -> None:
-        """Everything below the launcher: what is killed leaves its children to the launcher, until none is left."""
+        """Everything below the launcher, which adopts what loses its parent: stopped first, because what runs may fork."""
         patience = time.monotonic() + 20
+        stopped: set[int] = set()
+        while time.monotonic() < patience and (new := _below(os.getpid()) - stopped):
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
         while time.monotonic() < patience:
-            for child in children(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            _signal(_below(os.getpid()), signal.SIGKILL)
             try:
-                os.waitpid(-1, os.WNOHANG)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             except ChildProcessError:
                 break
             time.sleep(0.001)
@@ -119,11 +122,26 @@ FENCES: dict[str, type[Fence]] = {"namespaces": Namespaces, "landlock": Landlock
 def children(process: int) -> list[int]:
     """The processes that a process has started or adopted."""
     found: list[int] = []
-    with contextlib.suppress(OSError):
+    try:
         for thread in os.listdir(f"/proc/{process}/task"):
             with open(f"/proc/{process}/task/{thread}/children") as file:
                 found += map(int, file.read().split())
+    except OSError:  # it has just ended, or the kernel was built without these lists
+        found += _children_by_search(process)
     return found
+
+
+def _below(process: int) -> set[int]:
+    found: set[int] = set()
+    for child in children(process):
+        found |= {child} | _below(child)
+    return found
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def memory_below(process: int) -> int:
@@ -132,6 +150,15 @@ def memory_below(process: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm") as file:
         total = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     return total + sum(memory_below(child) for child in children(process))
+
+
+def _children_by_search(process: int) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[1]) == process:
+                found.append(int(name))
+    return found
 
 
 def _become(user: int) -> None:

@@ -49,6 +49,7 @@ class Watcher:
     def run(self) -> dict[str, Any]:
         """All steps, up to the first that fails."""
         self.fence.enter()
+        kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)  # again: a change of user has cleared it
         self.starter = os.fork()
         if self.starter == 0:
             with contextlib.suppress(BaseException):
@@ -192,6 +193,8 @@ class Starter:
     def _become(self, step: dict[str, Any], processes: int | None) -> None:
         """This process turns into the program."""
         os.setsid()
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python has it, and a program would inherit it
+            signal.signal(ignored, signal.SIG_DFL)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(self.outputs[0], 1)
         os.dup2(self.outputs[1], 2)
@@ -199,7 +202,7 @@ class Starter:
         _set_limits(step, processes)
         self.fence.lock_in()
         if self.job["filter"]:
-            call_filter.forbid_calls(own_processes=step["processes"] > 1)
+            call_filter.forbid_calls(step["may_fork"])
         words = [word.replace("{scratch}", self.fence.scratch) for word in step["command"]]
         places = {"HOME": self.fence.scratch, "TMPDIR": self.fence.scratch}
         own = {key: value.replace("{scratch}", self.fence.scratch) for key, value in step["environment"].items()}

@@ -1,9 +1,10 @@
 """ARC: science questions of schools, the easy ones and those that simple methods miss."""
 
+from braidlm.evals.choice_rows import labelled, numbered
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, endings, metric
-from braidlm.evals.tasks.choice_task import ChoiceTask, labelled, numbered
+from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 
 
@@ -13,7 +14,7 @@ class _Arc(ChoiceTask):
     licence = "CC BY-SA 4.0"
 
     def question(self, row: Row) -> Question:
-        if "query" in row:
+        if "query" in row.facts:
             return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
         return endings(f"Question: {row.text('question')}\nAnswer:", *labelled(row))
 

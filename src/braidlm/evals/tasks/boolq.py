@@ -1,5 +1,6 @@
 """BoolQ without fine-tuning: yes or no after a passage and a question."""
 
+from braidlm.evals.choice_rows import label, value
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, endings
@@ -21,15 +22,15 @@ class BoolQ(ChoiceTask):
     fetch = hub.command.format(task="boolq")
 
     def question(self, row: Row) -> Question:
-        if "query" in row:
+        if "query" in row.facts:
             prompt = row.text("query").removeprefix("Passage: ").rstrip()
-            return endings(f"{prompt}\nAnswer:", ANSWERS, row.choice("gold", range(len(ANSWERS))))
+            return endings(f"{prompt}\nAnswer:", ANSWERS, label(row, "gold", range(len(ANSWERS))))
         prompt = f"{row.text('passage')}\nQuestion: {row.text('question')}?\nAnswer:"
         return endings(prompt, ANSWERS, _label(row))
 
 
 def _label(row: Row) -> int:
     """0 or 1, or false or true, under `label` (SuperGLUE) or `answer` (BoolQ's own files)."""
-    key = "answer" if "answer" in row else "label"
-    value = row.value(key)
-    return int(value) if isinstance(value, bool) else row.choice(key, range(len(ANSWERS)))
+    key = "answer" if "answer" in row.facts else "label"
+    said = value(row, key)
+    return int(said) if isinstance(said, bool) else label(row, key, range(len(ANSWERS)))

@@ -3,10 +3,13 @@
 from abc import abstractmethod
 from pathlib import Path
 
+from braidlm.evals.choice_rows import question_rows
 from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, hash_of, json_files, read_rows
-from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, checked, metric
+from braidlm.evals.json_rows import Row
+from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, metric
 from braidlm.evals.tasks.task import Task
+
+EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'
 
 
 class ChoiceTask(Task):
@@ -18,27 +21,12 @@ class ChoiceTask(Task):
     headline: Measure = "raw"
     metric = metric("raw")
     hub: HubSource
+    example = EXAMPLE
 
     def open(self, place: Path) -> MultipleChoice:
-        files = json_files(place)
-        questions = [self.question(row) for file in files for row in read_rows(file)]
-        return MultipleChoice(checked(questions, str(place)), hash_of(files), self.headline)
+        rows = question_rows(place, self.example)
+        return MultipleChoice([self.question(row) for row in rows], rows.sha256, self.headline)
 
     @abstractmethod
     def question(self, row: Row) -> Question:
         """One row as a question."""
-
-
-def labelled(row: Row) -> tuple[list[str], int]:
-    """Options and answer of a row with `choices: {text, label}` and `answerKey`."""
-    choices = row.inner("choices")
-    texts, labels = choices.texts("text"), choices.texts("label")
-    if len(texts) != len(labels):
-        raise row.error(f"there are {len(texts)} options and {len(labels)} labels")
-    return texts, row.choice("answerKey", labels)
-
-
-def numbered(row: Row) -> tuple[list[str], int]:
-    """Options and answer of a row with `choices` and `gold`."""
-    choices = row.texts("choices")
-    return choices, row.choice("gold", range(len(choices)))

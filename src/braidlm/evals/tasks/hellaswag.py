@@ -2,6 +2,7 @@
 
 import re
 
+from braidlm.evals.choice_rows import inner, label, numbered, value
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, endings, metric
@@ -26,13 +27,13 @@ class HellaSwag(ChoiceTask):
     fetch = hub.command.format(task="hellaswag")
 
     def question(self, row: Row) -> Question:
-        if "endings" in row:
-            choices = row.texts("endings")
-            scene = f"{row.text('activity_label')}: {row.text('ctx_a')} {str(row.value('ctx_b')).capitalize()}"
-            return endings(cleaned(scene), [cleaned(c) for c in choices], row.choice("label", range(len(choices))))
-        letters = row.inner("choices")
-        choices = [cleaned(letters.text(letter)) for letter in sorted(letters.values)]
-        return endings(cleaned(row.text("question")), choices, row.choice("answer", sorted(letters.values)))
+        if "endings" in row.facts:
+            choices, answer = numbered(row, "endings", "label")
+            scene = f"{row.text('activity_label')}: {row.text('ctx_a')} {str(value(row, 'ctx_b')).capitalize()}"
+            return endings(cleaned(scene), [cleaned(choice) for choice in choices], answer)
+        letters = inner(row, "choices")
+        choices = [cleaned(letters.text(letter)) for letter in sorted(letters.facts)]
+        return endings(cleaned(row.text("question")).lstrip(), choices, label(row, "answer", sorted(letters.facts)))
 
 
 def cleaned(text: str) -> str:

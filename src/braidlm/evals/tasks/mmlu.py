@@ -3,15 +3,19 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.choice_rows import label
 from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, hash_of, read_rows, read_utf8
-from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, checked, endings, metric
+from braidlm.evals.json_rows import Row, TextFile, files_of, rows_of, sha256_of_files, text_of
+from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, endings, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
 LETTERS = ("A", "B", "C", "D")
+EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "arithmetic"}'
+EXAMPLE_CSV = "1 + 1?,1,2,3,4,B"
 HUB = HubSource("cais/mmlu", "all", ("dev", "test"))
 
 
@@ -33,12 +37,12 @@ class _Mmlu(Task):
         for row in _rows(shown):
             examples.setdefault(row.text("subject"), []).append(row)
         questions = [self.question(row, examples.get(row.text("subject"), [])) for row in _rows(files)]
-        return MultipleChoice(checked(questions, str(place)), hash_of([*files, *shown]), self.headline)
+        return MultipleChoice(questions, sha256_of_files([*files, *shown]), self.headline)
 
     def question(self, row: Row, examples: Sequence[Row]) -> Question:
         """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
         if len(examples) < self.shots:
-            raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
+            raise row.wrong(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
         subject = row.text("subject")
         about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
         shown = "".join(f"{_asked(each)} {LETTERS[_answer(each)]}\n\n" for each in examples[: self.shots])
@@ -82,40 +86,44 @@ def _asked(row: Row) -> str:
 def _choices(row: Row) -> list[str]:
     found = row.texts("choices")
     if len(found) != len(LETTERS):
-        raise row.error(f"there are {len(found)} options, and {len(LETTERS)} are expected")
+        raise row.wrong(f"there are {len(found)} options, and {len(LETTERS)} are expected")
     return found
 
 
 def _answer(row: Row) -> int:
-    return row.choice("answer", range(len(LETTERS)))
+    return label(row, "answer", range(len(LETTERS)))
 
 
-def _files(place: Path, split: str) -> list[Path]:
+def _files(place: Path, split: str) -> list[TextFile]:
     """CSV files in a folder of the split's name, or one JSONL file."""
-    if place.is_file():
-        found = [place] if split == "test" else []
-    else:
-        found = sorted([*(place / split).glob("*.csv"), *place.glob(f"{split}.jsonl")])
-    if not found:
+    if place.is_file() and split == "test":
+        return files_of(place)
+    if (place / f"{split}.jsonl").is_file():
+        return files_of(place / f"{split}.jsonl")
+    if not (place / split).is_dir():
         raise BraidError(f"there is no {split}/SUBJECT_{split}.csv and no {split}.jsonl here", str(place))
-    return found
+    return files_of(place / split, ".csv")
 
 
-def _rows(files: Sequence[Path]) -> list[Row]:
-    return [row for file in files for row in (read_rows(file) if file.suffix == ".jsonl" else _csv_rows(file))]
+def _rows(files: Sequence[TextFile]) -> list[Row]:
+    return [row for file in files for row in (_csv_rows(file) if file.name.endswith(".csv") else _json_rows(file))]
 
 
-def _csv_rows(file: Path) -> list[Row]:
+def _json_rows(file: TextFile) -> list[Row]:
+    return rows_of([file], file.where, EXAMPLE).rows
+
+
+def _csv_rows(file: TextFile) -> list[Row]:
     """Question, four options, letter: no heading; the subject is the file's name."""
     subject = file.stem.rpartition("_")[0] or file.stem
-    reader = csv.reader(io.StringIO(read_utf8(file)))
+    reader = csv.reader(io.StringIO(text_of(file), newline=""))
     found = []
     for cells in reader:
-        where = f"{file}, line {reader.line_num}"
+        row = Row({}, file.stem, f"{file.where}, line {reader.line_num}", EXAMPLE_CSV)
         if len(cells) != len(LETTERS) + 2:
-            raise BraidError(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected", where)
+            raise row.wrong(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected")
         if cells[-1] not in LETTERS:
-            raise BraidError(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}", where)
-        values = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
-        found.append(Row(values, where))
+            raise row.wrong(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}")
+        facts = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
+        found.append(replace(row, facts=facts))
     return found

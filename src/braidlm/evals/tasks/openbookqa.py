@@ -1,9 +1,10 @@
 """OpenBookQA: elementary science, without the book."""
 
+from braidlm.evals.choice_rows import labelled, numbered
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, endings, metric
-from braidlm.evals.tasks.choice_task import ChoiceTask, labelled, numbered
+from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 
 
@@ -21,6 +22,6 @@ class OpenBookQA(ChoiceTask):
     fetch = hub.command.format(task="openbookqa")
 
     def question(self, row: Row) -> Question:
-        if "query" in row:
+        if "query" in row.facts:
             return endings(row.text("query"), *numbered(row))
         return endings(row.text("question_stem"), *labelled(row))

@@ -1,9 +1,10 @@
 """PIQA: which of two ways to reach a goal works."""
 
+from braidlm.evals.choice_rows import label, numbered
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, endings
-from braidlm.evals.tasks.choice_task import ChoiceTask, numbered
+from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 
 
@@ -19,7 +20,7 @@ class Piqa(ChoiceTask):
     fetch = hub.command.format(task="piqa")
 
     def question(self, row: Row) -> Question:
-        if "query" in row:
+        if "query" in row.facts:
             return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
         ways = [row.text("sol1"), row.text("sol2")]
-        return endings(f"Question: {row.text('goal')}\nAnswer:", ways, row.choice("label", (0, 1)))
+        return endings(f"Question: {row.text('goal')}\nAnswer:", ways, label(row, "label", (0, 1)))

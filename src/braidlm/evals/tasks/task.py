@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from braidlm.evals.contestant import Contestant
+from braidlm.evals.hub_data import HubSource
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scorer import Advance
 from braidlm.model.registry import Registry
@@ -39,6 +40,10 @@ class Task(ABC):
     """Where its data is usually found inside the data folder."""
     fetch: str
     """How to get the data: a sentence for someone who has not got it."""
+    hub: HubSource | None = None
+    """Where `hub:` finds the data, if the task reads it from there."""
+    over_run = False
+    """Whether its score is one of a run, over all checkpoints (`over_runs.py`)."""
     version = 1
     """Raised when the same model and data would give another score: results kept before no longer count."""
 

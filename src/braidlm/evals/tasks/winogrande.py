@@ -1,5 +1,6 @@
 """WinoGrande: which of two names a pronoun's place stands for, by how well the rest of the sentence follows."""
 
+from braidlm.evals.choice_rows import label, numbered
 from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row
 from braidlm.evals.multiple_choice import Question, beginnings
@@ -20,11 +21,11 @@ class WinoGrande(ChoiceTask):
     fetch = hub.command.format(task="winogrande")
 
     def question(self, row: Row) -> Question:
-        if "context_options" in row:
-            contexts = row.texts("context_options")
-            return beginnings(contexts, row.text("continuation"), row.choice("gold", range(len(contexts))))
+        if "context_options" in row.facts:
+            contexts, answer = numbered(row, "context_options")
+            return beginnings(contexts, row.text("continuation"), answer)
         before, gap, after = row.text("sentence").partition("_")
         if not gap or not after.strip():
-            raise row.error("'sentence' is to have a gap (_) and something behind it")
+            raise row.wrong("'sentence' is to have a gap (_) and something behind it")
         contexts = [before + row.text(option) for option in ("option1", "option2")]
-        return beginnings(contexts, after.strip(), row.choice("answer", (1, 2)))
+        return beginnings(contexts, after.strip(), label(row, "answer", (1, 2)))

@@ -1,0 +1,59 @@
+"""LoRA through peft: which matrices of a model get adapters, and how these become part of them at the end."""
+
+from typing import Any
+
+from torch import nn
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.finetuning.classifier import HEAD
+from braidlm.evals.finetuning.hyperparameters import Hyperparameters
+from braidlm.model.modeling_braid import BraidPreTrainedModel
+from braidlm.model.stacked import StackedLinear
+
+TARGETS = ("qkv", "out", "up", "gate_up")
+"""Braid's names of the matrices of attention and feed-forward."""
+
+
+def check_peft() -> None:
+    """Before the long work starts."""
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise BraidError(
+            "peft, which trains adapters, is not installed",
+            todo="pip install 'braidlm[eval]', or train all parameters with `--finetune full`.",
+        ) from None
+
+
+def targets(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of single matrices, and of the parameters that hold a stack of them."""
+    single, stacked = [], []
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] not in TARGETS:
+            continue
+        if isinstance(module, nn.Linear):
+            single.append(name)
+        elif isinstance(module, StackedLinear):
+            stacked.append(f"{name}.weight")
+    return single, stacked
+
+
+def add_adapters(model: Any, how: Hyperparameters) -> Any:
+    """A model of peft's around a classifier: only adapters and the new head are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    dropout, chosen = how.adapter_dropout, {"target_modules": "all-linear"}
+    if isinstance(model, BraidPreTrainedModel):
+        single, stacked = targets(model)
+        chosen = {"target_modules": single, "target_parameters": stacked or None}
+        if stacked:
+            dropout = 0.0  # peft adds the adapters of a stack to its weights, where there is no input to drop from
+    config = LoraConfig(
+        task_type="SEQ_CLS", r=how.rank, lora_alpha=how.alpha, lora_dropout=dropout, modules_to_save=[HEAD], **chosen
+    )
+    return get_peft_model(model, config)
+
+
+def merge_adapters(adapted: Any) -> Any:
+    """The classifier with its adapters added to its matrices: an ordinary model again."""
+    return adapted.merge_and_unload()

@@ -1,0 +1,59 @@
+"""Last words: does a model write the word that a passage ends with, and how probable is it?
+
+The metric of lm-evaluation-harness for LAMBADA: right if every token of the word, given all before it, is the most
+probable one; the perplexity is that of words, not of tokens.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.evals.contestant import Contestant
+from braidlm.evals.forest import Forest, Request
+from braidlm.evals.multiple_choice import spaces_moved
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scorer import Advance, Scorer
+from braidlm.evals.settling import most_probable
+from braidlm.evals.texts import requests_for
+
+
+@dataclass
+class LastWords:
+    """All passages of a task, read and checked."""
+
+    passages: list[tuple[str, str]]
+    """What is read, and the last word with its space."""
+    sha256: str
+    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        return len(self.passages)
+
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+        """Accuracy in percent, and the perplexity of the words."""
+        requests, forest = self._lay(model.scorer, model.tokenizer)
+        scores = model.scorer.score_forest(forest, advance, leads=True)
+        right = most_probable(model.scorer, requests, scores)
+        share = float(right.mean())
+        context = model.scorer.context
+        return TaskResult(
+            task=task,
+            metric="accuracy, %",
+            score=100 * share,
+            count=self.count,
+            standard_error=100 * math.sqrt(share * (1 - share) / self.count) if self.count > 1 else None,
+            also={"perplexity of the word": math.exp(-float(np.mean(scores.sums)))},
+            notes={"shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests)},
+            items={"right": right.tolist()},
+        )
+
+    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], Forest]:
+        """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""
+        key = (tokenizer.fingerprint, scorer.context, scorer.share)
+        if key not in self._laid:
+            requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.passages])
+            self._laid = {key: (requests, scorer.lay(requests))}
+        return self._laid[key]

@@ -1,0 +1,58 @@
+"""COMPS (Misra, Rayz and Ettinger, 2023): properties of concepts, and made-up words that inherit them.
+
+As the BabyLM pipeline of 2025 asks: is the property more probable after the concept that has it than after the one that
+has not? The files are those of the BabyLM data or as published (https://huggingface.co/datasets/kanishka/comps), where
+one file holds both kinds of distraction.
+"""
+
+from pathlib import Path
+
+from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.json_rows import Row, files_of, rows_of
+from braidlm.evals.minimal_pairs import METRIC
+from braidlm.evals.ranked_options import Item, RankedOptions
+from braidlm.evals.tasks.task import TASKS, Task
+
+EXAMPLE = '{"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}'
+SETS = {
+    "comps_base": "base",
+    "comps_wugs": "wugs",
+    "comps_wugs_dist-before": "wugs_dist_before",
+    "comps_wugs_dist-in-between": "wugs_dist_in_between",
+}
+BOTH = "comps_wugs_dist"
+DISTRACTIONS = {"before": "wugs_dist_before", "in-between": "wugs_dist_in_between"}
+
+
+@TASKS.register("comps")
+class Comps(Task):
+    """All four sets."""
+
+    description = "properties of concepts, and of made-up words that inherit them: the full evaluation of BabyLM 2025"
+    size = "4 sets, 91,028 pairs"
+    licence = "MIT"
+    metric = METRIC
+    places = babylm_places("full_eval/comps")
+    fetch = babylm_fetch("full_eval/comps")
+
+    def open(self, place: Path) -> RankedOptions:
+        rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
+        return RankedOptions([_item(row) for row in rows], rows.sha256, self.metric)
+
+
+def _item(row: Row) -> Item:
+    phrase = row.text("property_phrase")
+    prefixes = (row.text("prefix_acceptable"), row.text("prefix_unacceptable"))
+    options = tuple((f"{prefix} ", phrase) for prefix in prefixes)
+    return Item(options, _set(row), tuple(f"{prefix} {phrase}" for prefix in prefixes))
+
+
+def _set(row: Row) -> str:
+    if row.stem == BOTH:
+        kind = row.text("distraction_type")
+        if kind not in DISTRACTIONS:
+            raise row.wrong(f"'distraction_type' is to be one of {', '.join(DISTRACTIONS)}, not '{kind}'")
+        return DISTRACTIONS[kind]
+    if row.stem not in SETS:
+        raise row.wrong(f"'{row.stem}' is not a set of COMPS; there are {', '.join([*SETS, BOTH])}")
+    return SETS[row.stem]

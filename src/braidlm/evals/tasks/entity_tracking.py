@@ -1,0 +1,53 @@
+"""Entity tracking (Kim and Schuster, 2023): what is in a box after things were moved about?
+
+As the BabyLM pipeline of 2025 asks: of five contents the right one is to be the most probable continuation. Accuracy by
+the number of moves, the mean over those of each split, then over splits.
+"""
+
+from pathlib import Path
+
+from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.json_rows import files_of, rows_of
+from braidlm.evals.ranked_options import Item, RankedOptions
+from braidlm.evals.tasks.task import TASKS, Task
+
+EXAMPLE = (
+    '{"numops": 0, "input_prefix": "Box 0 contains the key. Box 0 contains ", "options": ["the key.", "the hat."]}'
+)
+
+
+class _EntityTracking(Task):
+    metric = "accuracy, % (mean over numbers of moves, then over splits)"
+    licence = "MIT (Entity Tracking), Apache 2.0 (selection)"
+
+    def open(self, place: Path) -> RankedOptions:
+        rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
+        items, splits = [], {}
+        for row in rows:
+            moves, prefix, options = row.number("numops"), row.text("input_prefix"), tuple(row.texts("options"))
+            if moves != int(moves) or moves < 0:
+                raise row.wrong(f"'numops' is to be a number of moves, not {moves:g}")
+            of = f"{row.stem}_{int(moves)}_ops"
+            splits[of] = row.stem
+            items.append(Item(tuple((prefix, option) for option in options), of, options))
+        return RankedOptions(items, rows.sha256, self.metric, splits)
+
+
+@TASKS.register("entity_tracking")
+class EntityTracking(_EntityTracking):
+    """Three splits: the challenge's full evaluation."""
+
+    description = "what is in a box after things were moved about? The full evaluation of BabyLM 2025"
+    size = "3 splits, 9,483 items of 5 options"
+    places = babylm_places("full_eval/entity_tracking")
+    fetch = babylm_fetch("full_eval/entity_tracking")
+
+
+@TASKS.register("entity_tracking_fast")
+class EntityTrackingFast(_EntityTracking):
+    """One split: the challenge's fast evaluation, for checkpoints."""
+
+    description = "one split of entity tracking: the fast evaluation of BabyLM 2025, for checkpoints"
+    size = "1 split, 3,152 items of 5 options"
+    places = babylm_places("fast_eval/entity_tracking_fast")
+    fetch = babylm_fetch("fast_eval/entity_tracking_fast")

@@ -1,0 +1,45 @@
+"""GLUE and SuperGLUE: a model is fine-tuned on labelled examples and then judged on others."""
+
+from pathlib import Path
+
+from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
+from braidlm.evals.finetuning.labelled_task import LabelledTask, open_labelled
+from braidlm.evals.tasks.task import TASKS, Task
+
+BABYLM = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+"""What the challenge of 2025 kept of GLUE and SuperGLUE, in its order."""
+BABYLM_DATA = "the BabyLM 2025 evaluation data (https://osf.io/ryjfm/, folder evaluation_data/full_eval/glue_filtered)"
+GLUE_DATA = "GLUE (https://gluebenchmark.com/tasks)"
+
+
+class LabelledTaskKind(Task):
+    """One of the data sets."""
+
+    of: DataSet
+
+    def open(self, place: Path) -> LabelledTask:
+        return open_labelled(self.of, place)
+
+
+def _kind(of: DataSet) -> type[LabelledTaskKind]:
+    in_babylm = of.name in BABYLM
+    files = of.files[0] if in_babylm else of.other_files[-1]
+    source = BABYLM_DATA if in_babylm else GLUE_DATA
+    return type(
+        of.task,
+        (LabelledTaskKind,),
+        {
+            "__doc__": of.description,
+            "of": of,
+            "description": f"{of.description} (after fine-tuning)",
+            "size": of.size,
+            "licence": of.licence,
+            "metric": f"{of.metric}, %",
+            "places": of.places,
+            "fetch": f"It is {files.train} and {files.valid} of {source}.",
+        },
+    )
+
+
+for _of in DATA_SETS:
+    TASKS.register(_of.task)(_kind(_of))
