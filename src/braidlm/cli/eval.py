@@ -11,6 +11,7 @@ HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
 EPILOG = """examples:
   braid eval runs/moep blimp_fast --data ~/babylm
   braid eval A B C blimp bits_per_byte --data bits_per_byte=dev.txt blimp=blimp/data
+  braid eval runs/moep --harness hellaswag,piqa
   braid eval runs/moep runs/gpt2 blimp_fast --all-checkpoints --out dynamics
 
 a word that is the name of a task is a task; a model folder of such a name is ./NAME
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|TASK=PATH",
         help="the folder with the tasks' data (default BRAID_DATA or data), or the data of a task",
     )
+    add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
+    add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
+    add("--harness-shots", type=int, metavar="N", help="examples that it shows before a question")
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
     add(
         "--out",
@@ -48,13 +52,17 @@ def run(args: argparse.Namespace) -> None:
 
     if args.json:
         console.set_quiet(True)
-    models, tasks = _sorted_out(args.words)
+    harness = [name for name in (args.harness or "").split(",") if name]
+    models, tasks = _sorted_out(args.words, bool(harness))
     root, own = _data(args.data or [])
     found = evaluate(
         models,
         tasks,
         data=root,
         data_of=own,
+        harness=harness,
+        harness_tasks=args.harness_tasks,
+        harness_shots=args.harness_shots,
         all_checkpoints=args.all_checkpoints,
         out=args.out,
         device=args.device,
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         _show(found, args.out)
 
 
-def _sorted_out(words: list[str]) -> tuple[list[str], list[str]]:
+def _sorted_out(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
     """Models and tasks; a word that is neither is most probably a task misspelled."""
     from pathlib import Path
 
@@ -80,7 +88,7 @@ def _sorted_out(words: list[str]) -> tuple[list[str], list[str]]:
             raise BraidError(f"there is no model folder and no task '{word}'.{did_you_mean(word, TASKS)}")
     if not models:
         raise BraidError("there is no model", todo="`braid eval MODEL ... TASK ...`: name a model folder or a run.")
-    if not tasks:
+    if not tasks and not harness:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
     return models, tasks
 

@@ -18,11 +18,14 @@ from braidlm.core.folders import versions
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.data_places import find_data
 from braidlm.evals.folder import check_out, write_folder
+from braidlm.evals.harness import PREFIX, open_harness
 from braidlm.evals.keeping import Kept
+from braidlm.evals.over_runs import check_runs, over_runs
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 from braidlm.evals.scorer import Scorer
 from braidlm.evals.subjects import Place, Subject, open_subjects
-from braidlm.evals.tasks import TASKS, OpenTask
+from braidlm.evals.suites import expand
+from braidlm.evals.tasks import TASKS, OpenTask, Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -33,6 +36,9 @@ def evaluate(
     *,
     data: Place | None = None,
     data_of: Mapping[str, Place] | None = None,
+    harness: str | Sequence[str] = (),
+    harness_tasks: Place | None = None,
+    harness_shots: int | None = None,
     all_checkpoints: bool = False,
     out: Place | None = None,
     device: str = "auto",
@@ -40,11 +46,14 @@ def evaluate(
 ) -> Evaluation:
     """Score model folders (of a run its newest checkpoint, or all of them) on tasks.
 
-    `data` is the folder in which tasks look for their data, `data_of` says for single tasks where it is; `out` is a
-    folder for results, in which what was scored before is found again.
+    `data` is the folder in which tasks look for their data, `data_of` says for single tasks where it is; `harness` are
+    tasks of lm-evaluation-harness, `harness_tasks` a folder of task files for it, `harness_shots` how many examples it
+    shows; `out` is a folder for results, in which what was scored before is found again.
     """
-    asked = _opened_tasks([tasks] if isinstance(tasks, str) else list(tasks), data, data_of or {})
+    asked = _opened_tasks([tasks] if isinstance(tasks, str) else list(tasks), data, data_of or {}, bool(harness))
     subjects = open_subjects([models] if isinstance(models, (str, Path)) else models, all_checkpoints)
+    check_runs([task.name for task in asked], subjects)
+    asked += _opened_harness([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
     place = choose_device(device)
     if dtype not in DTYPES:
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
@@ -54,6 +63,7 @@ def evaluate(
         kept = Kept(Path(out))
     results = [_results(subject, asked, kept, place, dtype) for subject in subjects]
     found = Evaluation(results, {task.name: task.facts() for task in asked}, dtype, versions())
+    found.over_runs = over_runs({task.name: task.data for task in asked}, found.runs)
     if out is not None:
         write_folder(found, Path(out))
     return found
@@ -67,23 +77,36 @@ class _Asked:
     """A task with its data open."""
 
     name: str
-    place: Path
+    place: Path | None
     data: OpenTask
+    about: dict[str, Any]
+    """What it is: description, metric, licence, version."""
 
     def facts(self) -> dict[str, Any]:
-        task = TASKS[self.name]
-        about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
-        return {**about, "data": str(self.place), "sha256": self.data.sha256, "count": self.data.count}
+        return {**self.about, "data": str(self.place), "sha256": self.data.sha256, "count": self.data.count}
 
 
-def _opened_tasks(names: list[str], root: Place | None, own: Mapping[str, Place]) -> list[_Asked]:
-    if not names:
+def _opened_tasks(
+    names: list[str], root: Place | None, own: Mapping[str, Place], may_be_none: bool = False
+) -> list[_Asked]:
+    if not names and not may_be_none:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
-    names = list(dict.fromkeys(names))
+    names = expand(names)
     for name in names:
         TASKS[name]  # an unknown one is an error that names the nearest
     places = find_data(names, root, own)
-    return [_Asked(name, place, TASKS[name]().open(place)) for name, place in places.items()]
+    return [_Asked(name, place, TASKS[name]().open(place), _about(TASKS[name])) for name, place in places.items()]
+
+
+def _about(task: type[Task]) -> dict[str, Any]:
+    return {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
+
+
+def _opened_harness(names: Sequence[str], folder: Place | None, shots: int | None) -> list[_Asked]:
+    """Tasks of lm-evaluation-harness, under names of their own."""
+    opened = {name: open_harness(name, folder, shots) for name in dict.fromkeys(names)}
+    place = None if folder is None else Path(folder)
+    return [_Asked(f"{PREFIX}{name}", place, task, task.about) for name, task in opened.items()]
 
 
 def _results(subject: Subject, tasks: list[_Asked], kept: Kept | None, device: str, dtype: str) -> ModelResults:
@@ -96,7 +119,7 @@ def _results(subject: Subject, tasks: list[_Asked], kept: Kept | None, device: s
         facts = {
             "model": subject.sha256,
             "task": task.name,
-            "version": TASKS[task.name].version,
+            "version": task.about["version"],
             "data": task.data.sha256,
             "dtype": dtype,
         }

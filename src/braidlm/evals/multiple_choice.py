@@ -9,7 +9,7 @@ Super Tiny Language Models reports. Of equal options the first is taken, as ther
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -71,16 +71,20 @@ class MultipleChoice:
         groups = ranges([len(question.options) for question in self.questions])
         sums = settled(model.scorer, requests, scores.sums, groups, list(lengths.values()))
         values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
-        right = {name: self._right(values[name], groups) for name in MEASURES}
+        chosen = {
+            name: [int(np.argmax(values[name][group.start : group.stop])) for group in groups] for name in MEASURES
+        }
         context = model.scorer.context
         notes = {
             "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
             "shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests),
             "most frequent answer": self._most_frequent(),
         }
-        return self._result(task, right, notes)
+        return self._result(task, chosen, notes)
 
-    def _result(self, task: str, right: dict[Measure, np.ndarray], notes: dict) -> TaskResult:
+    def _result(self, task: str, chosen: dict[Measure, list[int]], notes: dict[str, Any]) -> TaskResult:
+        answers = np.array([question.answer for question in self.questions])
+        right = {name: np.array(options) == answers for name, options in chosen.items()}
         hits = right[self.headline]
         share = float(hits.mean())
         return TaskResult(
@@ -93,6 +97,7 @@ class MultipleChoice:
             parts=self._parts(hits),
             also={name: 100 * float(right[name].mean()) for name in MEASURES},
             notes=notes,
+            items={"chosen": chosen[self.headline]},
         )
 
     def _parts(self, hits: np.ndarray) -> dict[str, Part]:
@@ -103,10 +108,6 @@ class MultipleChoice:
         if len(found) < 2 and "" in found:
             return {}
         return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(found.items())}
-
-    def _right(self, values: np.ndarray, groups: Sequence[range]) -> np.ndarray:
-        best = [int(np.argmax(values[group.start : group.stop])) for group in groups]
-        return np.array([at == question.answer for at, question in zip(best, self.questions, strict=True)])
 
     def _most_frequent(self) -> float:
         """What always giving the same place would get, in percent: telling for yes or no."""

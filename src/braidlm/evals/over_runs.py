@@ -5,11 +5,13 @@ Such a task sets `over_run = True`, and its open data has `over_run(task, checkp
 twice.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.results import ModelResults, TaskResult
+from braidlm.evals.subjects import Subject
 from braidlm.evals.tasks import TASKS, OpenTask
 
 FEWEST = 4
@@ -24,19 +26,26 @@ class OverRun(Protocol):
         """One run's result, from the results of its checkpoints."""
 
 
-def check_runs(tasks: Sequence[str], checkpoints: Mapping[str, int]) -> None:
-    """Refuse tasks of runs where single models were asked for, or runs (by name) with too few checkpoints."""
+def check_runs(tasks: Sequence[str], subjects: Sequence[Subject]) -> None:
+    """Refuse tasks of runs of single models, and runs whose checkpoints are too few or say too little."""
     judging = [name for name in tasks if TASKS[name].over_run]
     if not judging:
         return
-    if not checkpoints:
+    if any(subject.run is None for subject in subjects):
         raise BraidError(
             f"'{judging[0]}' judges a run by all of its checkpoints",
             todo="Give run folders, or folders of checkpoints, and --all-checkpoints (all_checkpoints=True).",
         )
-    for run, count in checkpoints.items():
+    for run, count in Counter(subject.run for subject in subjects).items():
         if count < FEWEST:
             raise BraidError(f"'{judging[0]}' needs {FEWEST} checkpoints or more, and there are {count}", run)
+    for subject in subjects:
+        if not subject.words:
+            raise BraidError(
+                "this checkpoint does not say on how many words it was trained",
+                str(subject.folder),
+                "Name checkpoints as the BabyLM challenge does: chck_1M, chck_2M, ...",
+            )
 
 
 def over_runs(

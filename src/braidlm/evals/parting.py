@@ -14,11 +14,25 @@ def parted(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list
     found = list(requests)
     for group in groups:
         some = [requests[index] for index in group]
-        if len({request.first for request in some}) != 1:
+        first = some[0].first
+        begin = some[0].ids[:first]
+        if any(request.first != first or request.ids[:first] != begin for request in some[1:]):
             continue
-        alike = _alike([request.ids for request in some])
+        alike = first + _alike([request.ids[first:] for request in some])
         for index, request in zip(group, some, strict=True):
-            found[index] = Request(request.ids, min(max(request.first, alike), len(request.ids)))
+            found[index] = Request(request.ids, min(alike, len(request.ids)))
+    return found
+
+
+def fitted_alike(requests: Sequence[Request], groups: Sequence[Sequence[int]], context: int | None) -> list[Request]:
+    """Requests of groups within a model's context: where one is too long, all of its group lose as much of their
+    beginning, so that options are judged after one and the same context (and share it)."""
+    found = list(requests)
+    for group in groups if context is not None else ():
+        over = max(len(requests[index].ids) for index in group) - 1 - context
+        if 0 < over < min(requests[index].first for index in group):
+            for index in group:
+                found[index] = Request(requests[index].ids[over:], requests[index].first - over)
     return found
 
 

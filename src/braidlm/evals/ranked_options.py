@@ -14,7 +14,7 @@ import numpy as np
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
-from braidlm.evals.parting import parted
+from braidlm.evals.parting import fitted_alike, parted
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.set_accuracy import set_accuracy
@@ -82,7 +82,7 @@ class RankedOptions:
         if key not in self._laid:
             groups = ranges([len(item.options) for item in self.items])
             options = [option for item in self.items for option in item.options]
-            requests = parted(requests_for(tokenizer, options), groups)
+            requests = fitted_alike(parted(requests_for(tokenizer, options), groups), groups, scorer.context)
             self._laid = {key: (requests, scorer.lay(requests), groups)}
         return self._laid[key]
 

@@ -40,7 +40,7 @@ class TaskResult:
     @property
     def shown(self) -> str:
         """The score with its standard error."""
-        digits = 2 if self.score >= 10 else 4
+        digits = 2 if abs(self.score) >= 10 else 4
         error = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
         return f"{self.score:.{digits}f}{error}"
 

@@ -35,7 +35,7 @@ def set_accuracy(
         score=sum(weights[name] * part.score for name, part in parts.items()),
         count=len(sets),
         standard_error=100 * math.sqrt(variance),
-        chance=100 * sum(weights[name] * float(np.mean(some)) for name, some in guesses.items()),
+        chance=round(100 * sum(weights[name] * float(np.mean(some)) for name, some in guesses.items()), 6),
         parts=parts,
         notes={"sets": len(parts)},
     )

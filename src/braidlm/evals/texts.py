@@ -64,9 +64,16 @@ def _request(encoding: Encoding, context: int, start: int | None) -> Request:
         stop -= 1
     first = begun
     if context:
-        offsets = encoding.offsets
-        while first < stop and offsets[first][1] <= context:
-            first += 1
+        first = _reaching(encoding, context, begun, stop)
     if start is not None and not begun:
         return Request([start, *ids[:stop]], first + 1)
     return Request(ids[:stop], min(max(first, 1), stop))
+
+
+def _reaching(encoding: Encoding, context: int, begun: int, stop: int) -> int:
+    """The first token that reaches behind the context's last character."""
+    quick = encoding.char_to_token(context)  # None where no token holds the character, a space for example
+    if quick is not None:
+        return max(begun, min(quick, stop))
+    offsets = encoding.offsets
+    return next((at for at in range(begun, stop) if offsets[at][1] > context), stop)

@@ -314,8 +314,9 @@ def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Asi
                 add(layer, module.join.router.config.top_k, False)
         elif isinstance(module, RoutedAttention):
             add(module.bank.out, module.router.config.top_k, False)
-        elif isinstance(module, RoutedFeed) and module.shared is None:
-            add(into_feed(module.bank), module.router.config.top_k, True)
+        elif isinstance(module, RoutedFeed):
+            if module.shared is None:  # else what both read stands where the shared part wants it
+                add(into_feed(module.bank), module.router.config.top_k, True)
             add(module.bank.out, module.router.config.top_k, False)
     places: dict[nn.Module, GroupedPlace] = {}
     for (shape, biased, top_k, gathers), layers in alike.items():

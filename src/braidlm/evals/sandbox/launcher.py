@@ -33,7 +33,7 @@ def main() -> None:
     try:
         report = Watcher(job).run()
     except OSError as error:
-        report = {"broken": f"{error.strerror or error}", "steps": []}
+        report = {"broken": str(error), "steps": []}
     json.dump(report, sys.stdout)
 
 
@@ -163,7 +163,7 @@ class Starter:
         try:
             self.fence.close()
         except OSError as error:
-            self._say({"broken": error.strerror or str(error)})
+            self._say({"broken": str(error)})
             return
         self._say({"ready": True})
         for step in self.job["steps"]:
@@ -179,7 +179,7 @@ class Starter:
             try:
                 self._become(step, limit)
             except BaseException as error:
-                os.write(end, str(getattr(error, "strerror", None) or error).encode())
+                os.write(end, str(error).encode())
             os._exit(126)
         os.close(end)
         said = os.read(trouble, 4096).decode()

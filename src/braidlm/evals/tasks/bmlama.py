@@ -6,7 +6,9 @@ from braidlm.evals.fact_sentences import read_facts
 from braidlm.evals.multiple_choice import MultipleChoice, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
-FETCH = "`git clone https://github.com/Betswish/Cross-Lingual-Consistency` gets it: `--data {}={}` is one of its folders."
+FETCH = (
+    "`git clone https://github.com/Betswish/Cross-Lingual-Consistency` gets it: `--data {}={}` is one of its folders."
+)
 
 
 class _Bmlama(Task):
