@@ -1,7 +1,9 @@
 """`braid list`, and what must not be imported to answer it."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +57,7 @@ def test_data(braid):
 
 
 @pytest.mark.parametrize(
-    ("what", "text"), [("recipe", "Did you mean 'recipes'?"), ("xyz", "There are: data, parts, recipes.")]
+    ("what", "text"), [("recipe", "Did you mean 'recipes'?"), ("xyz", "There are: data, parts, recipes, tasks.")]
 )
 def test_unknown_lists(braid, what: str, text: str):
     shown = braid("list", what)
@@ -63,17 +65,49 @@ def test_unknown_lists(braid, what: str, text: str):
     assert f"there is no list of '{what}'. {text}" in shown.err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "recipes"], ["list", "data"], ["show", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list", "recipes"], ["list", "data"], ["show", "--help"], ["eval", "--help"]]
+)
 def test_light_commands_import_no_torch(arguments: list[str]):
     code = (
         "import sys, contextlib, braidlm, braidlm.cli.main as command\n"
-        "command.VERBS = ('generate', 'show', 'list')\n"
+        "command.VERBS = ('eval', 'generate', 'show', 'list')\n"
         f"with contextlib.suppress(SystemExit): command.main({arguments})\n"
         "heavy = {'torch', 'transformers', 'hydra', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_tasks_are_listed_without_torch(tmp_path: Path):
+    (tmp_path / "blimp").mkdir()
+    code = (
+        "import sys, braidlm.cli.main as command\n"
+        f"command.main(['list', 'tasks', '--json', '--data', {str(tmp_path)!r}])\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'scipy', 'lm_eval'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}: import it where it is needed' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["blimp"]["data"] == str(tmp_path / "blimp")
+    assert rows["blimp_fast"]["data"] is None
+    assert rows["blimp_fast"]["suites"] == ["babylm_fast"]
+    assert "osf.io" in rows["blimp_fast"]["fetch"]
+    for row in rows.values():
+        assert all(row[fact] for fact in ("description", "size", "licence", "metric"))
+
+
+def test_tasks_for_people(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "blimp").mkdir()
+    monkeypatch.setenv("BRAID_DATA", str(tmp_path))
+    shown = " ".join(braid("list", "tasks").out.split())
+    assert "blimp here BLiMP as published: is the grammatical sentence" in shown
+    assert "blimp_fast - a fifth of BLiMP" in shown
+    assert "Apache 2.0 (selection); in babylm_fast" in shown
+    assert "`braid eval` says how to get what it needs" in shown
+    assert "--data is for `braid list tasks`, not for parts" in braid("list", "parts", "--data", tmp_path).err
 
 
 def test_the_package_knows_its_verbs():

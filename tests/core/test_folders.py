@@ -164,7 +164,7 @@ def test_another_kind_of_model_is_sent_to_convert(tmp_path: Path) -> None:
     assert text.startswith(f"{tmp_path}: this folder holds a 'gpt2' model, not a Braid model\n")
     assert f"braid convert {tmp_path} --from gpt2 --out DIR" in text
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert refused(tmp_path).endswith("\nBraid imports models of type gpt2 and llama (`braid convert`).")
+    assert refused(tmp_path).endswith("\nBraid imports models of type gpt2, llama and moep_lm (`braid convert`).")
 
 
 def test_what_convert_reads_is_known_here() -> None:

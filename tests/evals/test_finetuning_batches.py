@@ -1,8 +1,5 @@
 """Texts as tokens, cut as transformers cuts them, and the batches that they make."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -35,16 +32,16 @@ def framed() -> BraidTokenizer:
 @pytest.mark.parametrize("make", [bytes_tokenizer, framed])
 @pytest.mark.parametrize("most", [9, 16, 31])
 @pytest.mark.parametrize("pairs", [True, False])
-def test_tokens_are_those_of_transformers(make: type, most: int, pairs: bool, tmp_path: Path) -> None:
+def test_tokens_are_those_of_transformers(make: type, most: int, pairs: bool) -> None:
     tokenizer = make()
     plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend)
     texts = [(a, b if pairs else None) for a in TEXTS for b in (TEXTS if pairs else [""]) if a or (pairs and b)]
     found = encode(tokenizer, texts, most, CPU)
     for index, (first, second) in enumerate(texts):
-        expected = plain(first, second, truncation=True, max_length=most)["input_ids"]
+        together = [first if second is None else (first, second)]
+        expected = plain(together, truncation=True, max_length=most)["input_ids"][0]
         assert found.ids[index, : found.lengths[index]].tolist() == expected, (first, second)
         assert found.lasts[index] == len(expected) - 1
-    assert json.loads(tokenizer.backend.to_str())["truncation"] is None or make is framed
 
 
 def test_encoding_leaves_the_tokenizer_alone() -> None:

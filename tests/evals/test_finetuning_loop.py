@@ -86,6 +86,7 @@ def test_answers_are_those_of_one_text_after_another(tmp_path: Path, model: Cont
     task = opened(write_answerable(tmp_path))
     lesson = task.lesson(model, chosen("sst2", model.settings))
     classifier: Any = make_classifier(model.model, 2).eval()
+    torch.nn.init.normal_(classifier.score.weight)
     expected = []
     for text, _ in task.data.valid.texts:
         hidden = classifier.base_model(torch.tensor([TOKENIZER.encode(text)])).last_hidden_state[0, -1]
@@ -107,9 +108,13 @@ def test_a_model_of_transformers_reads_as_its_own_classifier() -> None:
         assert torch.equal(classifier.transformer.state_dict()[name], weight)
 
 
-def test_a_model_of_transformers_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.filterwarnings("error")
+def test_a_model_of_transformers_learns(tmp_path: Path, method: Any) -> None:
+    if method == "lora":
+        pytest.importorskip("peft")
     model = small_gpt2()
-    model.settings = Settings(**QUICK)
+    model.settings = Settings(finetune=method, **{**QUICK, "finetune_learning_rate": 1e-2})
     assert opened(write_answerable(tmp_path)).evaluate("glue_sst2", model).score > 90
 
 

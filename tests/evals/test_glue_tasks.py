@@ -1,18 +1,18 @@
 """GLUE's tasks as `braid eval` sees them: found in a data folder, named when they are not, in one table."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from labelled_examples import answerable, write_answerable, write_rows
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.contestant import Settings
 from braidlm.evals.data_places import find_data
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.finetuning.data_sets import DATA_SETS
+from braidlm.evals.subjects import Subject
 from braidlm.evals.suites import SUITES
 from braidlm.evals.tasks import TASKS
-from outcome import Outcome
 
 BABYLM = ("superglue_boolq", "glue_mnli", "glue_mrpc", "superglue_multirc", "glue_qqp", "glue_rte", "superglue_wsc")
 
@@ -54,13 +54,21 @@ def test_missing_examples_say_which_files_to_get(tmp_path: Path) -> None:
     assert "It is train.tsv and dev.tsv of GLUE (https://gluebenchmark.com/tasks)" in caught.value.what
 
 
-def test_a_wrong_label_is_an_error_before_a_model_is_loaded(tmp_path: Path, eval_verb: Callable[..., Outcome]) -> None:
+def test_a_wrong_label_is_an_error_before_a_model_is_looked_for(tmp_path: Path) -> None:
     folder = write_answerable(tmp_path / "data")
     write_rows(folder / "sst2.valid.jsonl", [*answerable(5, seed=0), {"sentence": "so so", "label": 3}])
-    found = eval_verb(tmp_path / "no model", "glue_sst2", "--data", f"glue_sst2={folder}")
-    assert found.code == 2
-    assert "the label 3 is none of those of sst2: 0 (negative), 1 (positive)" in found.err
-    assert "sst2.valid.jsonl, line 6" in found.err
+    with pytest.raises(BraidError, match="the label 3 is none of those of sst2") as caught:
+        evaluate(tmp_path / "no model", "glue_sst2", data_of={"glue_sst2": folder})
+    assert caught.value.where == f"{folder / 'sst2.valid.jsonl'}, line 6"
+
+
+def test_wrong_settings_are_an_error_before_a_model_is_loaded(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subject, "load", lambda *_: pytest.fail("a model was loaded"))
+    place = {"glue_sst2": write_answerable(tmp_path / "data")}
+    with pytest.raises(BraidError, match="seeds is 0, and must be at least 1"):
+        evaluate(runs / "one", "glue_sst2", data_of=place, settings=Settings(seeds=0))
 
 
 def test_the_score_stands_in_the_table(tmp_path: Path, runs: Path) -> None:

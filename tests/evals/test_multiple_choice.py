@@ -79,7 +79,13 @@ def test_parts_chance_and_errors() -> None:
     assert result.standard_error == pytest.approx(100 * (share * (1 - share) / 40) ** 0.5)
     alone = MultipleChoice([endings("the cat", ["sat", "ran"], 1)], "hash").evaluate("t", model)
     assert (alone.parts, alone.standard_error) == ({}, None)
-    assert alone.notes["most frequent answer"] == 100
+
+
+def test_where_options_are_always_the_same_the_more_frequent_one_is_the_baseline() -> None:
+    some = [endings("is it", ["no", "yes"], answer) for answer in (1, 1, 0, 1)]
+    model = contestant(tokenizer())
+    assert MultipleChoice(some, "hash", fixed_options=True).evaluate("t", model).chance == 75
+    assert MultipleChoice(some, "hash").evaluate("t", model).chance == 50
 
 
 def test_how_much_runs_at_once_changes_nothing() -> None:

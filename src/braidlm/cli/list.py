@@ -1,4 +1,4 @@
-"""`braid list`: the recipes, parts and data that exist here."""
+"""`braid list`: the recipes, parts, data and tasks that exist here."""
 
 import argparse
 import json
@@ -6,13 +6,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-HELP = "list what exists: recipes, parts, data"
+HELP = "list what exists: recipes, parts, data, tasks"
 
 Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", help=", ".join(WHAT))
+    parser.add_argument(
+        "--data", metavar="DIR", help="tasks: the folder in which their data is looked for (default BRAID_DATA or data)"
+    )
     parser.add_argument("--json", action="store_true", help="print facts for programs")
 
 
@@ -23,7 +26,9 @@ def run(args: argparse.Namespace) -> None:
     if args.what not in WHAT:
         raise BraidError(f"there is no list of '{args.what}'.{did_you_mean(args.what, WHAT)}")
     collect, display = WHAT[args.what]
-    rows = collect()
+    if args.data is not None and args.what != "tasks":
+        raise BraidError(f"--data is for `braid list tasks`, not for {args.what}")
+    rows = _tasks(args.data) if args.what == "tasks" else collect()
     if args.json:
         show(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
@@ -87,6 +92,41 @@ def _show_parts(rows: list[Row]) -> None:
         show("")
 
 
+def _tasks(root: str | None = None) -> list[Row]:
+    from braidlm.evals.data_places import data_here
+    from braidlm.evals.suites import SUITES
+    from braidlm.evals.tasks import TASKS
+
+    rows: list[Row] = []
+    for name in TASKS:
+        task, here = TASKS[name], data_here(name, root)
+        about = {key: getattr(task, key) for key in ("description", "size", "licence", "metric", "fetch", "version")}
+        suites = [suite for suite, tasks in SUITES.items() if name in tasks]
+        rows.append({"name": name, **about, "data": None if here is None else str(here), "suites": suites})
+    return rows
+
+
+def _show_tasks(rows: list[Row]) -> None:
+    from rich.markup import escape
+
+    from braidlm.core.console import show, table
+
+    table(("task", "data", ""), [(r["name"], "here" if r["data"] else "-", escape(_task_text(r))) for r in rows])
+    missing = sum(row["data"] is None for row in rows)
+    if missing:
+        show(
+            f"\nThe data of {missing} is not here: `braid eval` says how to get what it needs; `--data DIR` (or "
+            "BRAID_DATA=DIR) says where data is."
+        )
+    show("The name of a suite stands for its tasks: `braid eval MODEL babylm_fast`.")
+
+
+def _task_text(row: Row) -> str:
+    """What it is, and under that how much, whose, and the suites that it is in."""
+    suites = f"; in {', '.join(row['suites'])}" if row["suites"] else ""
+    return f"{row['description']}\n{row['size']}; {row['licence']}{suites}"
+
+
 def _written(option: Row) -> str:
     """A default as YAML would have it."""
     default = option["default"]
@@ -106,5 +146,6 @@ WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {
     "recipes": (_recipes, _show_recipes),
     "parts": (_parts, _show_parts),
     "data": (_data, _show_data),
+    "tasks": (_tasks, _show_tasks),
 }
 """What can be listed: where the rows come from and how they are shown; `--json` prints the rows."""

@@ -1,12 +1,10 @@
 """The registered parts with their options, read from the classes themselves: written once, shown everywhere."""
 
-import ast
 import inspect
-import textwrap
 from dataclasses import MISSING, Field, fields
-from itertools import pairwise
 from typing import Any
 
+from braidlm.core.attribute_docs import attribute_docs
 from braidlm.model.parts import REGISTRIES
 from braidlm.model.strict import encode
 
@@ -36,22 +34,6 @@ def list_options(config: type) -> list[dict[str, Any]]:
 def about(part: Any) -> str:
     """The first line of a docstring."""
     return (inspect.getdoc(part) or "").split("\n")[0]
-
-
-def attribute_docs(cls: type) -> dict[str, str]:
-    """The text under each attribute of a class, those it inherits included."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):  # a class of C, or made without a file
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for pair in pairwise(body):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
-    return found
 
 
 def _required(field: Field) -> bool:

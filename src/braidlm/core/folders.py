@@ -26,7 +26,7 @@ from braidlm.model.switches import use_paths
 transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
-IMPORTABLE = ("gpt2", "llama")
+IMPORTABLE = ("gpt2", "llama", "moep_lm")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
 ONE_FILE = "1000TB"
 """transformers would divide weights above 50 GB; a model folder has one file of them."""
@@ -144,7 +144,7 @@ def load_config(folder: Path | str) -> BraidConfig:
             str(folder),
             f"Bring it in with `braid convert {folder} --from {kind} --out DIR`."
             if kind in IMPORTABLE
-            else f"Braid imports models of type {' and '.join(IMPORTABLE)} (`braid convert`).",
+            else f"Braid imports models of type {', '.join(IMPORTABLE[:-1])} and {IMPORTABLE[-1]} (`braid convert`).",
         )
     try:
         return BraidConfig.from_pretrained(folder)

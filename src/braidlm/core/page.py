@@ -44,6 +44,10 @@ class Mark:
     """What a reader sees who points at it."""
 
 
+class Strong(str):
+    """A cell of a table that stands out among its neighbours."""
+
+
 class Page:
     """A report, written from top to bottom; every method adds a part and returns the page."""
 
@@ -75,11 +79,11 @@ class Page:
         best: int | None = None,
         groups: Sequence[tuple[str, int]] = (),
     ) -> Self:
-        """A table; columns of numbers stand at the right, row `best` stands out, a cell may be a `Mark`.
+        """A table; columns of numbers stand at the right, row `best` stands out, a cell may be a `Mark` or `Strong`.
 
         `groups` are headings over several columns each: (heading, how many columns).
         """
-        body = [[value if isinstance(value, Mark) else _cell(value) for value in row] for row in rows]
+        body = [[value if isinstance(value, (Mark, Strong)) else _cell(value) for value in row] for row in rows]
         for index, row in enumerate(body):
             if len(row) != len(columns):
                 raise BraidError(
@@ -204,6 +208,8 @@ def _row(cells: Sequence[str | Mark], kinds: Sequence[str], best: bool) -> str:
 
 
 def _content(cell: str | Mark) -> str:
+    if isinstance(cell, Strong):
+        return f"<strong>{_inline(cell)}</strong>"
     if isinstance(cell, str):
         return _inline(cell)
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""

@@ -18,13 +18,13 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
+from braidlm.evals.checkpoint_names import words_of_name
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.correlations import pearson, pearson_error
 from braidlm.evals.json_rows import TextFile, sha256_of_files, text_of
 from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scorer import Advance
 from braidlm.evals.sigmoids import check_fitting, child_age, model_age
-from braidlm.evals.subjects import words_of_name
 from braidlm.evals.texts import requests_for
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:  # the command line reads `Settings` and has no use for torch
+    import torch
 
-from braidlm.data.braid_tokenizer import BraidTokenizer
-from braidlm.evals.scorer import Scorer
+    from braidlm.data.braid_tokenizer import BraidTokenizer
+    from braidlm.evals.scorer import Scorer
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,16 @@ class Settings:
 
     allow_code_execution: bool = False
     """Whether programs that the model writes may be run."""
+    code_isolation: Literal["required", "best"] = "required"
+    """Whether they run only where the system can isolate them, or else with limits alone."""
+    code_samples: int = 10
+    """How many programs a model writes for each problem; pass@k needs k."""
+    code_temperature: float = 0.2
+    """What they are drawn with; 0 takes the most probable token."""
+    code_top_p: float | None = 0.95
+    """Only the most probable tokens that together have this much probability."""
+    shots: int | None = None
+    """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
     finetune: Literal["full", "lora"] = "full"
     """What fine-tuning trains: all parameters (BabyLM 2025's numbers), or adapters (PaPaformer's numbers)."""
     seeds: int = 1
@@ -36,8 +47,8 @@ class Settings:
 class Contestant:
     """One model that is being evaluated."""
 
-    scorer: Scorer
-    tokenizer: BraidTokenizer
+    scorer: "Scorer"
+    tokenizer: "BraidTokenizer"
     folder: Path | None = None
     """Where it was loaded from, if from a folder."""
     settings: Settings = field(default_factory=Settings)
@@ -47,5 +58,5 @@ class Contestant:
         return self.scorer.model
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> "torch.device":
         return self.scorer.device

@@ -18,6 +18,11 @@ def data_root(given: Place | None) -> Path:
     return Path(given if given is not None else os.environ.get(VARIABLE) or USUAL).expanduser()
 
 
+def data_here(task: str, root: Place | None = None) -> Path | None:
+    """Where the data of a task is, if it is in the data folder."""
+    return _look(task, data_root(root))
+
+
 def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]) -> dict[str, Path]:
     """The place of each task's data; all that are missing are named at once."""
     for name in own:

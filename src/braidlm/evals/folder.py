@@ -1,7 +1,9 @@
-"""The folder of an evaluation: results as JSON, Markdown and CSV; of checkpoints also pictures and a page.
+"""The folder of an evaluation: results as JSON, Markdown, CSV and a page; of checkpoints also pictures.
 
 OUT/results.json, results.md, results.csv
+OUT/results.html                            the models side by side
 OUT/dynamics.html, dynamics.json, *.png     for all checkpoints of runs
+OUT/babylm.json                             averages over the BabyLM tasks, where several of them were evaluated
 OUT/kept/                                   single results, so that nothing is scored twice
 """
 
@@ -11,6 +13,8 @@ from pathlib import Path
 from braidlm.core import figures
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json, write_text
+from braidlm.evals.babylm_average import babylm_averages, facts_of
+from braidlm.evals.comparison_page import comparison_page
 from braidlm.evals.dynamics import run_dynamics
 from braidlm.evals.keeping import FOLDER
 from braidlm.evals.page import dynamics_page
@@ -18,7 +22,8 @@ from braidlm.evals.pictures import pictures
 from braidlm.evals.results import Evaluation
 from braidlm.evals.tables import long_csv, markdown
 
-RESULTS, PAGE, DYNAMICS = "results.json", "dynamics.html", "dynamics.json"
+RESULTS, DYNAMICS, BABYLM = "results.json", "dynamics.json", "babylm.json"
+PAGE, COMPARISON = "dynamics.html", "results.html"
 
 
 def check_out(out: Path, draws: bool) -> None:
@@ -43,6 +48,11 @@ def write_folder(found: Evaluation, out: Path) -> None:
         runs = [run_dynamics(name, checkpoints) for name, checkpoints in found.runs.items()]
         facts = [{**asdict(run), "mean": run.mean, "best": run.names[run.best]} for run in runs]
         write_json(out / DYNAMICS, {"format": 1, "runs": facts})
+    else:
+        comparison_page(found).write(out / COMPARISON)
+    averages = babylm_averages(found)
+    if averages:
+        write_json(out / BABYLM, facts_of(averages))
     write_text(out / "results.md", markdown(found))
     write_text(out / "results.csv", long_csv(found))
     write_json(out / RESULTS, found.facts())

@@ -5,19 +5,20 @@ base class there, which its own `hf` model uses too: without a context a text is
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
 
-from braidlm.core.generation import encode_prompts
+from braidlm.evals.completions import complete, prompt_ids, room
 from braidlm.evals.contestant import Contestant
-from braidlm.evals.continuations import continuations
 from braidlm.evals.forest import Request
 from braidlm.evals.held_text import window_of
 from braidlm.evals.rolling import rolling_requests
 from braidlm.evals.scorer import Advance
 from braidlm.evals.settling import most_probable
+from braidlm.evals.stops import cut_at, has_any
 from braidlm.evals.texts import begin_id, sentence_requests
 from braidlm.model.decoding import Sampling
 
@@ -91,18 +92,15 @@ class HarnessModel(TemplateLM):
             alike.setdefault(repr(sorted(request.args[1].items())), []).append(index)
         found = [""] * len(requests)
         for some in alike.values():
-            texts = [requests[index].args[0] for index in some]
-            prompts = [self.tok_encode(text) for text in texts]
-            empty = encode_prompts(self.contestant.tokenizer, [""])[0]
+            most, stops, sampling = generation_settings(requests[some[0]].args[1])
+            space = room(self.contestant, most)
+            prompts = [prompt_ids(self.contestant.tokenizer, requests[index].args[0]) for index in some]
+            prompts = [ids if space.prompt is None else ids[-space.prompt :] for ids in prompts]
+            finished = [functools.partial(has_any, stops=stops)] * len(prompts)
             with self.aloud():
-                written = continuations(
-                    self.contestant,
-                    [prompt or empty for prompt in prompts],
-                    *generation_settings(requests[some[0]].args[1]),
-                    self.advance,
-                )
-            for index, text in zip(some, written, strict=True):
-                found[index] = text
+                written = complete(self.contestant, prompts, space.new, finished, sampling, self.advance)
+            for index, completion in zip(some, written, strict=True):
+                found[index] = cut_at(completion.text, stops)
         return found
 
 
@@ -110,6 +108,7 @@ def generation_settings(given: dict[str, Any]) -> tuple[int, list[str], Sampling
     """New tokens, stop strings and sampling of a task's `generation_kwargs`; greedy unless it says `do_sample`."""
     most = next((int(given[key]) for key in LIMITS if given.get(key) is not None), USUAL_NEW_TOKENS)
     until = given.get("until") or []
+    stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
     temperature = float(given.get("temperature") or 0.0)
     samples = given.get("do_sample", temperature > 0)
     sampling = Sampling(
@@ -118,4 +117,4 @@ def generation_settings(given: dict[str, Any]) -> tuple[int, list[str], Sampling
         top_p=given.get("top_p"),
         seed=0,
     )
-    return most, [until] if isinstance(until, str) else list(until), sampling
+    return most, stops, sampling

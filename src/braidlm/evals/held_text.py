@@ -19,6 +19,7 @@ from braidlm.data.sources import Reading, documents, plan
 from braidlm.data.words import parts_of
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
+from braidlm.evals.influence import KEY, of_ratio
 from braidlm.evals.ngrams import bits_per_byte
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
@@ -63,6 +64,7 @@ class HeldText:
             higher_is_better=False,
             parts=parts,
             notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": window_of(model.scorer)},
+            items={KEY: of_ratio(-sums / math.log(2), lengths)},
         )
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[Forest, np.ndarray]:

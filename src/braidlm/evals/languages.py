@@ -36,8 +36,12 @@ class Test:
 
     def failure(self, outcome: Outcome) -> str:
         """Why it has not passed; empty if it has."""
+        if outcome.reason and outcome.steps < len(self.program.steps):
+            lines = (outcome.err + outcome.out).splitlines()
+            error = next((line.strip() for line in lines if "error" in line), outcome.reason)
+            return f"does not compile: {error[:200]}"
         if outcome.reason:
-            return outcome.reason if outcome.steps == len(self.program.steps) else f"does not compile: {outcome.reason}"
+            return outcome.reason
         if self.ending is not None and not outcome.out.endswith(self.ending):
             return "ended before its tests did"
         said = (outcome.err or outcome.out).strip()
@@ -195,7 +199,7 @@ type Assertions struct{ t *testing.T }
 
 func New(t *testing.T) *Assertions { return &Assertions{t} }
 
-func (a *Assertions) Equal(expected, actual interface{}) bool {
+func (a *Assertions) Equal(expected, actual interface{}, message ...interface{}) bool {
 	a.t.Helper()
 	one, isBytes := expected.([]byte)
 	other, alsoBytes := actual.([]byte)

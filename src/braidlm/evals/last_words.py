@@ -12,6 +12,7 @@ import numpy as np
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
+from braidlm.evals.influence import KEY, of_mean
 from braidlm.evals.multiple_choice import spaces_moved
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scorer import Advance, Scorer
@@ -47,7 +48,7 @@ class LastWords:
             standard_error=100 * math.sqrt(share * (1 - share) / self.count) if self.count > 1 else None,
             also={"perplexity of the word": math.exp(-float(np.mean(scores.sums)))},
             notes={"shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests)},
-            items={"right": right.tolist()},
+            items={"right": right.tolist(), KEY: of_mean(100.0 * right)},
         )
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], Forest]:

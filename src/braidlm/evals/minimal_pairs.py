@@ -5,7 +5,7 @@ for the good sentence; the accuracy of each set in percent; the mean over the se
 they do here, and are counted: it happens when a tokenizer writes both sentences with the same tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from braidlm.evals.forest import Forest, Request
 from braidlm.evals.json_rows import files_of, rows_of
 from braidlm.evals.parting import parted
 from braidlm.evals.ranked_options import listed
-from braidlm.evals.results import TaskResult
+from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.set_accuracy import set_accuracy
 from braidlm.evals.settling import settled
@@ -26,6 +26,8 @@ from braidlm.evals.texts import Begin, sentence_requests
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 METRIC = "accuracy, % (mean over sets)"
+KINDS = {"field": "field", "linguistics_term": "phenomenon"}
+"""By what BLiMP sorts its sets, as its files call it and as we do."""
 EXAMPLE = f'{{"{GOOD}": "Cats sleep.", "{BAD}": "Cats sleeps.", "UID": "agreement"}}'
 
 
@@ -36,6 +38,8 @@ class Pair:
     good: str
     bad: str
     of: str
+    kinds: tuple[str, ...] = ()
+    """What BLiMP's files say of it beside its set: those of `KINDS` that they have."""
 
 
 @dataclass
@@ -89,11 +93,32 @@ def accuracy(task: str, pairs: Sequence[Pair], differences: np.ndarray) -> TaskR
     result = set_accuracy(task, METRIC, [pair.of for pair in pairs], right, [0.5] * len(pairs))
     result.notes["ties"] = int(np.count_nonzero(differences == 0))
     result.items["chosen"] = [0 if hit else 1 for hit in right]
+    result.by.update(_by_kind(pairs, right))
     return result
+
+
+def _by_kind(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, dict[str, Part]]:
+    """The share of pairs that is right by field and by phenomenon, where every pair says of which it is."""
+    if not all(len(pair.kinds) == len(KINDS) for pair in pairs):
+        return {}
+    found: dict[str, dict[str, Part]] = {}
+    for at, kind in enumerate(KINDS.values()):
+        hits: dict[str, list[bool]] = {}
+        for pair, hit in zip(pairs, right, strict=True):
+            hits.setdefault(pair.kinds[at], []).append(hit)
+        found[kind] = {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
+    return found
 
 
 def read_pairs(folder: Path | str) -> MinimalPairs:
     """The pairs of every `.jsonl` file of a folder, or of one file."""
     rows = rows_of(files_of(folder, example=EXAMPLE), folder, EXAMPLE)
-    pairs = [Pair(row.text(GOOD), row.text(BAD), str(row.facts.get("UID") or row.stem)) for row in rows]
+    pairs = [
+        Pair(row.text(GOOD), row.text(BAD), str(row.facts.get("UID") or row.stem), _kinds(row.facts)) for row in rows
+    ]
     return MinimalPairs(pairs, rows.sha256)
+
+
+def _kinds(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    # One of BLiMP's sets writes its field as syntax/semantics, the others of that field as syntax_semantics.
+    return tuple(str(facts[key]).replace("/", "_") for key in KINDS if facts.get(key))

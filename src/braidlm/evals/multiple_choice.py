@@ -16,6 +16,7 @@ import numpy as np
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest, Request
+from braidlm.evals.influence import KEY, of_mean
 from braidlm.evals.ranked_options import ranges
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
@@ -56,6 +57,8 @@ class MultipleChoice:
     sha256: str
     headline: Measure = "raw"
     begin: Begin = "tokenizer"
+    fixed_options: bool = False
+    """Whether all questions have the same options (yes and no, letters): always giving one is then the baseline."""
     _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
@@ -78,7 +81,6 @@ class MultipleChoice:
         notes = {
             "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
             "shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests),
-            "most frequent answer": self._most_frequent(),
         }
         return self._result(task, chosen, notes)
 
@@ -93,11 +95,11 @@ class MultipleChoice:
             score=100 * share,
             count=self.count,
             standard_error=100 * math.sqrt(share * (1 - share) / self.count) if self.count > 1 else None,
-            chance=100 * sum(1 / len(question.options) for question in self.questions) / self.count,
+            chance=self._most_frequent() if self.fixed_options else self._guessing(),
             parts=self._parts(hits),
             also={name: 100 * float(right[name].mean()) for name in MEASURES},
             notes=notes,
-            items={"chosen": chosen[self.headline]},
+            items={"chosen": chosen[self.headline], KEY: of_mean(100.0 * hits)},
         )
 
     def _parts(self, hits: np.ndarray) -> dict[str, Part]:
@@ -109,8 +111,12 @@ class MultipleChoice:
             return {}
         return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(found.items())}
 
+    def _guessing(self) -> float:
+        """What choosing at random gets, in percent."""
+        return 100 * sum(1 / len(question.options) for question in self.questions) / self.count
+
     def _most_frequent(self) -> float:
-        """What always giving the same place would get, in percent: telling for yes or no."""
+        """What always giving the same option would get, in percent."""
         places = np.bincount([question.answer for question in self.questions])
         return 100 * float(places.max()) / self.count
 

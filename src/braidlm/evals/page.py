@@ -8,6 +8,7 @@ from braidlm.core.page import Page
 from braidlm.evals.dynamics import SMOOTHING, Dynamics, compared, run_dynamics
 from braidlm.evals.pictures import file_name
 from braidlm.evals.results import Evaluation
+from braidlm.evals.tables import run_columns, run_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +44,8 @@ def dynamics_page(found: Evaluation, drawn: Mapping[str, "Figure"]) -> Page:
     page.heading("Numbers")
     for run in runs:
         _table(page, run, found)
+    if found.over_runs:
+        page.table(run_columns(found), run_rows(found), "What only all checkpoints of a run together have.")
     _method(page, found)
     return page
 

@@ -11,9 +11,9 @@ def parted(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list
     What they have in common adds the same to all sums, so that the head need not be applied there. That holds for
     options that are scored from the same token on; others stay as they are.
     """
-    found = list(requests)
+    found = [Request(request.ids, min(request.first, len(request.ids))) for request in requests]
     for group in groups:
-        some = [requests[index] for index in group]
+        some = [found[index] for index in group]
         first = some[0].first
         begin = some[0].ids[:first]
         if any(request.first != first or request.ids[:first] != begin for request in some[1:]):
@@ -28,7 +28,9 @@ def fitted_alike(requests: Sequence[Request], groups: Sequence[Sequence[int]], c
     """Requests of groups within a model's context: where one is too long, all of its group lose as much of their
     beginning, so that options are judged after one and the same context (and share it)."""
     found = list(requests)
-    for group in groups if context is not None else ():
+    if context is None:
+        return found
+    for group in groups:
         over = max(len(requests[index].ids) for index in group) - 1 - context
         if 0 < over < min(requests[index].first for index in group):
             for index in group:

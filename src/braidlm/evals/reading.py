@@ -8,7 +8,7 @@ sentences its surprisal given what stands before it, added to a regression of re
 - Self-paced reading: one measure; the baseline also has length and surprisal of the word before (spill-over).
 
 A word is encoded **without the space before it**, as the pipeline does: "Check whether tokenizer adds a whitespace",
-its source says. Of a tokenizer that does not, it asks for "Arthur placedthe", and gains shrink to almost nothing. That
+its source says. Of a tokenizer that does not, it asks for "Arthur placedthe", and gains shrink. That
 is the score here too, since it is the one that others report; what words with their space give stands beside it
 (`also`).
 """

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from braidlm.core.errors import BraidError
+
+if TYPE_CHECKING:
+    from braidlm.evals.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class TaskResult:
     chance: float | None = None
     """What guessing gives."""
     parts: dict[str, Part] = field(default_factory=dict)
+    by: dict[str, dict[str, Part]] = field(default_factory=dict)
+    """The same items sorted in other ways than into parts, by what the data says of them: field, phenomenon."""
     also: dict[str, float] = field(default_factory=dict)
     """The same answers by other measures."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +57,10 @@ class TaskResult:
     def from_facts(cls, facts: Mapping[str, Any]) -> "TaskResult":
         """What `facts` gave."""
         parts = {name: Part(**part) for name, part in facts["parts"].items()}
-        return cls(**{**facts, "parts": parts})
+        by = {
+            kind: {name: Part(**part) for name, part in groups.items()} for kind, groups in facts.get("by", {}).items()
+        }
+        return cls(**{**facts, "parts": parts, "by": by})
 
 
 @dataclass
@@ -67,6 +75,8 @@ class ModelResults:
     steps: int | None = None
     tokens: int | None = None
     words: int | None = None
+    paths: list[str] | None = None
+    """The paths that were heard, if they were chosen."""
     tasks: dict[str, TaskResult] = field(default_factory=dict)
 
 
@@ -81,6 +91,10 @@ class Evaluation:
     versions: dict[str, str]
     over_runs: dict[str, dict[str, TaskResult]] = field(default_factory=dict)
     """By run and task: the scores that only all checkpoints together have."""
+    verdicts: dict[str, "Verdict"] = field(default_factory=dict)
+    """By task, with several models: which is best, and whether by more than the noise."""
+    averages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By model: macro averages, where tasks of a suite that has some were evaluated."""
 
     @property
     def runs(self) -> dict[str, list[ModelResults]]:

@@ -5,21 +5,28 @@ fills a row up is ever attended to, products are computed in full float32 (no TF
 order of the tokens. What is left is the rounding of float32 products, whose order of adding depends on their size:
 about 1e-6 for each token. Sequences that are equal are computed once and get one number. Where a decision hangs on less
 than that rounding can change, `exact` settles it (`settling.py`).
+
+Every task's file imports this one, and `braid list tasks` imports those: torch comes with the first model.
 """
+
+from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.forest import Forest, Request
-from braidlm.evals.readers import Reader, batch_of, reader_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from braidlm.evals.readers import Reader
 
 Advance = Callable[[int, int], None]
 """Called with what is done and what there is to do, in places."""
@@ -62,18 +69,29 @@ class Scorer:
     """Scores with one model, in memory, as it is; the model is put into evaluation mode.
 
     `places` are the tokens of one pass, `share` whether common prefixes are computed once, `dtype` what matrix products
-    are computed in (weights stay as they are). None of them changes what is scored.
+    are computed in (float32, unless given; weights stay as they are). None of them changes what is scored.
     """
 
-    def __init__(self, model: Any, places: int | None = None, share: bool = True, dtype: torch.dtype = torch.float32):
+    def __init__(self, model: Any, places: int | None = None, share: bool = True, dtype: torch.dtype | None = None):
+        import torch
+
+        from braidlm.evals.readers import reader_of
+
         self.model = model.eval()
         self.reader: Reader = reader_of(model)
         self.share = share and self.reader.shares
-        self.dtype = dtype
+        self.dtype = torch.float32 if dtype is None else dtype
         self.device: torch.device = next(model.parameters()).device
         kind = self.device.type
         self.places = places or PLACES.get(kind, PLACES["cpu"])
         self.logits_at_once = LOGITS.get(kind, LOGITS["cpu"])
+
+    @property
+    def settles(self) -> bool:
+        """Whether scores are those of float32, so that what hangs on their rounding is to be settled."""
+        import torch
+
+        return self.dtype == torch.float32
 
     @property
     def context(self) -> int | None:
@@ -88,12 +106,15 @@ class Scorer:
         """Requests laid into rows: worth keeping where several models of one tokenizer read the same."""
         return Forest([fitted(request, self.context) for request in requests], self.share)
 
-    @torch.inference_mode()
     def score_forest(self, forest: Forest, advance: Advance | None = None, leads: bool = False) -> Scores:
         """Run all rows."""
+        import torch
+
+        from braidlm.evals.readers import batch_of
+
         found = np.zeros((2 if leads else 1, forest.bounds[-1]))
         done = 0
-        with full_products(), _autocast(self.device, self.dtype):
+        with torch.inference_mode(), full_products(), _autocast(self.device, self.dtype):
             for rows in forest.passes(self.places):
                 batch, which = batch_of(rows, self.device)
                 targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device)
@@ -107,12 +128,16 @@ class Scorer:
 
     def exact(self, requests: Sequence[Request], leads: bool = False) -> Scores:
         """The same in float64 and one by one: slow, and free of rounding that any decision could hang on."""
+        import torch
+
         with torch.inference_mode(False):
             twin = Scorer(copy.deepcopy(self.model).double(), places=1, share=False, dtype=torch.float64)
         return twin.score(requests, leads=leads)
 
     def _values(self, read: Tensor, which: Tensor, targets: Tensor, leads: bool) -> Tensor:
         """[1 or 2, scores] log-probabilities and leads; `which` of the places in `read` predicts each, in any order."""
+        import torch
+
         order = torch.argsort(which, stable=True)
         which, targets = which[order], targets[order]
         dtype = torch.float64 if read.dtype == torch.float64 else torch.float32
@@ -134,6 +159,8 @@ class Scorer:
 
 def _best_other(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
     """[scores] the largest logit of a token that is not the target."""
+    import torch
+
     best = logits.topk(2, -1)
     return torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
 
@@ -155,6 +182,8 @@ def fitted(request: Request, context: int | None) -> Request:
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
     """float32 products are float32: a GPU's TF32 keeps three digits, and near pairs would fall either way."""
+    import torch
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -164,6 +193,8 @@ def full_products() -> Iterator[None]:
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+    import torch
+
     if dtype in (torch.float32, torch.float64):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)

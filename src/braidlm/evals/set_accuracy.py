@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from braidlm.evals.influence import KEY, of_sets
 from braidlm.evals.results import Part, TaskResult
 
 
@@ -38,6 +39,7 @@ def set_accuracy(
         chance=round(100 * sum(weights[name] * float(np.mean(some)) for name, some in guesses.items()), 6),
         parts=parts,
         notes={"sets": len(parts)},
+        items={KEY: of_sets(100.0 * np.array(right, dtype=np.float64), sets, weights)},
     )
 
 

@@ -7,7 +7,6 @@ as the order of additions does. Those few (some pairs in ten thousand) are score
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from braidlm.evals.forest import Request
 from braidlm.evals.scorer import Scorer, Scores
@@ -28,7 +27,7 @@ def settled(
     With `lengths` also those whose two best by sum and length are, as far as the rounding of a sum goes. Scores that
     were asked for in a narrower type than float32 stay as they are.
     """
-    if scorer.dtype != torch.float32:
+    if not scorer.settles:
         return sums
     unsure = []
     for group in groups:
@@ -47,9 +46,9 @@ def most_probable(scorer: Scorer, requests: Sequence[Request], scores: Scores) -
     would have written them; exact where a lead is less than `CLOSE`."""
     assert scores.leads is not None
     least = _least(scores.leads, scores.bounds)
-    unsure = np.flatnonzero(np.abs(least) < CLOSE) if scorer.dtype == torch.float32 else np.empty(0, dtype=np.int64)
+    unsure = np.flatnonzero(np.abs(least) < CLOSE) if scorer.settles else np.empty(0, dtype=np.int64)
     if len(unsure):
-        exact = scorer.exact([requests[index] for index in unsure], leads=True)
+        exact = scorer.exact([requests[index] for index in unsure.tolist()], leads=True)
         assert exact.leads is not None
         least[unsure] = _least(exact.leads, exact.bounds)
     return least > 0

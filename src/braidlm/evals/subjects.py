@@ -1,7 +1,6 @@
 """What is evaluated: model folders, Braid's or plain transformers', and all checkpoints of a run."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, sha256_of
-from braidlm.core.folders import check_vocabulary, check_weights, load_config, load_lineage, load_model
+from braidlm.core.folders import check_vocabulary, check_weights, choose_paths, load_config, load_lineage, load_model
 from braidlm.core.runs import CHECKPOINTS, is_run, model_folder, short_names
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.data.tokenizers import load_tokenizer
+from braidlm.evals.checkpoint_names import words_of_name
 from braidlm.model.configuration_braid import BraidConfig
 
 Place = str | Path
-SIZES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 COUNTS = (
     "*.safetensors",
     "*.bin",
@@ -42,27 +41,32 @@ class Subject:
     steps: int | None = None
     tokens: int | None = None
     words: int | None = None
+    paths: list[str] | None = None
+    """The paths that are heard, if they were chosen."""
 
     def load(self, device: str) -> Any:
         """The model in memory, in evaluation mode and in float32."""
         if self.is_braid:
-            return load_model(self.folder, device)
+            return load_model(self.folder, device, self.paths)
         import torch
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).to(device).eval()
 
 
-def open_subjects(places: Sequence[Place] | Mapping[str, Place], all_checkpoints: bool = False) -> list[Subject]:
-    """Everything that is to be evaluated, checked before any of it is loaded."""
+def open_subjects(
+    places: Sequence[Place] | Mapping[str, Place], all_checkpoints: bool = False, paths: Sequence[str] | None = None
+) -> list[Subject]:
+    """Everything that is to be evaluated, checked before any of it is loaded; `paths` are those to be heard."""
     named = dict(places) if isinstance(places, Mapping) else short_names(places)
     if not named:
         raise BraidError("there is no model to evaluate", todo="Name a model folder or a run folder.")
     if not all_checkpoints:
-        return [open_subject(name, model_folder(place)) for name, place in named.items()]
+        return [open_subject(name, model_folder(place), paths=paths) for name, place in named.items()]
     found = []
     for run, place in named.items():
-        subjects = [open_subject(f"{run}/{folder.name}", folder, run) for folder in checkpoint_folders(place)]
+        folders = checkpoint_folders(place)
+        subjects = [open_subject(f"{run}/{folder.name}", folder, run, paths) for folder in folders]
         found += sorted(subjects, key=lambda s: (s.words or 0, s.tokens or 0, s.steps or 0, s.name))
     return found
 
@@ -81,7 +85,7 @@ def checkpoint_folders(place: Place) -> list[Path]:
     return sorted(found)
 
 
-def open_subject(name: str, folder: Path, run: str | None = None) -> Subject:
+def open_subject(name: str, folder: Path, run: str | None = None, paths: Sequence[str] | None = None) -> Subject:
     """Check a model folder as far as its files' headers tell."""
     config = read_json(folder / "config.json")
     is_braid = isinstance(config, dict) and config.get("model_type") == BraidConfig.model_type
@@ -94,6 +98,10 @@ def open_subject(name: str, folder: Path, run: str | None = None) -> Subject:
         known = load_config(folder)
         check_weights(folder, known)
         check_vocabulary(known.vocab_size, tokenizer, str(folder))
+        if paths is not None:
+            choose_paths(known, paths, folder)
+    elif paths is not None:
+        raise BraidError("only Braid's models have paths to choose from", str(folder), "Leave out --paths.")
     elif isinstance(config, dict) and isinstance(config.get("vocab_size"), int):
         check_vocabulary(config["vocab_size"], tokenizer, str(folder))
     else:
@@ -109,13 +117,8 @@ def open_subject(name: str, folder: Path, run: str | None = None) -> Subject:
         steps=training.get("steps"),
         tokens=training.get("tokens"),
         words=training.get("words") or words_of_name(folder.name),
+        paths=None if paths is None else list(paths),
     )
-
-
-def words_of_name(name: str) -> int | None:
-    """10,000,000 for `chck_10M`, as the BabyLM challenge names checkpoints."""
-    found = re.fullmatch(r"chck_(\d+(?:\.\d+)?)([kKMB]?)", name)
-    return round(float(found[1]) * SIZES[found[2]]) if found else None
 
 
 def model_hash(folder: Path) -> str:

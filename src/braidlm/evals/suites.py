@@ -31,9 +31,21 @@ SUITES: dict[str, tuple[str, ...]] = {
         "glue_rte",
         "superglue_wsc",
     ),
+    "choice": (
+        "arc_easy",
+        "arc_challenge",
+        "winogrande",
+        "hellaswag",
+        "piqa",
+        "openbookqa",
+        "boolq",
+        "lambada",
+    ),
+    "bmlama": ("bmlama17", "bmlama53"),
 }
 """The evaluations of BabyLM 2025: for checkpoints, for a finished model, and with fine-tuning. Age of acquisition
-(`aoa`) needs all checkpoints of a run, and is asked for by its own name."""
+(`aoa`) needs all checkpoints of a run, and is asked for by its own name. `choice` is what many papers report without
+fine-tuning, `bmlama` facts in several languages."""
 
 
 def expand(names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
 from braidlm.evals.forest import Forest
 from braidlm.evals.held_text import encoded, ratio_error, window_of
+from braidlm.evals.influence import KEY, of_ratio
 from braidlm.evals.ngrams import bits_per_byte
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.rolling import rolling_requests
@@ -85,6 +86,7 @@ class WikiPages:
             parts=parts,
             also=also,
             notes={"tokens": int(sizes.sum()), "window": window_of(model.scorer)},
+            items={KEY: of_ratio(-sums[: len(pages)] / math.log(2), lengths)},
         )
 
     def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[Forest, np.ndarray]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.contestant import Contestant
@@ -79,7 +78,7 @@ class MadeUpWords:
         """Of every sentence, exact for words whose place in the ranking hangs on less than float32 can tell."""
         requests, forest, groups = self._lay(scorer, tokenizer)
         sums = scorer.score_forest(forest, advance).sums
-        if scorer.dtype == torch.float32:
+        if scorer.settles:
             unsure = [index for at in unsure_ranks(sums, groups) for index in groups[at]]
             if unsure:
                 sums[unsure] = scorer.exact([requests[index] for index in unsure]).sums
@@ -109,10 +108,10 @@ def probability_of_first(sums: np.ndarray) -> float:
 def unsure_ranks(sums: np.ndarray, groups: list[range]) -> list[int]:
     """The words whose odds are so near another's that rounding could turn their order."""
     values = np.array([odds(sums[group.start : group.stop]) for group in groups])
-    order = np.argsort(values, kind="stable")
-    gaps = np.diff(values[order])
-    near = np.flatnonzero((gaps > 0) & (gaps < CLOSE))
-    return sorted({int(order[at]) for at in near} | {int(order[at + 1]) for at in near})
+    # Equal odds are those of equal sentences: they stay equal, and are unsure together.
+    distinct, which = np.unique(values, return_inverse=True)
+    near = np.flatnonzero(np.diff(distinct) < CLOSE)
+    return np.flatnonzero(np.isin(which, np.concatenate((near, near + 1)))).tolist()
 
 
 def read_forms(place: Path | str) -> MadeUpWords:

@@ -8,6 +8,7 @@ saved with. Both are written beside their place and renamed, so a crash leaves t
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -174,6 +175,10 @@ def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, place:
     return found
 
 
+FULL = 1 << 16
+"""With fewer bytes free than this, a disk is full."""
+
+
 def write_tensors(tensors: dict[str, Tensor], folder: Path, place: Place) -> None:
     """The tensors of all processes into one folder."""
     try:
@@ -183,6 +188,8 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, place: Place) -> Non
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):  # a full disk should be told as one
                 raise failure from error
+        if shutil.disk_usage(folder.parent).free < FULL:  # torch's own writer does not say why it stopped
+            raise OSError(errno.ENOSPC, "no space left", str(folder)) from error
         raise
 
 

@@ -42,7 +42,10 @@ def add_adapters(model: Any, how: Hyperparameters) -> Any:
     """A model of peft's around a classifier: only adapters and the new head are trained."""
     from peft import LoraConfig, get_peft_model
 
-    dropout, chosen = how.adapter_dropout, {"target_modules": "all-linear"}
+    dropout = how.adapter_dropout
+    # GPT-2's layers in transformers hold their matrices the other way round.
+    turned = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    chosen: dict[str, Any] = {"target_modules": "all-linear", "fan_in_fan_out": turned}
     if isinstance(model, BraidPreTrainedModel):
         single, stacked = targets(model)
         chosen = {"target_modules": single, "target_parameters": stacked or None}

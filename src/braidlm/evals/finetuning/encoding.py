@@ -48,7 +48,7 @@ def encode(
 def _rows(tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str | None]], most: int) -> list[list[int]]:
     backend = tokenizer.backend
     firsts = backend.encode_batch([first for first, _ in texts], add_special_tokens=False)
-    seconds: list[Encoding | None] = [None] * len(texts)
+    seconds: Sequence[Encoding | None] = [None] * len(texts)
     if any(second is not None for _, second in texts):
         seconds = backend.encode_batch([second or "" for _, second in texts], add_special_tokens=False)
     room = most - backend.num_special_tokens_to_add(seconds[0] is not None)

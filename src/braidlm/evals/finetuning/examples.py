@@ -47,7 +47,7 @@ def read_labelled(of: DataSet, place: Path) -> LabelledData:
     files = _layout(of, place)
     folder = place.parent if place.is_file() else place
     paths = [folder / files.train, folder / files.valid]
-    train, valid = (_read(of, path, files) for path in paths)
+    train, valid = (read_examples(of, path, files) for path in paths)
     if of.labels is not None and len(set(train.labels.tolist())) < 2:
         only = of.labels[int(train.labels[0])]
         raise BraidError(f"every example has the label '{only}': there is nothing to learn", str(paths[0]))
@@ -77,7 +77,8 @@ def _layout(of: DataSet, place: Path) -> Files:
     )
 
 
-def _read(of: DataSet, path: Path, files: Files) -> Examples:
+def read_examples(of: DataSet, path: Path, files: Files) -> Examples:
+    """The examples of one file."""
     texts, labels = [], []
     for row, where in _rows(path, files):
         row = {of.other_fields.get(name, name): value for name, value in row.items()}

@@ -8,7 +8,7 @@ pipeline of 2024: three parts in a hundred thousand, the rate for all parameters
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.contestant import Settings
@@ -61,7 +61,11 @@ FULL = Hyperparameters(
     final=0.1,
     weight_decay=0.01,
 )
-FULL_FOR = {"boolq": {"batch_size": 16}, "multirc": {"batch_size": 16}, "wsc": {"epochs": 30}}
+FULL_FOR: dict[str, dict[str, Any]] = {
+    "boolq": {"batch_size": 16},
+    "multirc": {"batch_size": 16},
+    "wsc": {"epochs": 30},
+}
 """Where the pipeline has other numbers."""
 LORA = Hyperparameters(
     method="lora",

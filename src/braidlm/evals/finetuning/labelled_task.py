@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from braidlm.evals.contestant import Contestant
+from braidlm.evals.contestant import Contestant, Settings
 from braidlm.evals.finetuning.adapters import check_peft
 from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
@@ -32,11 +32,16 @@ class LabelledTask:
     def sha256(self) -> str:
         return self.data.sha256
 
+    def check(self, settings: Settings) -> None:
+        """Refuse hyperparameters that make no sense, and adapters where there is no peft."""
+        seeds_of(settings)
+        if chosen(self.data.of.name, settings).method == "lora":
+            check_peft()
+
     def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
         """Fine-tune a copy of the model from each seed, and judge it."""
+        self.check(model.settings)
         how = chosen(self.data.of.name, model.settings)
-        if how.method == "lora":
-            check_peft()
         seeds = seeds_of(model.settings)
         lesson = self.lesson(model, how)
         show = _Shown(advance, lesson, how.epochs, len(seeds))

@@ -5,7 +5,6 @@ refuses to run anything if one attempt succeeds.
 """
 
 import contextlib
-import functools
 import glob
 import json
 import os
@@ -167,19 +166,18 @@ class Sandbox:
 
 _STATEMENTS = {
     "namespaces": (
-        "files: a root folder of its own in memory; toolchains read-only, one scratch folder, nothing else (mount namespace)",
+        "files: its own root folder, with toolchains read-only, a scratch folder and nothing else (mount namespace)",
         "network: none (network namespace)",
         "processes: it sees only its own, and all are killed at the end (process namespace)",
     ),
     "landlock": (
-        "files: toolchains read-only, one scratch folder on disk, nothing else (Landlock)",
+        "files: toolchains read-only, a scratch folder on disk and nothing else (Landlock)",
         "processes: all are killed at the end; no signals to others",
     ),
     "none": ("files and network: NOT isolated", "processes: all are killed at the end"),
 }
 
 
-@functools.cache
 def _opened(isolation: Isolation, toolchains: tuple[str, ...]) -> Sandbox:
     if sys.platform != "linux":
         raise BraidError(

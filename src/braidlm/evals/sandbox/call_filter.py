@@ -1,9 +1,9 @@
 """A seccomp filter: the system calls that a program may not make, whatever else goes wrong around it.
 
-It denies rather than allows by name, because runtimes of five languages need much, and it stands behind a fence
-(`fences.py`). What it denies: sockets to anywhere, other processes (signals, tracing, their memory, their limits), mounts
-and namespaces, kernel interfaces with a history of holes, memory outside the accounts (memfd, System V), and, unless a
-step may, processes of its own; threads are always allowed.
+It denies rather than allows by name, because the runtimes of five languages need much, and it stands behind a fence
+(`fences.py`). What it denies: sockets to anywhere; other processes (signals, tracing, their memory, their limits);
+mounts and namespaces; kernel interfaces with a history of holes; memory outside the accounts (memfd, System V); and,
+unless a step may, processes of its own. Threads are always allowed.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ _UNKNOWN: dict[str, tuple[int, int]] = {
     "io_uring_register": (427, 427),
     "clone3": (435, 435),
 }
-"""As if the system were too old to have them: programs then take another way, for clone3 one whose flags can be seen."""
+"""As if the system were too old to have them. Programs then take another way, for clone3 one with flags to be seen."""
 _OWN_PROCESS_ONLY: dict[str, tuple[int, int]] = {"kill": (62, 129), "tgkill": (234, 131), "tkill": (200, 130)}
 _LIMITS, _PAIR, _CLONE = (302, 261), (53, 199), (56, 220)
 _FORKS: tuple[tuple[int, ...], tuple[int, ...]] = ((57, 58), ())

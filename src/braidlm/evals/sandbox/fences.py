@@ -52,7 +52,7 @@ class Fence:
         kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)
 
     def kill_all(self, starter: int) -> None:
-        """Everything below the launcher, which adopts what loses its parent: stopped first, because what runs may fork."""
+        """Everything below the launcher, which adopts what loses its parent; stopped first, for what runs may fork."""
         patience = time.monotonic() + 20
         stopped: set[int] = set()
         while time.monotonic() < patience and (new := _below(os.getpid()) - stopped):

@@ -52,5 +52,5 @@ print(json.dumps(found))
 
 
 def probe(canary: str, home: str | None, other: int) -> str:
-    """Its text: a file that it must neither read nor change, one of the user's, and a process that it must not reach."""
+    """Its text, with a file that it must neither read nor change, one of the user's, and a process out of its reach."""
     return _PROBE.format(arguments=(canary, home, other))

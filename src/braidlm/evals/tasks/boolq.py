@@ -20,6 +20,7 @@ class BoolQ(ChoiceTask):
     places = ("choice/boolq.jsonl", "boolq.jsonl", "boolq")
     hub = HubSource("aps/super_glue", "boolq", ("validation",))
     fetch = hub.command.format(task="boolq")
+    fixed_options = True
 
     def question(self, row: Row) -> Question:
         if "query" in row.facts:

@@ -22,10 +22,12 @@ class ChoiceTask(Task):
     metric = metric("raw")
     hub: HubSource
     example = EXAMPLE
+    fixed_options = False
 
     def open(self, place: Path) -> MultipleChoice:
         rows = question_rows(place, self.example)
-        return MultipleChoice([self.question(row) for row in rows], rows.sha256, self.headline)
+        questions = [self.question(row) for row in rows]
+        return MultipleChoice(questions, rows.sha256, self.headline, fixed_options=self.fixed_options)
 
     @abstractmethod
     def question(self, row: Row) -> Question:

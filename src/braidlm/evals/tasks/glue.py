@@ -1,23 +1,32 @@
 """GLUE and SuperGLUE: a model is fine-tuned on labelled examples and then judged on others."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from braidlm.evals.contestant import Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
-from braidlm.evals.finetuning.labelled_task import LabelledTask, open_labelled
 from braidlm.evals.tasks.task import TASKS, Task
+
+if TYPE_CHECKING:
+    from braidlm.evals.finetuning.labelled_task import LabelledTask
 
 BABYLM = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
 """What the challenge of 2025 kept of GLUE and SuperGLUE, in its order."""
 BABYLM_DATA = "the BabyLM 2025 evaluation data (https://osf.io/ryjfm/, folder evaluation_data/full_eval/glue_filtered)"
 GLUE_DATA = "GLUE (https://gluebenchmark.com/tasks)"
+USES = ("seeds", *(field.name for field in fields(Settings) if field.name.startswith("finetune")))
 
 
 class LabelledTaskKind(Task):
     """One of the data sets."""
 
     of: DataSet
+    uses = USES
 
-    def open(self, place: Path) -> LabelledTask:
+    def open(self, place: Path) -> "LabelledTask":
+        from braidlm.evals.finetuning.labelled_task import open_labelled  # with torch, which a list has no use for
+
         return open_labelled(self.of, place)
 
 

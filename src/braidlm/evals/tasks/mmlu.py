@@ -29,6 +29,7 @@ class _Mmlu(Task):
     places = ("choice/mmlu", "mmlu")
     hub = HUB
     shots = 0
+    fixed_options = True
 
     def open(self, place: Path) -> MultipleChoice:
         files = _files(place, "test")
@@ -37,7 +38,8 @@ class _Mmlu(Task):
         for row in _rows(shown):
             examples.setdefault(row.text("subject"), []).append(row)
         questions = [self.question(row, examples.get(row.text("subject"), [])) for row in _rows(files)]
-        return MultipleChoice(questions, sha256_of_files([*files, *shown]), self.headline)
+        digest = sha256_of_files([*files, *shown])
+        return MultipleChoice(questions, digest, self.headline, fixed_options=self.fixed_options)
 
     def question(self, row: Row, examples: Sequence[Row]) -> Question:
         """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
@@ -72,10 +74,13 @@ class MmluContinuation(_Mmlu):
 
     description = "MMLU: the answer's own words after the question"
     fetch = HUB.command.format(task="mmlu_continuation")
+    fixed_options = False
 
     def question(self, row: Row, examples: Sequence[Row]) -> Question:
-        prompt = f"Question: {row.text('question').strip()}\nAnswer:"
-        return endings(prompt, row.texts("choices"), _answer(row), row.text("subject"))
+        subject = row.text("subject")
+        about = f"The following are questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        prompt = f"{about}Question: {row.text('question').strip()}\nAnswer:"
+        return endings(prompt, row.texts("choices"), _answer(row), subject)
 
 
 def _asked(row: Row) -> str:

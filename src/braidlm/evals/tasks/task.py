@@ -42,6 +42,8 @@ class Task(ABC):
     """How to get the data: a sentence for someone who has not got it."""
     hub: HubSource | None = None
     """Where `hub:` finds the data, if the task reads it from there."""
+    uses: tuple[str, ...] = ()
+    """The user's settings (`contestant.Settings`) that its score depends on."""
     over_run = False
     """Whether its score is one of a run, over all checkpoints (`over_runs.py`)."""
     version = 1

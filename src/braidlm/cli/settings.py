@@ -1,0 +1,67 @@
+"""Options of a verb that are the fields of a settings class: name, values, default and help are written there, once."""
+
+import argparse
+import dataclasses
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: type, title: str) -> None:
+    """An option for each field: flags for true and false, choices, numbers, texts and lists of these."""
+    from braidlm.core.attribute_docs import attribute_docs
+
+    docs, hints = attribute_docs(settings), get_type_hints(settings)
+    add = parser.add_argument_group(title).add_argument
+    for field in dataclasses.fields(settings):
+        default = _default(field)
+        help_text = _help(docs.get(field.name, ""), default)
+        name = field.name.replace("_", "-")
+        if hints[field.name] is bool:
+            action = "store_false" if default else "store_true"
+            option = f"--no-{name}" if default else f"--{name}"
+            add(option, dest=field.name, action=action, default=argparse.SUPPRESS, help=help_text)
+        else:
+            add(f"--{name}", default=argparse.SUPPRESS, help=help_text, **_values(hints[field.name]))
+
+
+def given_settings(args: argparse.Namespace, settings: type[T]) -> T:
+    """The settings, with what was given on the command line."""
+    fields = dataclasses.fields(settings)  # type: ignore[arg-type]
+    given = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
+    return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def _values(hint: Any) -> dict[str, Any]:
+    """What argparse is to know of a field's type."""
+    hint = _without_none(hint)
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"choices": inner, "type": type(inner[0])}
+    if origin in (tuple, list):
+        return {"nargs": "+", **_values(inner[0])}
+    if hint not in METAVARS:
+        raise TypeError(f"a setting of type {hint} cannot be an option")
+    return {"type": hint, "metavar": METAVARS[hint]}
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
+    return hint
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _help(text: str, default: Any) -> str:
+    """As other options are explained: no capital, no full stop, and the default where there is one."""
+    text = text[:1].lower() + text[1:].rstrip(".")
+    shown = " ".join(map(str, default)) if isinstance(default, (tuple, list)) else str(default)
+    has_default = default is not None and not isinstance(default, bool) and default != ()
+    return (f"{text} ({shown})" if has_default else text).replace("%", "%%")

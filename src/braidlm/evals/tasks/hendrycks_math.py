@@ -1,0 +1,65 @@
+"""MATH: problems of mathematical competitions."""
+
+import json
+from pathlib import Path
+
+from braidlm.evals.json_rows import Row, TextFile, rows_of
+from braidlm.evals.maths_answers import last_boxed, said_expression, same_expression
+from braidlm.evals.maths_examples import MATH
+from braidlm.evals.maths_problems import Manner, MathsProblems, Question
+from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.unpacked_files import read_files
+
+EXAMPLE = '{"problem": "Find ...", "level": "Level 3", "type": "Algebra", "solution": "... $\\\\boxed{2}$."}'
+
+
+@TASKS.register("math")
+class Math(Task):
+    """Hendrycks and others (2021), with their rules for equal answers; asked as in Lewkowycz and others (2022)."""
+
+    description = "MATH: competition problems; a solution is written after 4 examples, and its answer compared"
+    size = "5,000 problems (test)"
+    licence = "MIT"
+    metric = "exact match, %"
+    places = ("maths-and-code/math.test.jsonl", "math.test.jsonl", "MATH/test", "math")
+    fetch = (
+        "It is the folder `test` of https://people.eecs.berkeley.edu/~hendrycks/MATH.tar, or a JSONL file with one "
+        f"problem a line: {EXAMPLE}."
+    )
+    uses = ("shots",)
+
+    def open(self, place: Path) -> MathsProblems:
+        rows = rows_of(_files(place), place, EXAMPLE)
+        manner = Manner(
+            form="Problem:\n{}\n\nSolution:",
+            examples=MATH,
+            stop="Problem:",
+            max_tokens=512,
+            is_right=lambda solution, answer: same_expression(said_expression(solution), answer),
+            also={},
+        )
+        return MathsProblems([_question(row) for row in rows], manner, rows.sha256)
+
+
+def _files(place: Path) -> list[TextFile]:
+    """JSONL, or the original's folders with a file for each problem."""
+    paths = sorted(place.rglob("*.json")) if place.is_dir() else []
+    if not paths:
+        return read_files(place)
+    return [TextFile(f"{path.parent.name}/{path.name}", str(path), _one_line(path)) for path in paths]
+
+
+def _one_line(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        return json.dumps(json.loads(content)).encode()
+    except ValueError:
+        return content  # the reader says what is wrong with it
+
+
+def _question(row: Row) -> Question:
+    answer = last_boxed(row.text("solution"))
+    if answer is None:
+        raise row.wrong("'solution' has no \\boxed{} answer")
+    sets = tuple(str(row.facts[key]) for key in ("type", "level") if row.facts.get(key))
+    return Question(row.text("problem"), answer, sets)

@@ -1,0 +1,58 @@
+"""HumanEval-X: the problems of HumanEval in five languages."""
+
+import functools
+from pathlib import Path
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.code_problems import CodeProblems, Problem
+from braidlm.evals.code_texts import x_is_finished, x_program
+from braidlm.evals.json_rows import Row, rows_of
+from braidlm.evals.languages import LANGUAGES
+from braidlm.evals.tasks.humaneval import CODE_SETTINGS
+from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.unpacked_files import read_files
+
+EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int main(){ ... }"}'
+PREFIX = "humaneval_"
+OWN_KEYS = {"go": ("import", "test_setup")}
+"""What rows of a language have beside prompt and test; may be empty."""
+
+
+@TASKS.register("humaneval_x")
+class HumanEvalX(Task):
+    """Zheng and others (2023), "CodeGeeX": code generation, cut and tested as in its repository."""
+
+    description = "HumanEval in Python, C++, Java, JavaScript and Go, run against tests (needs --allow-code-execution)"
+    size = "164 problems in each of 5 languages"
+    licence = "Apache 2.0"
+    metric = "pass@1, % (mean over the languages that could be run)"
+    places = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
+    fetch = "`git clone https://github.com/THUDM/CodeGeeX` into the data folder gets it."
+    uses = CODE_SETTINGS
+
+    def open(self, place: Path) -> CodeProblems:
+        files = read_files(place, f"{PREFIX}*.jsonl")
+        known = [file for file in files if file.stem.removeprefix(PREFIX) in LANGUAGES]
+        if not known:
+            raise BraidError(
+                f"none of these files is of a language that can be run: {', '.join(file.name for file in files)}",
+                str(place),
+                f"Files are {PREFIX}NAME.jsonl, with NAME one of {', '.join(LANGUAGES)}.",
+            )
+        rows = rows_of(known, place, EXAMPLE)
+        return CodeProblems([_problem(row, row.stem.removeprefix(PREFIX)) for row in rows], rows.sha256)
+
+
+def _problem(row: Row, language: str) -> Problem:
+    facts = {key: row.text(key) for key in ("task_id", "prompt", "test")}
+    for key in OWN_KEYS.get(language, ()):
+        if not isinstance(row.facts.get(key), str):
+            raise row.wrong(f"there is no text '{key}'")
+        facts[key] = row.facts[key]
+    return Problem(
+        name=facts["task_id"],
+        language=language,
+        prompt=lambda shots: facts["prompt"],
+        is_finished=functools.partial(x_is_finished, language),
+        program=functools.partial(x_program, language, facts),
+    )
