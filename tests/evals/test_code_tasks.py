@@ -4,7 +4,7 @@ import gzip
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def contestant(**settings: Any) -> Contestant:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the model is said to write, sample after sample; prompts are checked to be there."""
     texts: list[str] = []
 
@@ -91,7 +91,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return [Completion(text, "finished") for text in texts]
 
     monkeypatch.setattr(completions, "complete", complete)
-    yield texts
+    return texts
 
 
 def test_humaneval_from_file_to_score(tmp_path: Path, written: list[str]) -> None:

@@ -90,6 +90,8 @@ def test_math(tmp_path: Path, said: dict[str, Any]) -> None:
     assert {name: (part.score, part.count) for name, part in result.parts.items()} == {
         "Algebra": (50.0, 2),
         "Counting": (100.0, 1),
+    }
+    assert {name: (part.score, part.count) for name, part in result.by["level"].items()} == {
         "Level 1": (100.0, 2),
         "Level 5": (0.0, 1),
     }

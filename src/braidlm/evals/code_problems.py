@@ -56,7 +56,7 @@ class CodeProblems:
             raise BraidError(
                 "this task runs programs that the model writes, and that has not been allowed",
                 "code execution",
-                "Say `--allow-code-execution`; they run in a sandbox, and documentation says what that enforces.",
+                "Say `--allow-code-execution`: they run in a sandbox, and the documentation says what it enforces.",
             )
         if settings.code_samples < 1:
             raise BraidError(f"code_samples must be at least 1, got {settings.code_samples}")

@@ -19,11 +19,13 @@ from braidlm.evals.stops import cut_at, has_any
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, and the sets it belongs to."""
+    """A question, its answer, and what the data says of it."""
 
     text: str
     answer: str
-    sets: tuple[str, ...] = ()
+    part: str | None = None
+    by: tuple[tuple[str, str], ...] = ()
+    """What it is sorted by beside parts, and as what."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ class MathsProblems:
 
     def _result(self, task: str, solutions: Sequence[str], notes: dict[str, int]) -> TaskResult:
         right = [self.manner.is_right(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)]
-        sets: dict[str, list[bool]] = {}
+        sets: dict[str | None, dict[str, list[bool]]] = {None: {}}
         for question, hit in zip(self.questions, right, strict=True):
-            for name in question.sets:
-                sets.setdefault(name, []).append(hit)
+            for kind, name in ((None, question.part), *question.by):
+                if name is not None:
+                    sets.setdefault(kind, {}).setdefault(name, []).append(hit)
         also = {
             name: 100 * sum(rule(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)) / len(solutions)
             for name, rule in self.manner.also.items()
@@ -116,8 +119,13 @@ class MathsProblems:
             count=self.count,
             standard_error=100 * math.sqrt(rate * (1 - rate) / len(right)) if len(right) > 1 else None,
             chance=0.0,
-            parts={name: Part(100 * sum(hits) / len(hits), len(hits)) for name, hits in sorted(sets.items())},
+            parts=_rates(sets[None]),
+            by={kind: _rates(some) for kind, some in sets.items() if kind is not None},
             also=also,
             notes=notes,
             items={"right": right, "solution": list(solutions), KEY: of_mean([100.0 * hit for hit in right])},
         )
+
+
+def _rates(sets: dict[str, list[bool]]) -> dict[str, Part]:
+    return {name: Part(100 * sum(hits) / len(hits), len(hits)) for name, hits in sorted(sets.items())}

@@ -6,9 +6,9 @@ refuses to run anything if one attempt succeeds.
 
 import contextlib
 import glob
+import itertools
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -35,11 +35,14 @@ SYSTEM = (
     "/libx32",
     "/etc/ld.so.cache",
     "/etc/alternatives",
+    "/etc/ssl/openssl.cnf",
     "/nix/store",
     "/gnu/store",
 )
 """What programs of a system need to run; no settings, no users, no homes."""
 SYSTEM_PATTERNS = ("/etc/java-*",)
+_USERS = itertools.cycle(range(60_000, 65_000))
+"""Whom programs run as where Braid is root: one that hardly a system has, each another, so that they can be counted."""
 ADDED_SECONDS = 60
 """How much longer than its own limits a launcher may take before something is wrong with it."""
 
@@ -81,7 +84,7 @@ class Program:
     files: dict[str, str]
     steps: Sequence[Step]
     disk: int = 64 * MEGABYTE
-    """What all files may have together, where a fence can limit it."""
+    """What all files may have together."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Sandbox:
                 "fence": self.fence,
                 "filter": self.filter,
                 "readable": self.readable,
-                "user": 60_000 + secrets.randbelow(5_000),
+                "user": next(_USERS),
                 "scratch": scratch,
                 "files": program.files,
                 "disk": program.disk,
@@ -307,15 +310,16 @@ def _launch(job: dict[str, Any], patience: float) -> dict[str, Any]:
 
 def _outcome(steps: list[dict[str, Any]], program: Program) -> Outcome:
     last = steps[-1]
-    reason = _reason(last, program.steps[len(steps) - 1].limits)
+    reason = _reason(last, program.steps[len(steps) - 1].limits, program.disk)
     return Outcome(reason, last["out"], last["err"], len(steps))
 
 
-def _reason(step: dict[str, Any], limits: Limits) -> str:
+def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
     """Why a step failed, in a line."""
     stopped = {
         "wall": f"took longer than {limits.wall:g} seconds",
         "memory": f"used more than {limits.memory // MEGABYTE:,} MB of memory",
+        "disk": f"wrote more than {disk // MEGABYTE:,} MB of files",
         "output": f"printed more than {limits.output:,} bytes",
     }
     if step["stopped"]:

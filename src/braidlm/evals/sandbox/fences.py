@@ -68,6 +68,15 @@ class Fence:
             time.sleep(0.001)
         _delete(self.scratch)
 
+    def disk_used(self) -> int:
+        """Bytes of the scratch folder, where nothing else limits them."""
+        total = 0
+        for root, _, names in os.walk(self.scratch):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(root, name)).st_blocks * 512
+        return total
+
     def process_limit(self, asked: int) -> int | None:
         """For RLIMIT_NPROC, which counts what a user has; None where a count says nothing."""
         return asked if self.user is not None else _tasks_of(os.geteuid()) + asked
@@ -111,6 +120,9 @@ class Namespaces(Fence):
             os.kill(starter, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(starter, 0)
+
+    def disk_used(self) -> int:
+        return 0  # its file system has a size
 
     def process_limit(self, asked: int) -> int | None:
         return asked + 2  # the starter is counted too
@@ -169,7 +181,7 @@ def _become(user: int) -> None:
 
 def _new_user_namespace(others: int) -> None:
     user, group = os.geteuid(), os.getegid()
-    kernel.control(4, 1)  # after a change of user a process may not write its own maps otherwise
+    kernel.control(kernel.MAY_BE_READ, 1)  # after a change of user a process may not write its own maps otherwise
     kernel.unshare(kernel.NEW_USER | others)
     for name, text in (
         ("setgroups", "deny"),

@@ -21,7 +21,7 @@ from braidlm.evals.sandbox import call_filter, kernel
 from braidlm.evals.sandbox.fences import FENCES, Fence, memory_below
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks at the memory of a step that cannot be limited by its addresses."""
+"""Seconds between two looks at what cannot be limited otherwise: the memory of some steps, the disk of some fences."""
 KEPT = 65_536
 """Bytes of each output that are reported."""
 
@@ -82,7 +82,7 @@ class Watcher:
         printed = {self.out[0]: bytearray(), self.err[0]: bytearray()}
         amount, stopped, ended = 0, None, None
         begun = time.monotonic()
-        looks = step["memory_is_watched"]
+        memory, disk = step["memory_is_watched"], self.job["fence"] != "namespaces"
         with selectors.DefaultSelector() as ready:
             for end in (self.status[0], self.out[0], self.err[0]):
                 ready.register(end, selectors.EVENT_READ)
@@ -92,7 +92,7 @@ class Watcher:
                 if left <= 0:
                     stopped = "wall"
                     break
-                events = ready.select(min(left, LOOK_EVERY) if looks else left)
+                events = ready.select(min(left, LOOK_EVERY) if memory or disk else left)
                 for key, _ in events:
                     if key.fd == self.status[0]:
                         ended = self._next_message()
@@ -100,8 +100,10 @@ class Watcher:
                         amount += self._read(key.fd, printed[key.fd])
                 if amount > step["output"]:
                     stopped = "output"
-                elif looks and memory_below(self.starter) > step["memory"]:
+                elif memory and memory_below(self.starter) > step["memory"]:
                     stopped = "memory"
+                elif disk and self.fence.disk_used() > self.job["disk"]:
+                    stopped = "disk"
         if ended is not None:  # all that could write has been killed: what there is stands in the pipes
             amount += sum(self._read(end, printed[end]) for end in printed)
             if amount > step["output"]:
@@ -226,7 +228,7 @@ def _set_limits(step: dict[str, Any], processes: int | None) -> None:
     seconds = step["seconds"]
     limits = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # not 0: a system that pipes dumps to a program keeps them all the same
         resource.RLIMIT_FSIZE: step["file_size"],
         resource.RLIMIT_NOFILE: step["open_files"],
         resource.RLIMIT_MEMLOCK: 0,

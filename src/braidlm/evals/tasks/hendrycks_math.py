@@ -61,5 +61,5 @@ def _question(row: Row) -> Question:
     answer = last_boxed(row.text("solution"))
     if answer is None:
         raise row.wrong("'solution' has no \\boxed{} answer")
-    sets = tuple(str(row.facts[key]) for key in ("type", "level") if row.facts.get(key))
-    return Question(row.text("problem"), answer, sets)
+    kind, level = row.facts.get("type"), row.facts.get("level")
+    return Question(row.text("problem"), answer, str(kind) if kind else None, (("level", str(level)),) if level else ())
