@@ -35,7 +35,7 @@ def _standing_out(page: Page, found: Evaluation) -> None:
             f"`{task}`",
             verdict.best,
             verdict.next,
-            f"{verdict.difference:.4g}",
+            f"{round(verdict.difference, 9):.4g}",  # what is left of equal sums is no difference
             "–" if verdict.standard_error is None else f"{verdict.standard_error:.2g}",
             "item by item" if verdict.paired else "of both scores",
             "yes" if verdict.clear else "no",

@@ -45,7 +45,7 @@ class TaskResult:
     @property
     def shown(self) -> str:
         """The score with its standard error."""
-        digits = 2 if abs(self.score) >= 10 else 4
+        digits = 2 if max(abs(self.score), 10 * (self.standard_error or 0.0)) >= 10 else 4  # no more than the noise has
         error = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
         return f"{self.score:.{digits}f}{error}"
 
