@@ -5,50 +5,12 @@ python benchmarks/routed_step.py --batches 2 --length 128      # CPU
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from measure import compared_seconds, record
-from shapes import VOCABULARY, braid_model, moep_model
-from torch import nn
-
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Place
-from braidlm.training.precision import autocast
-from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
-
-
-def braid_step(
-    model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype, **options: Any
-) -> Callable:
-    """A step through the code that `braid train` runs."""
-    config = TrainingConfig(budget=Amount(1), batch=batch, **options)
-    stepper = Stepper(model.to(device), config, Place(0, 1, device), dtype)
-    tokens = np.random.default_rng(0).integers(1, VOCABULARY, (batch, length + 1))
-    return lambda: stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), batch * length, 1e-4)
-
-
-def masked_step(batch: int, length: int, device: torch.device, dtype: torch.dtype, compiled: bool) -> Callable:
-    """The plain way: every block on every token, weighted by a mask, one after another."""
-    model = moep_model(length, stacked=False, compute="dense").to(device).train()
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    tokens = torch.randint(1, VOCABULARY, (batch, length), device=device)
-
-    def step() -> None:
-        with autocast(device, dtype):
-            loss = forward(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+from shapes import braid_model, moep_model
+from train_step import step_of_ours, step_of_torch
 
 
 def main() -> None:
@@ -70,14 +32,16 @@ def main() -> None:
         torch.manual_seed(0)
         shape = (batch, length, device, dtype)
         steps = {
-            "MoEP": braid_step(moep_model(length), *shape),
-            "MoEP, dropout 0.1": braid_step(moep_model(length, dropout=0.1), *shape),
-            "GPT-2 28M": braid_step(braid_model("gpt2", "28m", length), *shape),
+            "MoEP": step_of_ours(moep_model(length), *shape),
+            "MoEP, dropout 0.1": step_of_ours(moep_model(length, dropout=0.1), *shape),
+            "GPT-2 28M": step_of_ours(braid_model("gpt2", "28m", length), *shape),
         }
         if not args.no_peers:
-            steps["MoEP masked, eager float32"] = masked_step(batch, length, device, torch.float32, compiled=False)
+            masked = moep_model(length, stacked=False, compute="dense")  # every block on every token, one after another
+            steps["MoEP masked, eager float32"] = step_of_torch(masked, batch, length, device, torch.float32, False)
             if gpu:
-                steps["MoEP masked, compiled"] = masked_step(*shape, compiled=True)
+                again = moep_model(length, stacked=False, compute="dense")
+                steps["MoEP masked, compiled"] = step_of_torch(again, *shape, compiled=True)
         seconds = compared_seconds(steps, calls, warmup, device)
         for name, value in seconds.items():
             rows.append(

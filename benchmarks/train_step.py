@@ -7,6 +7,7 @@ python benchmarks/train_step.py --device cuda       # bf16, compiled; ours also 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from measure import compared_seconds, record
 from shapes import VOCABULARY, braid_model, peer_model
 from torch import nn
 
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
 from braidlm.training.parallel import Place
 from braidlm.training.precision import autocast
@@ -21,21 +23,20 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
 
 
-def braid_step(family: str, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> Callable:
+def step_of_ours(
+    model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype
+) -> Callable:
     """A step through the code that `braid train` runs."""
-    torch.manual_seed(0)
-    model = braid_model(family, size, length).to(device)
-    stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=batch), Place(0, 1, device), dtype)
+    stepper = Stepper(model.to(device), TrainingConfig(budget=Amount(1), batch=batch), Place(0, 1, device), dtype)
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, (batch, length + 1))
     return lambda: stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), batch * length, 1e-4)
 
 
-def peer_step(
-    family: str, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype, compiled: bool
+def step_of_torch(
+    model: Any, batch: int, length: int, device: torch.device, dtype: torch.dtype, compiled: bool
 ) -> Callable:
-    """The same step around transformers' model: fused AdamW, clipping, autocast."""
-    torch.manual_seed(0)
-    model = peer_model(family, size, length).to(device).train()
+    """The same step around any model of transformers' interface: fused AdamW, clipping, autocast."""
+    model = model.to(device).train()
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     tokens = torch.randint(1, VOCABULARY, (batch, length), device=device)
@@ -49,6 +50,18 @@ def peer_step(
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def braid_step(family: str, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> Callable:
+    torch.manual_seed(0)
+    return step_of_ours(braid_model(family, size, length), batch, length, device, dtype)
+
+
+def peer_step(
+    family: str, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype, compiled: bool
+) -> Callable:
+    torch.manual_seed(0)
+    return step_of_torch(peer_model(family, size, length), batch, length, device, dtype, compiled)
 
 
 def main() -> None:
