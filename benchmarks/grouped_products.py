@@ -21,7 +21,8 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from braidlm.model.fused_grouped_products import Blocks, grouped_backward, grouped_forward, grouped_weight_gradient
+from braidlm.model.fused_grouped_products import Blocks, grouped_backward, grouped_forward
+from braidlm.model.fused_grouped_weights import Cut, grouped_weight_gradient
 from braidlm.model.fused_mix import Mix, summed_rows
 from braidlm.model.fused_placing import place
 
@@ -126,7 +127,7 @@ class Shapes:
             return grouped_backward(narrow_gradient, out, at, self.inner, "gelu_new", blocks=blocks)
 
         def weight_up(blocks: Blocks | None) -> Any:
-            return grouped_weight_gradient(self.stream, wide_gradient, at, True, True, blocks)
+            return grouped_weight_gradient(self.stream, wide_gradient, at, True, True, blocks and Cut(blocks))
 
         return {
             "a up: gather, bias, gelu": Work(
@@ -157,7 +158,7 @@ class Shapes:
                 flops,
             ),
             "c out": Work(
-                lambda blocks: grouped_weight_gradient(wide, narrow_gradient, at, blocks=blocks),
+                lambda blocks: grouped_weight_gradient(wide, narrow_gradient, at, cut=blocks and Cut(blocks)),
                 lambda: F.grouped_mm(wide.t(), narrow_gradient, offs=ends),
                 lambda: wide.t() @ narrow_gradient,
                 flops,

@@ -15,6 +15,7 @@ from torch import Tensor
 from braidlm.model import modeling_braid
 from braidlm.model.aside import Aside
 from braidlm.model.fused_activation import Activation, plain_activation
+from braidlm.model.fused_choice_means import choice_means
 from braidlm.model.fused_embedding import Embed, plain_embed
 from braidlm.model.fused_heads import SplitHeads, plain_split_heads
 from braidlm.model.fused_linear import Linear, narrowed
@@ -27,8 +28,8 @@ from braidlm.model.fused_rows import AddNormRows, plain_add_norm_rows
 from braidlm.model.fused_sums import Sums
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.routing import Routings
-from braidlm.model.routing_losses import routing_loss
+from braidlm.model.routing import Routing, Routings
+from braidlm.model.routing_losses import OF_MEANS, routing_loss, switch
 from braidlm.model.tuned_products import _products
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
@@ -308,6 +309,26 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradient[real[:, 0]], kept.detach()[real[:, 0]])  # the same are dropped backward
 
 
+def check_choice_means(device: str, dtype: torch.dtype) -> None:
+    """Of several routers, with padding, with picks that count nothing; only what is differentiated has a gradient."""
+    for choices, top_k in ((3, 1), (4, 2), (9, 9)):
+        real = torch.rand(3, 150, device=device) < 0.7
+        scores = torch.randn(5, 3, 150, choices, device=device)
+        probabilities = scores.softmax(-1).requires_grad_()
+        weights, chosen = probabilities.detach().topk(top_k)
+        weights = torch.where(torch.rand_like(weights) < 0.2, 0.0, weights)
+        names = tuple(map(str, range(choices)))
+        alike = [Routing("", names, *parts) for parts in zip(probabilities, chosen, weights, strict=True)]
+        for measure, of_means in OF_MEANS.items():
+            found, wanted = of_means(choice_means(alike, real)), torch.stack([measure(one, real) for one in alike])
+            torch.testing.assert_close(found, wanted)
+            if measure is switch:
+                upstream = torch.randn(5, device=device)
+                torch.testing.assert_close(
+                    *(torch.autograd.grad(made, probabilities, upstream) for made in (found, wanted))
+                )
+
+
 def check_linear(device: str, dtype: torch.dtype) -> None:
     rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
     copy = narrowed([weight], dtype)[weight]
@@ -334,7 +355,7 @@ class Here:
 
     device = torch.device("cpu")
 
-    def piece(self, *inputs: Tensor) -> nullcontext[None]:
+    def piece(self, *inputs: Tensor, urgent: bool = False) -> nullcontext[None]:
         return nullcontext()
 
     def last(self) -> str:
@@ -368,7 +389,7 @@ def check_models(device: str, dtype: torch.dtype) -> None:
         wanted = results(model.double(), plain, ids, weights.double(), torch.float64, aside)
         for what, exact in wanted.items():
             for by_layer in found:
-                limit = 2 * relative_error(usual[what], exact) + LIMITS[dtype]
+                limit = 4 * relative_error(usual[what], exact) + 2 * LIMITS[dtype]
                 close(by_layer[what], exact, limit, f"{name}, {what}")
 
 
@@ -462,6 +483,7 @@ CHECKS = (
     check_linear,
     check_routers,
     check_norms_with_routers,
+    check_choice_means,
     check_rows,
     check_models,
     check_tied,

@@ -18,9 +18,9 @@ from braidlm.model.fused_grouped_products import (
     Blocks,
     grouped_backward,
     grouped_forward,
-    grouped_weight_gradient,
     plain_grouped,
 )
+from braidlm.model.fused_grouped_weights import Cut, grouped_weight_gradient
 from braidlm.model.fused_linear import narrowed
 from braidlm.model.fused_mix import Mix, plain_mix, summed_rows
 from braidlm.model.fused_placing import Placement, place, plain_place
@@ -207,7 +207,7 @@ def check_unread(device: str, dtype: torch.dtype) -> None:
     weight = torch.randn(3, 24, 24, device=device).to(dtype)
     value, inner = grouped_forward(rows, weight, placement, activation="relu")
     assert inner is not None
-    before = grouped_backward(gradient, weight, placement, inner, "relu")
+    before, _ = grouped_backward(gradient, weight, placement, inner, "relu")
     weights, bias = grouped_weight_gradient(rows, gradient, placement, bias=True)
     assert bias is not None
     for made in (value[:used], before[:used], weights, bias, summed_rows(rows, placement)):
@@ -228,17 +228,25 @@ def check_blocks(device: str, dtype: torch.dtype) -> None:
     wanted = plain_grouped(rows.double(), weight.double(), placement)
     wanted_back = plain_grouped(gradient.double(), weight.double().transpose(1, 2), placement)
     owner = placement.tile_expert.repeat_interleave(placement.tile)
-    wanted_weights = torch.stack([rows[owner == e].double().t() @ gradient[owner == e].double() for e in range(3)])
+    tokens = torch.randn(60, 40, device=device).to(dtype)
+    wanted_weights, wanted_gathered = (
+        torch.stack([read[owner == e].double().t() @ gradient[owner == e].double() for e in range(3)])
+        for read in (rows, tokens[placement.source.clamp_min(0).long()])
+    )
     for blocks in (Blocks(16, 32, 16, 4, 2), Blocks(32, 16, 32, 4, 3), Blocks(64, 64, 32, 4, 2)):
         made, _ = grouped_forward(rows, weight, placement, blocks=blocks)
         close(made[real], wanted[real], LIMITS[dtype], f"forward with {blocks}")
-        back = grouped_backward(gradient, weight, placement, blocks=blocks)
+        back, _ = grouped_backward(gradient, weight, placement, blocks=blocks)
         close(back[real], wanted_back[real], LIMITS[dtype], f"backward with {blocks}")
-        weights, bias = grouped_weight_gradient(rows, gradient, placement, bias=True, blocks=blocks)
-        close(weights, wanted_weights, LIMITS[dtype], f"gradient of the weight with {blocks}")
-        assert bias is not None
         wanted_bias = torch.stack([gradient[owner == e].double().sum(0) for e in range(3)])
-        close(bias, wanted_bias, LIMITS[dtype], f"gradient of the bias with {blocks}")
+        for parts, turned in product((1, 2, 3), (False, True)):
+            cut = Cut(blocks, parts, turned)
+            weights, bias = grouped_weight_gradient(rows, gradient, placement, bias=True, cut=cut)
+            close(weights, wanted_weights, LIMITS[dtype], f"gradient of the weight with {cut}")
+            assert bias is not None
+            close(bias, wanted_bias, LIMITS[dtype], f"gradient of the bias with {cut}")
+            gathered, _ = grouped_weight_gradient(tokens, gradient, placement, gather=True, cut=cut)
+            close(gathered, wanted_gathered, LIMITS[dtype], f"gradient of the weight of tokens with {cut}")
 
 
 def check_small(device: str, dtype: torch.dtype) -> None:

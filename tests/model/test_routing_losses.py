@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from parallel_layers import path_model
 from torch import Tensor
 
+from braidlm.model.asked_aside import asked_aside
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.losses import next_token_loss, shift_labels
@@ -277,6 +278,19 @@ def test_the_loss_of_a_model_is_the_weighted_sum_over_routers() -> None:
     total = routing_loss((first, second, silent), torch.ones(2, 6))
     assert total.item() == pytest.approx((0.5 + 0.25 + 2.0) * math.log(3))
     assert routing_loss((), torch.ones(2, 6)) == 0.0
+
+
+@pytest.mark.parametrize("losses", [*({name: 0.7} for name in VALUES), {"switch": 0.2, "z_loss": 0.1}, {}], ids=str)
+def test_what_is_asked_aside_and_its_gradient(losses: dict[str, float]) -> None:
+    real, found = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
+    for aside in (True, False):
+        silent = Routing("silent", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
+        routings = (*several(losses), silent)
+        total = asked_aside(routings, real, 16.0, None) if aside else routing_loss(routings, real) * real.sum() / 16.0
+        (total * 3.0 + 0.0 * sum(one.probabilities_BTN.sum() for one in routings)).backward()
+        found.append([total.detach(), *(one.scores_BTN.grad for one in routings[:-1])])  # type: ignore[union-attr]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 WEIGHTS = {"load_balance": 0.7, "token_entropy": 0.3}

@@ -1,4 +1,4 @@
-"""A second CUDA stream for work that only the optimizer waits for: gradients of parameters.
+"""Further CUDA streams for work that only the optimizer waits for: gradients of parameters, readings of routers.
 
 The chain of the backward pass leaves parts of a GPU idle when its products are small; these gradients fill them.
 """
@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-PIECES_IN_FLIGHT = 4
-"""How many pieces may be under way; what they read stays in memory until then."""
+PIECES_IN_FLIGHT = 16
+"""How many pieces may be under way; what they read stays in memory until then, and the main stream waits for more."""
+URGENT = -2
+"""A priority above that of the main stream."""
 
 
 class Aside:
@@ -20,21 +22,25 @@ class Aside:
     def __init__(self, device: torch.device):
         self.device = device
         self.stream = torch.cuda.Stream(device)
+        self.urgent = torch.cuda.Stream(device, priority=URGENT)
         self.pieces: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
     @contextlib.contextmanager
-    def piece(self, *inputs: Tensor) -> Iterator[None]:
-        """The work inside reads `inputs`; they are ready on the main stream, and are kept until it is done."""
-        main = torch.cuda.current_stream(self.stream.device)
+    def piece(self, *inputs: Tensor, urgent: bool = False) -> Iterator[None]:
+        """The work inside reads `inputs`; they are ready on the main stream, and are kept until it is done.
+
+        Urgent is what the main stream waits for soon: its kernels, which should be small, go before all others.
+        """
+        main, stream = torch.cuda.current_stream(self.device), self.urgent if urgent else self.stream
         if len(self.pieces) == PIECES_IN_FLIGHT:
             done, _ = self.pieces[0]
             main.wait_event(done)
             self.pieces.popleft()
-        self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
             yield
         done = torch.cuda.Event()
-        done.record(self.stream)
+        done.record(stream)
         self.pieces.append((done, inputs))
 
     def last(self) -> torch.cuda.Event:
@@ -43,18 +49,18 @@ class Aside:
 
     def wait(self, done: torch.cuda.Event) -> None:
         """From here on the main stream sees what was finished then."""
-        torch.cuda.current_stream(self.stream.device).wait_event(done)
+        torch.cuda.current_stream(self.device).wait_event(done)
 
     def join(self) -> None:
         """From here on the main stream sees every result."""
-        if self.pieces:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-            self.pieces.clear()
+        for done, _ in self.pieces:
+            self.wait(done)
+        self.pieces.clear()
 
 
-def beside(aside: Aside | None, *inputs: Tensor) -> contextlib.AbstractContextManager[None]:
+def beside(aside: Aside | None, *inputs: Tensor, urgent: bool = False) -> contextlib.AbstractContextManager[None]:
     """A piece of work for `aside`, or, without one, simply the next work of the main stream."""
-    return contextlib.nullcontext() if aside is None else aside.piece(*inputs)
+    return contextlib.nullcontext() if aside is None else aside.piece(*inputs, urgent=urgent)
 
 
 class Tied:

@@ -49,6 +49,8 @@ class Folded:
     """[member, in, out], or [in, member * out] side by side."""
     bias: Tensor | None
     """[member, out], or [member * out], in float32."""
+    bias_copy: Tensor | None
+    """The same, as narrow as the copy."""
 
 
 @triton.jit
@@ -95,35 +97,40 @@ def _fold_backward(  # type: ignore[no-untyped-def]
 
 class Fold(torch.autograd.Function):
     """The parts of layers of one shape, [weights..., biases..., scales..., shifts...], each of these given or not
-    -> narrow copies of all weights, handles for the gradients of all layers, their biases.
+    -> narrow copies of all weights and biases, handles for the gradients of all layers, their biases.
     """
 
     @staticmethod
     def forward(
         ctx: Any, layers: int, given: tuple[bool, ...], wide: bool, dtype: torch.dtype, aside: Aside | None,
         *parts: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        weight, bias, scale, shift = _stacked(layers, given, parts)
-        assert weight is not None
-        _, members, inputs, outputs = weight.shape
-        shape = (layers, inputs, members * outputs) if wide else weight.shape
-        copy = torch.empty(shape, dtype=dtype, device=weight.device)
-        grid, tile = _cut(weight)
-        _fold_forward[grid](weight, scale, copy, layers * members * inputs, inputs, members, outputs, wide, **tile)
-        if shift is not None:
-            moved = (shift[:, :, None] @ weight)[:, :, 0]
-            bias = moved if bias is None else moved + bias
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        with beside(aside, *parts):
+            weight, bias, scale, shift = _stacked(layers, given, parts)
+            assert weight is not None
+            _, members, inputs, outputs = weight.shape
+            shape = (layers, inputs, members * outputs) if wide else weight.shape
+            copy = torch.empty(shape, dtype=dtype, device=weight.device)
+            grid, tile = _cut(weight)
+            _fold_forward[grid](weight, scale, copy, layers * members * inputs, inputs, members, outputs, wide, **tile)
+            if shift is not None:
+                moved = (shift[:, :, None] @ weight)[:, :, 0]
+                bias = moved if bias is None else moved + bias
+            # Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type.
+            handles = torch.empty(copy.shape, dtype=weight.dtype, device=weight.device).unbind()
+            biases: tuple[Tensor, ...] = ()
+            bias_copy = None
+            if bias is not None:
+                bias = bias.flatten(1) if wide else bias
+                biases, bias_copy = bias.unbind(), bias.to(dtype)
         ctx.save_for_backward(weight, scale, shift)
         ctx.given, ctx.wide, ctx.aside, ctx.biased = given, wide, aside, bias is not None
-        # Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type.
-        handles = torch.empty(copy.shape, dtype=weight.dtype, device=weight.device).unbind()
-        ctx.mark_non_differentiable(copy)
-        biases = () if bias is None else (bias.flatten(1) if wide else bias).unbind()
-        return copy, *(handle.data for handle in handles), *(vector.data.clone() for vector in biases)
+        ctx.mark_non_differentiable(copy, *(() if bias_copy is None else (bias_copy,)))
+        return copy, bias_copy, *(handle.data for handle in handles), *(vector.data for vector in biases)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _: None, __: None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.aside is not None:
             ctx.aside.join()  # the gradients were made there
         weight, scale, shift = ctx.saved_tensors
@@ -161,17 +168,18 @@ def _stacked(layers: int, given: tuple[bool, ...], parts: tuple[Tensor, ...]) ->
 
 
 def folded(banks: list[Bank], wide: bool, dtype: torch.dtype, aside: Aside | None) -> list[Folded]:
-    """Banks of one shape; `wide` puts the members of each side by side. Gradients may be made aside."""
+    """Banks of one shape; `wide` puts the members of each side by side. With `aside` all is made there."""
     names, layers = ("weight", "bias", "scale", "shift"), len(banks)
     given = tuple(getattr(banks[0], name) is not None for name in names)
     parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks]
-    copy, *made = Fold.apply(layers, given, wide, dtype, aside, *parts)
+    copy, bias_copy, *made = Fold.apply(layers, given, wide, dtype, aside, *parts)
     biases = made[layers:] or [None] * layers
-    return [Folded(*parts) for parts in zip(made[:layers], copy.unbind(), biases, strict=True)]
+    bias_copies = [None] * layers if bias_copy is None else bias_copy.unbind()
+    return [Folded(*parts) for parts in zip(made[:layers], copy.unbind(), biases, bias_copies, strict=True)]
 
 
 class WideLinear(torch.autograd.Function):
-    """rows [rows, in], weight [in, out], its copy, a bias [out] or None -> [rows, out].
+    """rows [rows, in], weight [in, out], its copy, that of a bias [out] or None -> [rows, out].
 
     The gradient of the bias is not made here: whatever comes next reads this layer's gradient anyway and sums it.
     """
@@ -189,7 +197,7 @@ class WideLinear(torch.autograd.Function):
         assert place is None or place.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
         ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
-        return tuned_product(rows, copy, bias=None if bias is None else bias.to(rows.dtype))
+        return tuned_product(rows, copy, bias=bias)
 
     @staticmethod
     @once_differentiable

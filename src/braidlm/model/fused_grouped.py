@@ -13,7 +13,8 @@ from torch.autograd.function import Function, once_differentiable
 from .aside import Aside, beside
 from .fused_activation import plain_activation
 from .fused_chance import dropped
-from .fused_grouped_products import grouped_backward, grouped_forward, grouped_weight_gradient, plain_grouped
+from .fused_grouped_products import grouped_backward, grouped_forward, plain_grouped
+from .fused_grouped_weights import expert_sums, grouped_weight_gradient
 from .fused_mix import summed_rows
 from .fused_placing import Placement
 from .grouped_stacks import GroupedPlace
@@ -104,17 +105,22 @@ class GroupedFeed(Function):
         if ctx.dropout:
             to = torch.empty_like(gradient) if ctx.out_place is None else ctx.out_place.gradient
             gradient = dropped(gradient, ctx.dropout, seed, to)
-        up_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
             out_gradients = _weights(ctx.out_place, ctx.aside, value, gradient, placement, False, needs_out_bias)
         to = None if ctx.up_place is None else ctx.up_place.gradient
-        inner_gradient = grouped_backward(gradient, out_copy, placement, inner, ctx.kind, ctx.gated, made=to)
-        if needs_up or needs_bias:
-            up_gradients = _weights(ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, needs_bias)
+        inner_gradient, sums = grouped_backward(
+            gradient, out_copy, placement, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
+        )
+        if needs_up:
+            up_gradient, _ = _weights(ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, False)
+        if sums is not None:
+            with beside(ctx.aside, sums, placement.starts):
+                bias_gradient = expert_sums(sums, placement)
         if needs_rows:
             rows_gradient = _rows_gradient(inner_gradient, up_copy, placement, ctx.gather)
-        made = (rows_gradient, up_gradients[0], None, up_gradients[1], out_gradients[0], None, out_gradients[1])
+        made = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *made, base_gradient, *[None] * 9
 
 
@@ -138,7 +144,7 @@ def _weights(
 
 
 def _rows_gradient(gradient: Tensor, copy: Tensor, placement: Placement, gather: bool) -> Tensor:
-    made = grouped_backward(gradient, copy, placement)
+    made, _ = grouped_backward(gradient, copy, placement)
     return summed_rows(made, placement) if gather else made
 
 

@@ -100,6 +100,10 @@ def _serves_block(block: nn.Module) -> bool:
     return attends and (serves_feed(block.feed) or serves_routed_feed(block.feed))
 
 
+def _is_plain(layer: Any) -> bool:
+    return type(layer) is Block and serves_attention(layer.attention) and serves_feed(layer.feed)
+
+
 def pays(model: Any, ids: Tensor) -> bool:
     """Whether a pass over `ids` will be differentiated on a GPU, outside the compiler."""
     if not (ids.is_cuda and model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
@@ -126,8 +130,8 @@ def fused_stream(
         first = True
         for stage in model.stages:
             for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
-                if not first and way.aside is not None:
-                    way.aside.join()  # from the second layer on: their narrow weights are made beside the first
+                if way.aside is not None and not (first and _is_plain(layer)):
+                    way.aside.join()  # the narrow weights of all others are made beside a plain first block
                 stream, written, made = stage.run(_layer, stream, written, layer, way)
                 routings += made
                 first = False

@@ -207,7 +207,7 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     """The rows' attention to all tokens, through the output projection."""
     side, placement = way.folded[bank.qkv], chosen.placement
     at = way.places.get(bank.qkv)
-    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias, way.aside, at)
+    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, way.aside, at)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
@@ -242,7 +242,7 @@ def grouped_feed(
     dropout: float = 0.0,
 ) -> Tensor:
     """A feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
-    up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias)
+    up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias, None)
     return GroupedFeed.apply(
         rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base, chosen.placement, kind,
         gated, base is None, way.aside, dropout, way.seed(dropout), way.grouped.get(into), way.grouped.get(out),
@@ -304,19 +304,23 @@ def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Asi
     """Places side by side for the matrices of banks of one shape, but for those of projections."""
     alike: dict[Any, list[nn.Module]] = {}
 
-    def add(layer: Any, top_k: int, gathers: bool) -> None:
-        alike.setdefault((tuple(layer.weight.shape), layer.bias is not None, top_k, gathers), []).append(layer)
+    def add(layer: Any, top_k: int, gathers: bool, summed: bool = False) -> None:
+        """`summed`: who makes the layer's gradient sums it for the bias."""
+        biased = layer.bias is not None and not summed
+        alike.setdefault((tuple(layer.weight.shape), biased, top_k, gathers), []).append(layer)
 
     for module in model.modules():
         if isinstance(module, ParallelLayer) and module.stack is not None:
             block: Any = module.stack[0]
-            for layer in (block.attention.out, into_feed(block.feed), block.feed.out):
-                add(layer, module.join.router.config.top_k, False)
+            top_k = module.join.router.config.top_k
+            add(block.attention.out, top_k, False)
+            add(into_feed(block.feed), top_k, False, summed=True)
+            add(block.feed.out, top_k, False)
         elif isinstance(module, RoutedAttention):
             add(module.bank.out, module.router.config.top_k, False)
         elif isinstance(module, RoutedFeed):
             if module.shared is None:  # else what both read stands where the shared part wants it
-                add(into_feed(module.bank), module.router.config.top_k, True)
+                add(into_feed(module.bank), module.router.config.top_k, True, summed=True)
             add(module.bank.out, module.router.config.top_k, False)
     places: dict[nn.Module, GroupedPlace] = {}
     for (shape, biased, top_k, gathers), layers in alike.items():

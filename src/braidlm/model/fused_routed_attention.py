@@ -187,7 +187,7 @@ class AttendRouted(torch.autograd.Function):
         _, time, batch, blocks, heads = ctx.sizes
         upstream = upstream.contiguous()
         gradient = torch.empty_like(qkv) if ctx.place is None else ctx.place.gradient.view(qkv.shape)
-        delta = torch.empty_like(lse)
+        delta, queries = torch.empty_like(lse), torch.empty_like(out)
         parts, tiles = batch * blocks * heads, ctx.tiles
         query_tiles = triton.cdiv(time, tiles.query_gradient.queries)
         key_tiles = triton.cdiv(time, tiles.key_gradient.keys)
@@ -197,11 +197,11 @@ class AttendRouted(torch.autograd.Function):
             if query_tiles != key_tiles:
                 sums.zero_()
         query_gradient[(parts, query_tiles)](
-            qkv, source, begins, out, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
+            qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, **tiles.query_gradient.options,
         )  # fmt: skip
         key_gradient[(parts, key_tiles)](
-            qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, *ctx.sizes, *ctx.scales,
+            qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, *ctx.sizes, *ctx.scales,
             **ctx.options, SCAN=min(SCAN, triton.next_power_of_2(time)), **tiles.key_gradient.options,
         )  # fmt: skip
         return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 3

@@ -1,7 +1,9 @@
 """The gradients of attention for routed queries.
 
 One kernel makes those of the queries; a second those of keys and values, and the zeros of the queries that were not
-asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values.
+asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values. The
+first leaves the queries as sorted rows: the second reads them for every tile of keys, and need not look up where a row
+comes from before it can ask for it.
 """
 
 from .fused_routed_tiles import is_kept, is_visible, key_range, part_of_program
@@ -53,8 +55,8 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def query_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, out, upstream, lse, words, delta, gradient, sums, rows, time, batch, blocks, heads, scale,
-    plain_scale, keep_scale,
+    qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     block, sequence, head = part_of_program(blocks, heads)
@@ -80,6 +82,7 @@ def query_gradient(  # type: ignore[no-untyped-def]
     place = row.to(tl.int64)[:, None] * width + head * DIM + channel
     made = tl.load(out + place, mask=inside[:, None], other=0.0)
     above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
+    tl.store(queries + place, query, mask=inside[:, None])
     along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
     tl.store(delta + head * rows + row, along, mask=inside)
     height = tl.load(lse + head * rows + row, mask=inside, other=float("inf"))
@@ -107,7 +110,7 @@ def query_gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
-    key_gradient, value_gradient, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, stride, width,
+    key_gradient, value_gradient, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
     begin, end, count, scale, keep_scale,
     DIM: tl.constexpr, QUERIES: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
 ):  # fmt: skip
@@ -115,14 +118,15 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
     for start in range(begin, end, QUERIES):
         row = start + tl.arange(0, QUERIES)
         inside = row < count
-        when = tl.load(source + row, mask=inside, other=origin) - origin
-        query = tl.load(queries + when[:, None] * stride + channel, mask=inside[:, None], other=0.0)
-        above = tl.load(upstream + row[:, None] * width + channel, mask=inside[:, None], other=0.0)
+        place = row[:, None] * width + channel
+        query = tl.load(queries + place, mask=inside[:, None], other=0.0)
+        above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
         height = tl.load(lse + row, mask=inside, other=float("inf"))  # where there is no row, weights are 0
         along = tl.load(delta + row, mask=inside, other=0.0)
         score = tl.dot(k, tl.trans(query), input_precision="ieee")
         weight = tl.exp2(score * scale - height[None, :])
         if MASKED:
+            when = tl.load(source + row, mask=inside, other=origin) - origin
             weight = tl.where(is_visible(key[:, None], when[None, :], WINDOW), weight, 0.0)
         weight_gradient = tl.dot(v, tl.trans(above), input_precision="ieee")
         left = weight
@@ -139,8 +143,8 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def key_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, routed, upstream, lse, words, delta, gradient, sums, rows, time, batch, blocks, heads, scale,
-    plain_scale, keep_scale,
+    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -161,6 +165,7 @@ def key_gradient(  # type: ignore[no-untyped-def]
 
     source += first  # from here on, rows count from this sequence's first
     upstream += first.to(tl.int64) * width + head * DIM
+    queries += first.to(tl.int64) * width + head * DIM
     lse += head * rows + first
     delta += head * rows + first
     if THRESHOLD > 0:
@@ -181,16 +186,15 @@ def key_gradient(  # type: ignore[no-untyped-def]
     else:
         unmasked = begin + tl.cdiv(unmasked - begin, QUERIES) * QUERIES
 
-    queries = qkv + start
     key_sum = tl.zeros([KEYS, DIM], tl.float32)
     value_sum = tl.zeros([KEYS, DIM], tl.float32)
     key_sum, value_sum = _key_gradient_of_rows(
-        key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, stride, width,
+        key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
         begin, unmasked, count, scale, keep_scale, DIM, QUERIES, True, WINDOW, THRESHOLD,
     )  # fmt: skip
     if WINDOW == 0:
         key_sum, value_sum = _key_gradient_of_rows(
-            key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, stride, width,
+            key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
             unmasked, count, count, scale, keep_scale, DIM, QUERIES, False, WINDOW, THRESHOLD,
         )  # fmt: skip
 

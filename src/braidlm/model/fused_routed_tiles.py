@@ -34,7 +34,7 @@ class Tiles:
 
 
 TILES = {
-    2: Tiles(attend=Tile(64, 64, 4, 3), query_gradient=Tile(64, 32, 4, 3), key_gradient=Tile(32, 64, 4, 2)),
+    2: Tiles(attend=Tile(64, 64, 4, 3), query_gradient=Tile(64, 32, 4, 3), key_gradient=Tile(32, 64, 4, 1)),
     4: Tiles(attend=Tile(32, 32, 4, 2), query_gradient=Tile(32, 32, 4, 2), key_gradient=Tile(32, 32, 4, 2)),
 }
 """By the bytes of a number; for heads of 64 on an H200."""

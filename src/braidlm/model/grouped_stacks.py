@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .aside import Aside
-from .fused_grouped_products import weight_gradients
+from .fused_grouped_weights import weight_gradients
 from .fused_placing import Placement
 
 ROWS = 212_992

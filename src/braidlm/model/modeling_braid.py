@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from .aside import Aside, Tied, beside
+from .asked_aside import asked_aside
 from .configuration_braid import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
@@ -266,8 +267,14 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         asked = None
         if routings:
             real = targets != IGNORED
-            asked = routing_loss(routings, real) * _share(real, count)
-        return head_loss(self.head, hidden, targets, count, aside, tied, copy), asked, routings
+            if aside is not None:
+                asked = asked_aside(routings, real, count, aside)
+            else:
+                asked = routing_loss(routings, real) * _share(real, count)
+        loss = head_loss(self.head, hidden, targets, count, aside, tied, copy)
+        if aside is not None:
+            aside.join()  # what was asked for is to be added
+        return loss, asked, routings
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):

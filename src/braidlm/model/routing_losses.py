@@ -4,6 +4,7 @@ Each is minimised. Where a paper's formula or code pushes the other way than its
 says, and the formula and the code have names of their own.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,6 +16,12 @@ from torch import Tensor
 from .errors import BraidError, did_you_mean
 from .registry import Registry
 from .routing import Routing, Routings
+
+HAS_KERNELS = False
+with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from .fused_choice_means import Means, choice_means
+
+    HAS_KERNELS = True
 
 routing_losses = Registry("routing loss", third_party=True)
 
@@ -111,8 +118,10 @@ def _alike(routings: Routings) -> list[list[Routing]]:
 
 def _of_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
     """Of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
-    if len(alike) == 1 or not real_BT.is_cuda or torch.compiler.is_compiling():
+    if not real_BT.is_cuda or torch.compiler.is_compiling():
         return torch.stack([measure(routing, real_BT) for routing in alike])
+    if HAS_KERNELS and measure in OF_MEANS:
+        return OF_MEANS[measure](choice_means(alike, real_BT))
     return _at_once(measure, alike, real_BT)
 
 
@@ -145,6 +154,14 @@ def load(routing: Routing, real_BT: Tensor) -> Tensor:
     picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
     share = _mean(picks, real_BT)
     return share / share.sum().clamp_min(1e-9)
+
+
+OF_MEANS: dict[Measure, Callable[["Means"], Tensor]] = {
+    switch: lambda means: means.probability.shape[-1] * (means.probability * means.share).sum(-1),
+    usage: lambda means: means.weight / means.weight.sum(-1, keepdim=True).clamp_min(1e-9),
+    load: lambda means: means.picked / means.picked.sum(-1, keepdim=True).clamp_min(1e-9),
+}
+"""What needs of all choices only their means, which one kernel finds for all routers."""
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from braidlm.model.aside import Aside
+from braidlm.model.aside import Aside, beside
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.fused_pass import has_fused_pass
 from braidlm.model.gumbel import GumbelJoin, scale_temperature
@@ -45,6 +45,19 @@ class StepReport:
     usage: dict[str, Tensor]
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
 
+    def packed(self) -> Tensor:
+        """All numbers one after the other, so that they are copied at once."""
+        return torch.cat([number.view(-1) for number in self._numbers()])
+
+    def unpacked(self, numbers: Tensor) -> "StepReport":
+        """A report like this one, of other numbers that were packed."""
+        parts = numbers.split([number.numel() for number in self._numbers()])
+        loss, norm, routing_loss, *shares = parts
+        return StepReport(loss[0], norm[0], routing_loss[0], dict(zip(self.usage, shares, strict=True)))
+
+    def _numbers(self) -> list[Tensor]:
+        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values()]
+
 
 Losses = tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]
 """Of the text, of the routers if there are any, the usage of their choices, and what was picked how often where routers
@@ -61,10 +74,12 @@ class Objective(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
         text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
-        real = labels != IGNORED
-        balanced = tuple(r for r in routings if r.name in self.balanced)
-        picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
-        return text, routing, usages(routings, real), picks
+        read = [part for r in routings for part in (r.probabilities_BTN, r.chosen_BTK, r.weights_BTK)]
+        with beside(self.aside, labels, *read, urgent=True):
+            real = labels != IGNORED
+            balanced = tuple(r for r in routings if r.name in self.balanced)
+            picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
+            return text, routing, usages(routings, real), picks
 
 
 def routers(model: nn.Module) -> Iterator[TopKRouter]:
@@ -103,6 +118,7 @@ class Stepper:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.buffer: Tensor | None = None
         self.results: StepReport | None = None
+        self.numbers: Tensor | None = None
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
         """Train on this process's rows; `count` labels are in the batch of all processes."""
@@ -201,12 +217,10 @@ class Stepper:
         assert self.graph is not None
         assert self.buffer is not None
         assert self.results is not None
+        assert self.numbers is not None
         self.buffer.copy_(batch, non_blocking=True)
         self.graph.replay()
-        made = self.results
-        shares = {name: share.clone() for name, share in made.usage.items()}
-        routing_loss = made.routing_loss.clone() if shares else self.nothing
-        return StepReport(made.loss.clone(), made.gradient_norm.clone(), routing_loss, shares)
+        return self.results.unpacked(self.numbers.clone())
 
     def _capture(self, batch: Tensor, shape: tuple[int, ...]) -> None:
         """Record the step without running it; gradients get their fixed places inside the graph's memory."""
@@ -218,6 +232,7 @@ class Stepper:
         first = torch.cuda.Stream(self.place.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
             self.results = self._train(inputs.view(shape), labels.view(shape), count.view(torch.float32)[0])
+            self.numbers = self.results.packed()
         if self.clipped is not None:
             self.clipped.settle()
 
