@@ -105,7 +105,6 @@ class Shapes:
             self._numbers(bank.experts, *shape) for shape in ((bank.width, bank.hidden), (bank.hidden, bank.width))
         )
         self.up_bias = torch.randn(bank.experts, bank.hidden, device="cuda")
-        self.out_bias = torch.randn(bank.experts, bank.width, device="cuda")
         for gradient in (self.narrow_gradient, self.wide_gradient):
             gradient[self.placement.source < 0] = 0
 
@@ -168,20 +167,15 @@ class Shapes:
     def passes(self) -> dict[str, Callable[[], Any]]:
         """What only moves numbers."""
         rows = self.narrow.clone().requires_grad_()
-        bias = self.out_bias.requires_grad_()
-        mixed = Mix.apply(rows, bias, self.weights, self.placement, self.chosen)
-        gradient = torch.randn_like(mixed)
-        leaves = [rows, bias, self.weights]
+        gradient = torch.randn_like(Mix.apply(rows, self.weights, self.placement))
 
         def there_and_back() -> Any:
-            made = Mix.apply(rows, bias, self.weights, self.placement, self.chosen)
-            return torch.autograd.grad(made, leaves, gradient)
+            made = Mix.apply(rows, self.weights, self.placement)
+            return torch.autograd.grad(made, [rows, self.weights], gradient)
 
         return {
             "place": lambda: place(self.chosen, self.bank.experts, self.batch),
-            "mix forward": lambda: Mix.apply(
-                rows.detach(), bias.detach(), self.weights.detach(), self.placement, self.chosen
-            ),
+            "mix forward": lambda: Mix.apply(rows.detach(), self.weights.detach(), self.placement),
             "mix forward and backward": there_and_back,
             "sum of a token's rows": lambda: summed_rows(self.narrow, self.placement),
         }

@@ -15,12 +15,15 @@ from torch import Tensor
 from braidlm.model import modeling_braid
 from braidlm.model.aside import Aside
 from braidlm.model.fused_activation import Activation, plain_activation
+from braidlm.model.fused_add import AddDelta, plain_add
 from braidlm.model.fused_choice_means import choice_means
 from braidlm.model.fused_embedding import Embed, plain_embed
 from braidlm.model.fused_heads import SplitHeads, plain_split_heads
-from braidlm.model.fused_linear import Linear, narrowed
+from braidlm.model.fused_linear import Linear
+from braidlm.model.fused_mix import Mix
+from braidlm.model.fused_narrow import narrowed
 from braidlm.model.fused_norm import AddNorm, plain_add_norm
-from braidlm.model.fused_norm_router import AddNormRoute, plain_add_norm_route
+from braidlm.model.fused_norm_router import AddNormRoute, How, MixNormRoute, plain_add_norm_route
 from braidlm.model.fused_pass import fused_stream, has_fused_pass
 from braidlm.model.fused_placing import place
 from braidlm.model.fused_router import Route, plain_route
@@ -267,7 +270,7 @@ def check_norms_with_routers(device: str, dtype: torch.dtype) -> None:
         how = (None, 1e-5, centred, reads_normed, 2, True)
 
         def fused(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
-            made = AddNormRoute.apply(*x, *how, Sums(1, None), None, None)
+            made = AddNormRoute.apply(*x, how[0], How(*how[1:], Sums(1, None)))
             return made[:4] + made[5:]
 
         def plain(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
@@ -307,6 +310,43 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
     upstream = [torch.where(real, 1.0, 0.0).expand_as(kept), torch.zeros_like(normed)]
     (gradient,) = torch.autograd.grad([kept, normed], ones, upstream)
     torch.testing.assert_close(gradient[real[:, 0]], kept.detach()[real[:, 0]])  # the same are dropped backward
+
+
+def check_narrowing(device: str, dtype: torch.dtype) -> None:
+    parameters = [torch.randn(*shape, device=device) for shape in ((3,), (70, 130), (4, 5, 7), (64, 64))]
+    for parameter, copy in narrowed(parameters, dtype).items():
+        assert torch.equal(copy, parameter.to(dtype))
+
+
+def check_adding(device: str, dtype: torch.dtype) -> None:
+    stream, delta = (torch.randn(70, 48, device=device).to(dtype) for _ in range(2))
+    for bias in (None, torch.randn(48, device=device)):
+        compare(lambda *x: AddDelta.apply(*x, None), plain_add, [stream, delta, bias], dtype, "adding")
+
+
+def check_mixing_with_norms_and_routers(device: str, dtype: torch.dtype) -> None:
+    """Rows that are mixed on the way are what they are mixed before: the next router sees the same numbers."""
+    chosen = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(70)])
+    placement = place(chosen, 4, 2, 16)
+    real = placement.source >= 0
+    rows = torch.where(real[:, None], torch.randn(placement.rows, 48, device=device), 0.5).to(dtype)
+    weights, router, router_bias = (torch.rand(*s, device=device) for s in ((70, 2), (4, 48), (4,)))
+    upstream: list[Tensor] = []
+    found: list[list[Tensor]] = []
+    for together in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (rows, weights, router, router_bias)]
+        how = How(1e-5, True, False, 2, True, Sums(1, None))
+        parts = (None, None, *leaves[2:], None, how)
+        if together:
+            made = MixNormRoute.apply(*leaves[:2], placement, None, *parts)
+        else:
+            made = AddNormRoute.apply(Mix.apply(*leaves[:2], placement), None, None, *parts)
+        upstream = upstream or [torch.randn_like(x) if x.is_floating_point() else x for x in made]
+        gradients = torch.autograd.grad([*made[:4], made[5]], leaves, [*upstream[:4], upstream[5]])
+        gradients[0][~real] = 0  # of padding in tiles that are not used nothing is said
+        found.append([*made, *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def check_choice_means(device: str, dtype: torch.dtype) -> None:
@@ -483,6 +523,9 @@ CHECKS = (
     check_linear,
     check_routers,
     check_norms_with_routers,
+    check_narrowing,
+    check_adding,
+    check_mixing_with_norms_and_routers,
     check_choice_means,
     check_rows,
     check_models,

@@ -21,8 +21,8 @@ from braidlm.model.fused_grouped_products import (
     plain_grouped,
 )
 from braidlm.model.fused_grouped_weights import Cut, grouped_weight_gradient
-from braidlm.model.fused_linear import narrowed
 from braidlm.model.fused_mix import Mix, plain_mix, summed_rows
+from braidlm.model.fused_narrow import narrowed
 from braidlm.model.fused_placing import Placement, place, plain_place
 
 SMALL_TILE = 16
@@ -173,24 +173,23 @@ def joined(work: Any, aside: Any) -> Any:
 def check_mix(device: str, dtype: torch.dtype, placement: Placement, chosen: Tensor, width: int) -> None:
     rows = torch.randn(len(real_rows(placement)), width, device=device).to(dtype)
     weights = torch.rand(chosen.shape, device=device)
-    for bias in (None, torch.randn(placement.experts, width, device=device)):
-        compare(
-            lambda r, b, w: Mix.apply(laid_out(r, placement, False), b, w, placement, chosen),
-            lambda r, b, w: plain_mix(laid_out(r, placement, False), b, w, placement, chosen),
-            [rows, bias, weights],
-            dtype,
-            f"mix {width=} biased={bias is not None}",
-        )
+    compare(
+        lambda r, w: Mix.apply(laid_out(r, placement, False), w, placement),
+        lambda r, w: plain_mix(laid_out(r, placement, False), w, placement),
+        [rows, weights],
+        dtype,
+        f"mix {width=}",
+    )
     rows = laid_out(rows, placement, False)
     leaf = rows.clone().requires_grad_()
     gradient = torch.randn(len(chosen), width, device=device).to(dtype)
-    Mix.apply(leaf, None, weights, placement, chosen).backward(gradient)
+    Mix.apply(leaf, weights, placement).backward(gradient)
     used = int(placement.starts[-1])
     padding = leaf.grad[:used][placement.source[:used] < 0]
     assert torch.equal(padding, torch.zeros_like(padding)), "padding rows must have a gradient of zeros"
     close(
         summed_rows(rows, placement),
-        plain_mix(rows.double(), None, torch.ones_like(weights), placement, chosen),
+        plain_mix(rows.double(), torch.ones_like(weights), placement),
         LIMITS[dtype],
         "the sum of a token's rows",
     )
@@ -293,7 +292,7 @@ def check_replay() -> None:
         made = GroupedFeed.apply(
             tokens, up, up_copy, None, out, out_copy, None, None, placement, "gelu_new", False, True, None
         )  # fmt: skip
-        mixed = Mix.apply(made, None, weights, placement, chosen)
+        mixed = Mix.apply(made, weights, placement)
         return mixed, *torch.autograd.grad(mixed.float().square().sum(), [tokens, up, out])
 
     side = torch.cuda.Stream()

@@ -6,6 +6,7 @@ Rows of the batch are kept flat, [batch * time, width].
 from __future__ import annotations  # one of the kernels' types is named below, and may not be there
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,18 @@ from .weight_stacks import Place
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_activation import Activation
-    from .fused_fold import Folded
+    from .fused_add import AddDelta
+    from .fused_fold import Folded, Folding
     from .fused_heads import SplitHeads
     from .fused_norm import AddNorm
+    from .fused_routed_attention import AttendRouted, Queries, everyone
     from .fused_sums import Sums
     from .grouped_stacks import GroupedPlace
 
 Turn = tuple[Tensor, Tensor]
 FEEDS = (MLP, SwiGLU, GEGLU)
+LONGEST_ATTENDED = 512
+"""Tokens up to which our own attention is the faster one (on an H200)."""
 
 
 @dataclass
@@ -54,8 +59,10 @@ class Pass:
     places: dict[nn.Module, Place]
     sums: dict[nn.Module, Sums]
     aside: Aside | None
+    foldings: list[Folding] = field(default_factory=list)
+    """Of the layers that read a norm of their own, or are read side by side; made aside."""
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
-    """Of the layers that read a norm of their own, or are read side by side."""
+    """The same where they are known to autograd."""
     grouped: dict[nn.Module, GroupedPlace] = field(default_factory=dict)
     """Places of the matrices of banks."""
     seeds: list[Tensor] = field(default_factory=list)
@@ -66,6 +73,13 @@ class Pass:
         bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
         place = self.places.get(layer)
         return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
+
+    def join(self) -> None:
+        """Wait for what was made aside for the layers after the first."""
+        if self.aside is not None:
+            self.aside.join()
+        while self.foldings:  # now, so that backward it is their turn before that of the layers before
+            self.folded |= self.foldings.pop().attached()
 
     def seed(self, probability: float) -> Tensor | None:
         """A fresh one, if anything is to be dropped."""
@@ -104,11 +118,12 @@ def into_feed(feed: Any) -> nn.Linear:
     return first
 
 
-def settled(stream: Tensor, written: Written | None) -> Tensor:
+def settled(stream: Tensor, written: Written | None, way: Pass) -> Tensor:
     """The stream with what was written."""
     if written is None:
         return stream
-    return stream + (written.delta if written.bias is None else written.delta + written.bias.to(stream.dtype))
+    summed: Tensor = AddDelta.apply(stream, written.delta, written.bias, way.aside)
+    return summed
 
 
 def dropped(block: Block, written: Written) -> Written:
@@ -138,6 +153,32 @@ def add_norm(
 
 def attend(attention: Any, rows: Tensor, way: Pass) -> Written:
     qkv = way.linear(rows, attention.qkv, with_bias=True)
+    merged = (_attend_ourselves if _pays_to_attend(attention, way) else _attend_by_torch)(attention, qkv, way)
+    if attention.out is None:
+        return Written(merged)
+    return Written(way.linear(merged, attention.out), attention.out.bias)
+
+
+def _pays_to_attend(attention: Any, way: Pass) -> bool:
+    """Whether our own kernels are sooner done than the library's, which wants queries and keys apart."""
+    if way.time > LONGEST_ATTENDED or way.turns[attention.head_dim] is not None:
+        return False
+    dim: int = attention.head_dim
+    return attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
+
+
+def _attend_ourselves(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
+    everybody: Queries = everyone(way.batch, way.time, qkv.device)
+    probability, scale = attention.drop.probability, 1 / math.sqrt(attention.head_dim)
+    mixed: Tensor = AttendRouted.apply(
+        qkv.view(len(qkv), 1, 3, attention.heads, attention.head_dim), *everybody, scale, probability,
+        way.seed(probability), attention.window, None, attention.qkv.bias, way.sums_of(attention.qkv),
+        way.places.get(attention.qkv),
+    )  # fmt: skip
+    return mixed
+
+
+def _attend_by_torch(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
     query, key, value = SplitHeads.apply(
         qkv.view(way.batch, way.time, -1, attention.head_dim),
         attention.qkv.bias,
@@ -157,10 +198,7 @@ def attend(attention: Any, rows: Tensor, way: Pass) -> Written:
         is_causal=mask is None,
         enable_gqa=attention.kv_heads != attention.heads,
     )
-    merged = mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
-    if attention.out is None:
-        return Written(merged)
-    return Written(way.linear(merged, attention.out), attention.out.bias)
+    return mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
 
 
 def feed_forward(feed: Any, rows: Tensor, way: Pass) -> Written:

@@ -52,14 +52,15 @@ def _sum_choices(  # type: ignore[no-untyped-def]
         counts = tl.load(real + token, mask=token < tokens, other=0) != 0
         at = (router * tokens + token).to(tl.int64)
         inside = counts[:, None] & (choice < choices)
-        probability += tl.load(probabilities + at[:, None] * choices + choice, mask=inside, other=0.0)
+        place = at[:, None] * choices + choice
+        probability += tl.load(probabilities + place, mask=inside, other=0.0).to(tl.float32)
         weighed = tl.zeros([TOKENS], tl.float32)
         for k in tl.static_range(TOP_K):
-            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0)
+            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0).to(tl.float32)
             weighed += tl.where(w > 0, 1.0, 0.0)
         each = 1.0 / tl.maximum(weighed, 1.0)
         for k in tl.static_range(TOP_K):
-            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0)
+            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0).to(tl.float32)
             here = tl.load(chosen + at * TOP_K + k, mask=counts, other=-1)[:, None] == choice
             picked += tl.where(here, 1.0, 0.0)
             weight += tl.where(here, w[:, None], 0.0)

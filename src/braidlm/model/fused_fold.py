@@ -5,13 +5,15 @@ parallel layer, which read one stream by norms of their own, read one normalised
 together, in a few operations for all of them. The reference is the norm followed by the product.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .addresses import addresses
 from .aside import Aside, beside
 from .fused_linear import product
 from .tuned_products import tuned_product
@@ -23,8 +25,8 @@ try:  # in a `try`, or transformers would refuse the whole folder where Triton i
 except ImportError:
     raise
 
-NUMBERS, WARPS = 4096, 4
-"""Numbers that a program works on."""
+ROWS, COLUMNS, NUMBERS, WARPS = 32, 64, 4096, 4
+"""What a program works on at once forward, and how many numbers backward."""
 
 
 @dataclass
@@ -54,128 +56,181 @@ class Folded:
 
 
 @triton.jit
+def _at(addresses, layer, offset):  # type: ignore[no-untyped-def]
+    """Where a layer's own part begins, and so many numbers further on."""
+    return tl.load(addresses + layer).to(tl.pointer_type(tl.float32)) + offset
+
+
+@triton.jit
 def _fold_forward(  # type: ignore[no-untyped-def]
-    weight, scale, copy, rows, inputs, members, outputs, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Rows are of [layer, member, input]; where members stand side by side, of [layer, input, member] in the copy."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None] & (column < outputs)
-    x = tl.load(weight + row.to(tl.int64)[:, None] * outputs + column, mask=inside, other=0.0)
-    if scale is not None:
-        x *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
-    to = row
-    if WIDE:
-        to = (row // (members * inputs) * inputs + row % inputs) * members + row // inputs % members
-    tl.store(copy + to.to(tl.int64)[:, None] * outputs + column, x.to(copy.dtype.element_ty), mask=inside)
+    weights, biases, scales, shifts, copy, bias, bias_copy, inputs, members, outputs,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a member's matrix. Members that stand side by side do so as [layer, input, member, output]."""
+    layer, member = (tl.program_id(0) // members).to(tl.int64), tl.program_id(0) % members
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = column < outputs
+    weight = _at(weights, layer, member * inputs * outputs)
+    total = tl.zeros([COLUMNS], tl.float32)
+    if biases is not None:
+        total += tl.load(_at(biases, layer, member * outputs + column), mask=real, other=0.0)
+    for begin in range(0, inputs, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < inputs)[:, None] & real[None, :]
+        x = tl.load(weight + row[:, None] * outputs + column[None, :], mask=inside, other=0.0)
+        if shifts is not None:
+            shift = tl.load(_at(shifts, layer, member * inputs + row), mask=row < inputs, other=0.0)
+            total += tl.sum(x * shift[:, None], 0)
+        if scales is not None:
+            x *= tl.load(_at(scales, layer, member * inputs + row), mask=row < inputs, other=0.0)[:, None]
+        if WIDE:
+            to = (layer * inputs + row) * members + member
+        else:
+            to = (layer * members + member) * inputs + row
+        tl.store(copy + to[:, None] * outputs + column[None, :], x.to(copy.dtype.element_ty), mask=inside)
+    if bias is not None:
+        place = tl.program_id(0).to(tl.int64) * outputs + column
+        tl.store(bias + place, total, mask=real)
+        tl.store(bias_copy + place, total.to(bias_copy.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _fold_backward(  # type: ignore[no-untyped-def]
-    gradient, bias_gradient, weight, scale, shift, weight_gradient, scale_gradient, shift_gradient,
+    gradient, bias_gradient, weights, scales, shifts, weight_gradient, scale_gradient, shift_gradient,
     rows, inputs, members, outputs, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Rows are of [layer, member, input]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    exists = row < rows
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None] & (column < outputs)
+    inside = exists[:, None] & (column < outputs)
+    of_layer = members * inputs
+    layer, within = tl.where(exists, row // of_layer, 0), row % of_layer
     at = row
     if WIDE:
-        at = (row // (members * inputs) * inputs + row % inputs) * members + row // inputs % members
+        at = (layer * inputs + row % inputs) * members + row // inputs % members
     d = tl.load(gradient + at.to(tl.int64)[:, None] * outputs + column, mask=inside, other=0.0)
-    place = row.to(tl.int64)[:, None] * outputs + column
-    if scale is not None:
-        w = tl.load(weight + place, mask=inside, other=0.0)
-        tl.store(scale_gradient + row, tl.sum(d * w, 1), mask=row < rows)
-        d *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
-    if shift is not None:
-        w = tl.load(weight + place, mask=inside, other=0.0)
+    w = d
+    if weights is not None:
+        w = tl.load(_at(weights, layer, within * outputs)[:, None] + column, mask=inside, other=0.0)
+    if scales is not None:
+        tl.store(scale_gradient + row, tl.sum(d * w, 1), mask=exists)
+        d *= tl.load(_at(scales, layer, within), mask=exists, other=0.0)[:, None]
+    if shifts is not None:
         db = tl.load(bias_gradient + (row // inputs)[:, None] * outputs + column, mask=inside, other=0.0)
-        tl.store(shift_gradient + row, tl.sum(db * w, 1), mask=row < rows)
-        d += db * tl.load(shift + row, mask=row < rows, other=0.0)[:, None]
-    tl.store(weight_gradient + place, d, mask=inside)
+        tl.store(shift_gradient + row, tl.sum(db * w, 1), mask=exists)
+        d += db * tl.load(_at(shifts, layer, within), mask=exists, other=0.0)[:, None]
+    tl.store(weight_gradient + row.to(tl.int64)[:, None] * outputs + column, d, mask=inside)
+
+
+@dataclass
+class Folding:
+    """Layers of one shape, folded; autograd hears of them when they are attached."""
+
+    layers: list[nn.Module]
+    parts: list[Tensor]
+    """[weights..., biases..., scales..., shifts...], each of these there or not, as `given` says."""
+    given: tuple[bool, ...]
+    wide: bool
+    aside: Aside | None
+    bias: Tensor | None
+    """[layer, ...], of all; so are the others."""
+    copy: Tensor
+    bias_copy: Tensor | None
+    handles: Tensor
+    """Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type."""
+
+    def attached(self) -> dict[nn.Module, Folded]:
+        made = Fold.apply(self, *self.parts)
+        layers = len(self.layers)
+        biases = made[layers:] or [None] * layers
+        bias_copies = [None] * layers if self.bias_copy is None else self.bias_copy.unbind()
+        sides = zip(made[:layers], self.copy.unbind(), biases, bias_copies, strict=True)
+        return {layer: Folded(*side) for layer, side in zip(self.layers, sides, strict=True)}
 
 
 class Fold(torch.autograd.Function):
-    """The parts of layers of one shape, [weights..., biases..., scales..., shifts...], each of these given or not
-    -> narrow copies of all weights and biases, handles for the gradients of all layers, their biases.
-    """
+    """A folding and its parts -> handles for the gradients of all layers, their biases."""
 
     @staticmethod
-    def forward(
-        ctx: Any, layers: int, given: tuple[bool, ...], wide: bool, dtype: torch.dtype, aside: Aside | None,
-        *parts: Tensor,
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        with beside(aside, *parts):
-            weight, bias, scale, shift = _stacked(layers, given, parts)
-            assert weight is not None
-            _, members, inputs, outputs = weight.shape
-            shape = (layers, inputs, members * outputs) if wide else weight.shape
-            copy = torch.empty(shape, dtype=dtype, device=weight.device)
-            grid, tile = _cut(weight)
-            _fold_forward[grid](weight, scale, copy, layers * members * inputs, inputs, members, outputs, wide, **tile)
-            if shift is not None:
-                moved = (shift[:, :, None] @ weight)[:, :, 0]
-                bias = moved if bias is None else moved + bias
-            # Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type.
-            handles = torch.empty(copy.shape, dtype=weight.dtype, device=weight.device).unbind()
-            biases: tuple[Tensor, ...] = ()
-            bias_copy = None
-            if bias is not None:
-                bias = bias.flatten(1) if wide else bias
-                biases, bias_copy = bias.unbind(), bias.to(dtype)
-        ctx.save_for_backward(weight, scale, shift)
-        ctx.given, ctx.wide, ctx.aside, ctx.biased = given, wide, aside, bias is not None
-        ctx.mark_non_differentiable(copy, *(() if bias_copy is None else (bias_copy,)))
-        return copy, bias_copy, *(handle.data for handle in handles), *(vector.data for vector in biases)
+    def forward(ctx: Any, folding: Folding, *parts: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*parts)
+        ctx.given, ctx.wide, ctx.aside, ctx.layers = folding.given, folding.wide, folding.aside, len(folding.layers)
+        biases = () if folding.bias is None else folding.bias.unbind()
+        return *(handle.data for handle in folding.handles.unbind()), *(vector.data for vector in biases)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: None, __: None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.aside is not None:
-            ctx.aside.join()  # the gradients were made there
-        weight, scale, shift = ctx.saved_tensors
-        layers, members, inputs, outputs = weight.shape
-        gradient = torch.stack(gradients[:layers])
-        bias_gradient = torch.stack(gradients[layers:]).view(layers, members, outputs) if ctx.biased else None
-        made = torch.empty_like(weight)
-        scale_gradient, shift_gradient = (x if x is None else torch.empty_like(x) for x in (scale, shift))
-        grid, tile = _cut(weight)
-        _fold_backward[grid](
-            gradient, bias_gradient, weight, scale, shift, made, scale_gradient, shift_gradient,
-            layers * members * inputs, inputs, members, outputs, ctx.wide, **tile,
-        )  # fmt: skip
-        found: list[Tensor | None] = []
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        parts, layers = list(ctx.saved_tensors), ctx.layers
+        members, inputs, outputs = parts[0].shape
+        weights, _, scales, shifts = _addresses_of(parts, ctx.given, layers)
+        with beside(ctx.aside, *gradients):  # where the gradients were made
+            gradient, bias_gradient = side_by_side(gradients[:layers]), None
+            if len(gradients) > layers:
+                bias_gradient = side_by_side(gradients[layers:]).view(layers, members, outputs)
+            made = gradient.new_empty(layers, members, inputs, outputs)
+            scale_gradient, shift_gradient = (
+                None if x is None else made.new_empty(layers, members, inputs) for x in (scales, shifts)
+            )
+            columns = triton.next_power_of_2(outputs)
+            lines, rows = max(1, NUMBERS // columns), layers * members * inputs
+            _fold_backward[(triton.cdiv(rows, lines),)](
+                gradient, bias_gradient, None if scales is None and shifts is None else weights, scales, shifts,
+                made, scale_gradient, shift_gradient, rows, inputs, members, outputs, ctx.wide, lines, columns,
+                num_warps=WARPS,
+            )  # fmt: skip
+        found: list[Tensor] = []
         for part, there in zip((made, bias_gradient, scale_gradient, shift_gradient), ctx.given, strict=True):
             if there:
                 assert part is not None
                 found += [one.data for one in part.unbind()]
-        return *[None] * 5, *found
+        return None, *found
 
 
-def _cut(weight: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    columns = triton.next_power_of_2(weight.shape[-1])
-    lines = max(1, NUMBERS // columns)
-    return (triton.cdiv(weight[..., 0].numel(), lines),), {"ROWS": lines, "COLUMNS": columns, "num_warps": WARPS}
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """The stack of tensors of one shape; those that already stand so in memory are not copied."""
+    first, size = parts[0], parts[0].numel() * parts[0].element_size()
+    begin, memory = first.data_ptr(), first.untyped_storage().data_ptr()
+    if all(
+        part.is_contiguous() and part.data_ptr() == begin + i * size and part.untyped_storage().data_ptr() == memory
+        for i, part in enumerate(parts)
+    ):
+        return first.as_strided((len(parts), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack(list(parts))
 
 
-def _stacked(layers: int, given: tuple[bool, ...], parts: tuple[Tensor, ...]) -> list[Tensor | None]:
-    rest = list(parts)
+def _addresses_of(parts: list[Tensor], given: tuple[bool, ...], layers: int) -> list[Tensor | None]:
+    """Of weights, biases, scales and shifts, each of these there or not: where they are in each layer."""
+    rest = [part.data_ptr() for part in parts]
     found: list[Tensor | None] = []
     for there in given:
-        found.append(torch.stack(rest[:layers]) if there else None)
+        found.append(addresses(tuple(rest[:layers]), parts[0].device) if there else None)
         rest = rest[layers:] if there else rest
     return found
 
 
-def folded(banks: list[Bank], wide: bool, dtype: torch.dtype, aside: Aside | None) -> list[Folded]:
+def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype, aside: Aside | None) -> Folding:
     """Banks of one shape; `wide` puts the members of each side by side. With `aside` all is made there."""
-    names, layers = ("weight", "bias", "scale", "shift"), len(banks)
-    given = tuple(getattr(banks[0], name) is not None for name in names)
-    parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks]
-    copy, bias_copy, *made = Fold.apply(layers, given, wide, dtype, aside, *parts)
-    biases = made[layers:] or [None] * layers
-    bias_copies = [None] * layers if bias_copy is None else bias_copy.unbind()
-    return [Folded(*parts) for parts in zip(made[:layers], copy.unbind(), biases, bias_copies, strict=True)]
+    names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
+    given = tuple(getattr(some, name) is not None for name in names)
+    parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks.values()]
+    layers, (members, inputs, outputs) = len(banks), some.weight.shape
+    assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    weights, biases, scales, shifts = _addresses_of(parts, given, layers)
+    with beside(aside, *parts):
+        shape = (layers, inputs, members * outputs) if wide else (layers, members, inputs, outputs)
+        handles = parts[0].new_empty(shape)
+        copy = torch.empty_like(handles, dtype=dtype)
+        bias = bias_copy = None
+        if biases is not None or shifts is not None:
+            bias = handles.new_empty(layers, members * outputs) if wide else handles.new_empty(layers, members, outputs)
+            bias_copy = torch.empty_like(bias, dtype=dtype)
+        _fold_forward[(layers * members, triton.cdiv(outputs, COLUMNS))](
+            weights, biases, scales, shifts, copy, bias, bias_copy, inputs, members, outputs,
+            wide, ROWS, COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+    return Folding(list(banks), parts, given, wide, aside, bias, copy, bias_copy, handles)
 
 
 class WideLinear(torch.autograd.Function):

@@ -233,7 +233,7 @@ def grouped_backward(
     assert gradient.shape == (placement.rows, outputs)
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
-    blocks = blocks or _product_blocks(columns, gradient.dtype)
+    blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
     m, n, k = fitted(blocks, placement.tile, columns, outputs)
     n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
     if made is None:
@@ -249,10 +249,10 @@ def grouped_backward(
 # The shapes of blocks below were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.
 
 
-def _product_blocks(columns: int, dtype: torch.dtype) -> Blocks:
+def _product_blocks(columns: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
     if dtype == torch.float32:
         return EXACT
-    return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 else Blocks(128, 64, 64, 4, 3)
+    return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 and not summed else Blocks(128, 64, 64, 4, 3)
 
 
 def _activated_blocks(columns: int, dtype: torch.dtype) -> Blocks:

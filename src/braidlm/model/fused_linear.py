@@ -21,15 +21,6 @@ Narrow = dict[Tensor, Tensor]
 """Copies of parameters in the type of the matrix products."""
 
 
-@torch.no_grad()
-def narrowed(parameters: list[Tensor], dtype: torch.dtype) -> Narrow:
-    """Copies of all parameters, made in one pass."""
-    copies = [torch.empty_like(p, dtype=dtype) for p in parameters]
-    if copies:
-        torch._foreach_copy_(copies, parameters)
-    return dict(zip(parameters, copies, strict=True))
-
-
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b as `dtype`; a GPU gives its float32 sums as they are."""
     if a.dtype == dtype:

@@ -27,6 +27,7 @@ VECTORS = 3
 """Summed backward: for the norm's scale, for its bias, for the bias of the layer before (some may not be wanted)."""
 PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
 """At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
+AHEAD = tl.constexpr(3)
 
 
 @triton.jit
@@ -75,7 +76,7 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(program * ROWS, rows, programs * ROWS):
+    for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=AHEAD):  # some rows are asked for ahead
         row = begin + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & real
         place = row.to(tl.int64)[:, None] * width + column

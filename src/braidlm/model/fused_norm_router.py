@@ -1,16 +1,20 @@
 """Adding to the stream, normalising it and routing it: one pass over memory forward and one backward.
 
 What `fused_norm` and `fused_router` do one after the other, for routers with few choices: backward, a program holds a
-sum for each of them.
+sum for each of them. Where the stream is a weighted sum of sorted rows, which `fused_mix` makes, that is done in the
+pass forward as well.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .fused_mix import mix_gradients, mixed_rows
 from .fused_norm import plain_add_norm
+from .fused_placing import Placement
 from .fused_router import choose, plain_route, score_gradient, scores_of
 from .fused_sums import Sums
 from .grouped_stacks import GroupedPlace
@@ -34,21 +38,27 @@ PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 4
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    stream, delta, delta_bias, weight, bias, router, router_bias, balance,
+    stream, delta, delta_bias, mixed, mix_weights, slots, weight, bias, router, router_bias, balance,
     summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, eps,
     CENTRED: tl.constexpr, READS_NORMED: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+    MIXED: tl.constexpr, MIXED_WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     real = (column < width)[None, :]
     inside = (row < rows)[:, None] & real
     place = row.to(tl.int64)[:, None] * width + column[None, :]
-    x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
+    if MIXED:
+        x = mixed_rows(
+            mixed, mix_weights, slots, row.to(tl.int64), row < rows, inside, column[None, :], MIXED_WIDTH, MIXED
+        )
+    else:
+        x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
         x += tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
         if delta_bias is not None:
             x += tl.load(delta_bias + column[None, :], mask=real, other=0.0).to(tl.float32)
+    if MIXED or delta is not None:
         rounded = x.to(summed.dtype.element_ty)
         tl.store(summed + place, rounded, mask=inside)
         x = tl.where(inside, rounded.to(tl.float32), 0.0)
@@ -156,12 +166,27 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(sums + choices * width + choice, tl.sum(router_bias_sum, 1), mask=choice < choices)
 
 
+@dataclass(frozen=True)
+class How:
+    """What norm and router do, where their gradients are summed, and whose places are written.
+
+    The router reads the stream, or, `reads_normed`, the stream normalised. `normed_place` is of the layer that reads
+    the normalised stream, `stream_place` of the one whose output's gradient is the stream's.
+    """
+
+    eps: float
+    centred: bool
+    reads_normed: bool
+    top_k: int
+    renormalise: bool
+    sums: Sums
+    normed_place: Place | GroupedPlace | None = None
+    stream_place: Place | None = None
+
+
 class AddNormRoute(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None), the router's weight [choices, width], its
     bias and balance [choices] (or None) -> the sum, the sum normalised, scores, probabilities, chosen, weights.
-
-    The router reads the sum, or, `reads_normed`, the sum normalised. `normed_place` is of the layer that reads the
-    normalised stream, `delta_place` of the one that made delta.
     """
 
     @staticmethod
@@ -175,77 +200,122 @@ class AddNormRoute(torch.autograd.Function):
         router: Tensor,
         router_bias: Tensor | None,
         balance: Tensor | None,
-        eps: float,
-        centred: bool,
-        reads_normed: bool,
-        top_k: int,
-        renormalise: bool,
-        sums: Sums,
-        normed_place: Place | GroupedPlace | None,
-        delta_place: Place | None,
+        how: How,
     ) -> tuple[Tensor, ...]:
-        (rows, width), choices = stream.shape, len(router)
+        ctx.adds, ctx.delta_biased = delta is not None, delta_bias is not None
         summed = stream if delta is None else torch.empty_like(stream)
-        normed = torch.empty_like(stream) if normed_place is None else normed_place.input
-        inverses = torch.empty(rows, dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(inverses) if centred else None
-        scores = inverses.new_empty(rows, choices)
-        probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, top_k)
-        chosen = torch.empty(rows, top_k, dtype=torch.int64, device=stream.device)
-        tile = _tile(width, choices)
-        _forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            stream, delta, delta_bias, weight, bias, router, router_bias, balance,
-            summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, eps,
-            centred, reads_normed, top_k, renormalise, **tile,
-        )  # fmt: skip
-        ctx.save_for_backward(summed, weight, bias, means, inverses, router, probabilities, chosen, weights)
-        ctx.options = (centred, delta_bias is not None, reads_normed, top_k, renormalise)
-        ctx.sums, ctx.delta_place, ctx.adds, ctx.router_biased = (
-            sums,
-            delta_place,
-            delta is not None,
-            (router_bias is not None),
-        )
-        ctx.mark_non_differentiable(chosen)
-        ctx.set_materialize_grads(False)
-        return summed, normed, scores, probabilities, chosen, weights
+        vectors = (weight, bias, router, router_bias, balance)
+        return _norm_and_route(ctx, how, summed, (stream, delta, delta_bias), (None, None, None, 0), vectors)
 
     @staticmethod
     @once_differentiable
-    def backward(
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gradient, delta_bias, vectors = _gradients(ctx, *gradients)
+        return gradient, gradient if ctx.adds else None, delta_bias, *vectors, None, None
+
+
+class MixNormRoute(torch.autograd.Function):
+    """The same of a stream that is yet to be mixed: rows [R, width], weights [N, K] as for `Mix`.
+
+    `place` is of the layer that made the rows.
+    """
+
+    @staticmethod
+    def forward(
         ctx: Any,
-        summed_gradient: Tensor | None,
-        normed_gradient: Tensor,
-        scores: Tensor | None,
-        probabilities: Tensor | None,
-        _: None,
-        weights: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
-        (rows, width), choices = summed.shape, len(router)
-        gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
-        tile = _tile(width, choices)
-        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
-        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
-        sums = ctx.sums.place(programs, VECTORS * width + choices * (width + 1), summed.device)
-        given = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
-        _backward[(programs,)](
-            normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-            weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, gradient, sums,
-            rows, width, choices, *ctx.options, VECTORS, **tile,
-        )  # fmt: skip
-        total = ctx.sums.total()
-        vectors, routers = total[: VECTORS * width].view(VECTORS, width), total[VECTORS * width :]
-        return (
-            gradient,
-            gradient if ctx.adds else None,
-            vectors[2].data if ctx.options[1] else None,
+        rows: Tensor,
+        weights: Tensor,
+        placement: Placement,
+        place: GroupedPlace | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        router: Tensor,
+        router_bias: Tensor | None,
+        balance: Tensor | None,
+        how: How,
+    ) -> tuple[Tensor, ...]:
+        rows, weights = rows.contiguous(), weights.contiguous()
+        ctx.placement, ctx.place, ctx.delta_biased = placement, place, False
+        (tokens, choices), width = placement.slots.shape, rows.shape[1]
+        mixed = (rows, weights, placement.slots, choices)
+        vectors = (weight, bias, router, router_bias, balance)
+        return _norm_and_route(ctx, how, rows.new_empty(tokens, width), (None, None, None), mixed, vectors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gradient, _, vectors = _gradients(ctx, *gradients)
+        rows, weights = ctx.saved_tensors[-2:]
+        made = mix_gradients(gradient, rows, weights, ctx.placement, ctx.place)
+        return *made, None, None, *vectors, None, None
+
+
+def _norm_and_route(
+    ctx: Any,
+    how: How,
+    summed: Tensor,
+    added: tuple[Tensor | None, ...],
+    mixed: tuple[Tensor | int | None, ...],
+    vectors: tuple[Tensor | None, ...],
+) -> tuple[Tensor, ...]:
+    weight, bias, router, router_bias, _ = vectors
+    assert router is not None
+    (rows, width), choices = summed.shape, len(router)
+    normed = torch.empty_like(summed) if how.normed_place is None else how.normed_place.input
+    inverses = torch.empty(rows, dtype=torch.float32, device=summed.device)
+    means = torch.empty_like(inverses) if how.centred else None
+    scores = inverses.new_empty(rows, choices)
+    probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, how.top_k)
+    chosen = torch.empty(rows, how.top_k, dtype=torch.int64, device=summed.device)
+    tile = _tile(width, choices)
+    _forward[(triton.cdiv(rows, tile["ROWS"]),)](
+        *added, *mixed[:3], *vectors,
+        summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, how.eps,
+        how.centred, how.reads_normed, how.top_k, how.renormalise, mixed[3], width, **tile,
+    )  # fmt: skip
+    ctx.save_for_backward(summed, weight, bias, means, inverses, router, probabilities, chosen, weights, *mixed[:2])
+    ctx.how, ctx.router_biased = how, router_bias is not None
+    ctx.mark_non_differentiable(chosen)
+    ctx.set_materialize_grads(False)
+    return summed, normed, scores, probabilities, chosen, weights
+
+
+def _gradients(
+    ctx: Any,
+    summed_gradient: Tensor | None,
+    normed_gradient: Tensor,
+    scores: Tensor | None,
+    probabilities: Tensor | None,
+    __: None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+    """Of the stream, of the bias that was added, of the norm's and the router's weight and bias."""
+    summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *_ = ctx.saved_tensors
+    (rows, width), choices, how = summed.shape, len(router), ctx.how
+    gradient = torch.empty_like(summed) if how.stream_place is None else how.stream_place.gradient
+    tile = _tile(width, choices)
+    tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
+    programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
+    many = VECTORS if weight is not None or bias is not None or ctx.delta_biased else 0
+    sums = how.sums.place(programs, many * width + choices * (width + 1), summed.device)
+    given = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
+    _backward[(programs,)](
+        normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
+        weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, gradient, sums,
+        rows, width, choices, how.centred, ctx.delta_biased, how.reads_normed, how.top_k, how.renormalise, many, **tile,
+    )  # fmt: skip
+    total = how.sums.total()
+    vectors, routers = total[: many * width].view(many, width), total[many * width :]
+    return (
+        gradient,
+        vectors[2].data if ctx.delta_biased else None,
+        (
             vectors[0].data if weight is not None else None,
             vectors[1].data if bias is not None else None,
             routers[: choices * width].view(choices, width).data,
             routers[choices * width :].data if ctx.router_biased else None,
-            *[None] * 9,
-        )
+        ),
+    )
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:

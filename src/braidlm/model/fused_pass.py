@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .aside import Aside, Tied, beside
+from .attention import SoftmaxAttention
 from .block import Block
 from .dropout import Dropout
 from .embedding import TokenEmbedding
@@ -29,10 +30,9 @@ from .fused_block import (
     serves_attention,
     serves_feed,
     serves_norm,
-    settled,
 )
-from .fused_linear import narrowed
 from .fused_routed import (
+    Unmixed,
     fold_all,
     grouped_places,
     layer_of_blocks,
@@ -63,6 +63,7 @@ BLOCKS_SUMMED_TOGETHER = 4
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_embedding import Embed
+    from .fused_narrow import narrowed
     from .fused_sums import Sums
     from .grouped_stacks import GroupedPlace
 
@@ -124,30 +125,38 @@ def fused_stream(
     with torch.autocast(ids.device.type, enabled=False):
         way = _prepare(model, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
-        stream = model.drop(Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied))
+        stream: Tensor | Unmixed = model.drop(
+            Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied)
+        )
         written: Written | None = None
         routings: Routings = ()
         first = True
         for stage in model.stages:
             for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
-                if way.aside is not None and not (first and _is_plain(layer)):
-                    way.aside.join()  # the narrow weights of all others are made beside a plain first block
+                if not (first and _is_plain(layer)):
+                    way.join()  # the narrow weights of all others are made beside a plain first block
                 stream, written, made = stage.run(_layer, stream, written, layer, way)
                 routings += made
                 first = False
-        _, normed = add_norm(stream, written, model.norm, None, way)
+        _, normed = add_norm(_mixed(stream), written, model.norm, None, way)
     return normed.view(*ids.shape, -1), routings
 
 
-def _layer(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Written | None, Routings]:
+def _layer(
+    stream: Tensor | Unmixed, written: Written | None, layer: Any, way: Pass
+) -> tuple[Tensor | Unmixed, Written | None, Routings]:
     """The stream after a layer; what was written last is still to be added."""
-    if isinstance(layer, ProjectStage):
-        stream, routing = projected(layer.experts, settled(stream, written), way)
-        return stream, None, (routing,)
     if isinstance(layer, ParallelLayer):
-        stream, routing = layer_of_blocks(stream, written, layer, way)
-        return stream, None, (routing,)
-    return _block(stream, written, layer, way)
+        unmixed, routing = layer_of_blocks(stream, written, layer, way)
+        return unmixed, None, (routing,)
+    if isinstance(layer, ProjectStage):
+        made, routing = projected(layer.experts, _mixed(stream), written, way)
+        return made, None, (routing,)
+    return _block(_mixed(stream), written, layer, way)
+
+
+def _mixed(stream: Tensor | Unmixed) -> Tensor:
+    return stream if isinstance(stream, Tensor) else stream.mixed()
 
 
 def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written, Routings]:
@@ -196,10 +205,13 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
     masks = make_masks(model.windows, time, 0, None, device)
     seeds: list[Tensor] = []
     if any(isinstance(m, Dropout) and m.probability for m in model.modules()):
-        many = 3 * sum(isinstance(m, (ParallelLayer, RoutedAttention)) for m in model.modules())
+        kinds = (ParallelLayer, RoutedAttention, SoftmaxAttention)
+        many = 3 * sum(isinstance(m, kinds) for m in model.modules())
         seeds = list(torch.randint(2**31, (many, 1), device=device).unbind())
-    folded = fold_all(model, dtype, aside)
-    return Pass(batch, time, masks, turns, neighbours, narrow, places, sums, aside, folded, grouped, seeds)
+    foldings = fold_all(model, dtype, aside)
+    return Pass(
+        batch, time, masks, turns, neighbours, narrow, places, sums, aside, foldings, grouped=grouped, seeds=seeds
+    )
 
 
 def _is_flat(block: Any) -> bool:

@@ -17,7 +17,7 @@ from .aside import Aside
 from .attention import SoftmaxAttention
 from .expert_projection import ExpertProjection
 from .feed import MLP, SwiGLU
-from .fused_block import FEEDS, Pass, Written, add_norm, feed_forward, into_feed, serves_feed, serves_norm
+from .fused_block import FEEDS, Pass, Written, add_norm, feed_forward, into_feed, serves_feed, serves_norm, settled
 from .norms import LayerNorm
 from .parallel import ParallelLayer
 from .routed_join import Routed
@@ -27,10 +27,10 @@ from .routing import Routing
 from .weight_stacks import ROWS, Place, Stack
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from .fused_fold import Bank, Folded, WideLinear, folded
+    from .fused_fold import Bank, Folded, Folding, WideLinear, fold
     from .fused_grouped import GroupedFeed, GroupedLinear
     from .fused_mix import Mix
-    from .fused_norm_router import MOST_CHOICES, AddNormRoute
+    from .fused_norm_router import MOST_CHOICES, AddNormRoute, How, MixNormRoute
     from .fused_placing import TILE, Placement, place, row_bound
     from .fused_routed_attention import AttendRouted
     from .fused_router import Route
@@ -47,6 +47,20 @@ class Chosen:
     routing: Routing
     weights: Tensor
     placement: Placement
+
+
+@dataclass
+class Unmixed:
+    """A stream as rows that are yet to be mixed; `place` is of the layer that made them."""
+
+    rows: Tensor
+    weights: Tensor
+    placement: Placement
+    place: GroupedPlace | None = None
+
+    def mixed(self) -> Tensor:
+        """Each token's weighted sum of its rows."""
+        return Mix.apply(self.rows, self.weights, self.placement, self.place)
 
 
 def serves_router(router: TopKRouter) -> bool:
@@ -100,7 +114,7 @@ def routes_with_norm(part: nn.Module) -> bool:
 
 
 def add_norm_route(
-    stream: Tensor,
+    stream: Tensor | Unmixed,
     written: Written | None,
     norm: Any,
     router: TopKRouter,
@@ -110,30 +124,44 @@ def add_norm_route(
     folded: bool = False,
 ) -> tuple[Tensor, Tensor, Chosen]:
     """The stream with what was written, the same normalised for `reader`, and what the router makes of either."""
-    if len(router.choices) > MOST_CHOICES:
+    place = None if written is None else written.place
+    if isinstance(stream, Unmixed) and (written is not None or len(router.choices) > MOST_CHOICES):
+        stream = stream.mixed()
+    if folded and written is not None and isinstance(stream, Tensor):  # so that all layers' sums are alike
+        stream, written = settled(stream, written, way), None
+    if isinstance(stream, Tensor) and len(router.choices) > MOST_CHOICES:
         stream, normed = add_norm(stream, written, norm, reader, way, folded)
         if reads_normed:
             chosen, normed = route(router, normed, way)
         else:
             chosen, stream = route(router, stream, way)
         return stream, normed, chosen
-    config, centred = router.config, isinstance(norm, LayerNorm)
+    centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
-    delta, bias, place_of_delta = (None,) * 3 if written is None else (written.delta, written.bias, written.place)
-    stream, normed, *made = AddNormRoute.apply(
-        stream, delta, bias, *vectors, router.scores.weight, router.scores.bias, router.balance, norm.eps, centred,
-        reads_normed, config.top_k, config.renormalise, way.sums_of(router),
-        way.places.get(reader) or way.grouped.get(reader), place_of_delta,
+    scores, config = router.scores, router.config
+    how = How(
+        norm.eps, centred, reads_normed, config.top_k, config.renormalise, way.sums_of(router),
+        way.places.get(reader) or way.grouped.get(reader), place,
     )  # fmt: skip
-    return stream, normed, _chosen(router, made, way)
+    parts = (*vectors, scores.weight, scores.bias, router.balance, how)
+    if isinstance(stream, Unmixed):
+        made = MixNormRoute.apply(stream.rows, stream.weights, stream.placement, stream.place, *parts)
+    else:
+        delta, bias = (None, None) if written is None else (written.delta, written.bias)
+        made = AddNormRoute.apply(stream, delta, bias, *parts)
+    summed, normed, *choice = made
+    return summed, normed, _chosen(router, choice, way)
 
 
-def route(router: TopKRouter, rows: Tensor, way: Pass) -> tuple[Chosen, Tensor]:
-    """The router's choice for every row, where its experts' rows stand, and the rows for whoever reads them next."""
+def route(router: TopKRouter, rows: Tensor, way: Pass, place: Place | None = None) -> tuple[Chosen, Tensor]:
+    """The router's choice for every row, where its experts' rows stand, and the rows for whoever reads them next.
+
+    `place` is of the layer whose output's gradient is that of the rows.
+    """
     config = router.config
     made = Route.apply(
         rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
-        way.sums_of(router),
+        way.sums_of(router), place,
     )  # fmt: skip
     rows, *choice = made
     return _chosen(router, choice, way), rows
@@ -150,7 +178,9 @@ def _chosen(router: TopKRouter, made: list[Tensor], way: Pass) -> Chosen:
     return Chosen(routing, weights, placement)
 
 
-def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pass) -> tuple[Tensor, Routing]:
+def layer_of_blocks(
+    stream: Tensor | Unmixed, written: Written | None, layer: Any, way: Pass
+) -> tuple[Unmixed, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
     block = layer.stack[0]
     stream, normed, chosen = add_norm_route(
@@ -163,7 +193,8 @@ def layer_of_blocks(stream: Tensor, written: Written | None, layer: Any, way: Pa
         way.grouped.get(into_feed(block.feed)), way.grouped.get(block.attention.out),
     )  # fmt: skip
     made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability)
-    return mixed(made, chosen, None if probability else way.grouped.get(block.feed.out)), chosen.routing
+    place = None if probability else way.grouped.get(block.feed.out)
+    return Unmixed(made, chosen.weights, chosen.placement, place), chosen.routing
 
 
 def routed_attention(
@@ -188,9 +219,10 @@ def routed_feed(
     return stream, Written(beside.delta + made, beside.bias), chosen.routing
 
 
-def projected(part: Any, stream: Tensor, way: Pass) -> tuple[Tensor, Routing]:
-    """What `ExpertProjection` makes of the stream."""
-    chosen, stream = route(part.router, stream, way)
+def projected(part: Any, stream: Tensor, written: Written | None, way: Pass) -> tuple[Tensor, Routing]:
+    """What `ExpertProjection` makes of the stream with what was written."""
+    place = None if written is None else written.place
+    chosen, stream = route(part.router, settled(stream, written, way), way, place)
     if part.gate_up is None:
         rows = grouped_linear(part.out, stream, chosen, way, gather=True)
     else:
@@ -200,7 +232,7 @@ def projected(part: Any, stream: Tensor, way: Pass) -> tuple[Tensor, Routing]:
 
 def mixed(rows: Tensor, chosen: Chosen, place: GroupedPlace | None = None) -> Tensor:
     """Each token's weighted sum of its rows; `place` is of the layer that made them."""
-    return Mix.apply(rows, None, chosen.weights, chosen.placement, chosen.routing.chosen_BTK.flatten(0, 1), place)
+    return Unmixed(rows, chosen.weights, chosen.placement, place).mixed()
 
 
 def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
@@ -249,15 +281,15 @@ def grouped_feed(
     )  # fmt: skip
 
 
-def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> dict[nn.Module, Folded]:
+def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> list[Folding]:
     """The matrices that read norms of their own or stand side by side, layers of one shape together."""
-    found: dict[Any, list[tuple[nn.Module, Bank, bool]]] = {}
+    alike: dict[Any, dict[nn.Module, Bank]] = {}
 
     def add(layer: Any, wide: bool, norm: Any = None) -> None:
         vectors = () if norm is None else (norm.weight, getattr(norm, "bias", None))
         bank = Bank(layer.weight, layer.bias, *vectors)
         kind = (wide, layer.weight.shape, *(part is None for part in (bank.bias, bank.scale, bank.shift)))
-        found.setdefault(kind, []).append((layer, bank, wide))
+        alike.setdefault(kind, {})[layer] = bank
 
     for module in model.modules():
         if isinstance(module, ParallelLayer) and module.stack is not None:
@@ -266,11 +298,7 @@ def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> dict[
             add(into_feed(block.feed), False, block.feed_norm)
         elif isinstance(module, RoutedAttention):
             add(module.bank.qkv, True)
-    made: dict[nn.Module, Folded] = {}
-    for alike in found.values():
-        layers, banks, wides = zip(*alike, strict=True)
-        made |= zip(layers, folded(list(banks), wides[0], dtype, aside), strict=True)
-    return made
+    return [fold(banks, kind[0], dtype, aside) for kind, banks in alike.items()]
 
 
 def _attention_banks(model: nn.Module) -> list[Any]:

@@ -7,6 +7,7 @@ Dropout: each (head, row) draws two random words, which the pass backward finds 
 key decides. One draw for each key would cost several times the attention itself.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +27,16 @@ except ImportError:
     raise
 
 LOG2_E = 1.4426950408889634
+Queries = tuple[Tensor, Tensor, Tensor]
+"""Source, begins and routed, as `AttendRouted` has them."""
+
+
+@lru_cache(maxsize=8)  # else every step would make them again
+def everyone(batch: int, time: int, device: torch.device) -> Queries:
+    """Where one block serves all tokens."""
+    source = torch.arange(batch * time, dtype=torch.int32, device=device)
+    begins = torch.arange(0, batch * time + 1, time, dtype=torch.int32, device=device)[None]
+    return source, begins, torch.ones(batch * time, 1, dtype=torch.uint8, device=device)
 
 
 @triton.jit

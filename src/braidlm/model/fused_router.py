@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from .fused_sums import Sums
 from .launching import programs_for
+from .weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -169,7 +170,8 @@ class Route(torch.autograd.Function):
     """stream [rows, width], weight [choices, width], bias [choices] or None, balance [choices] or None
     -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
 
-    Who reads the stream that is given back adds its gradient at no cost.
+    Who reads the stream that is given back adds its gradient at no cost. `place` is of the layer whose output's
+    gradient is the stream's.
     """
 
     @staticmethod
@@ -182,6 +184,7 @@ class Route(torch.autograd.Function):
         top_k: int,
         renormalise: bool,
         sums: Sums,
+        place: Place | None = None,
     ) -> tuple[Tensor, ...]:
         (rows, width), choices = stream.shape, len(weight)
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
@@ -193,7 +196,7 @@ class Route(torch.autograd.Function):
             top_k, renormalise, **tile,
         )  # fmt: skip
         ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
-        ctx.renormalise, ctx.sums, ctx.biased = renormalise, sums, bias is not None
+        ctx.renormalise, ctx.sums, ctx.biased, ctx.place = renormalise, sums, bias is not None, place
         ctx.mark_non_differentiable(chosen)
         ctx.set_materialize_grads(False)
         return stream.view_as(stream), scores, probabilities, chosen, weights
@@ -213,7 +216,7 @@ class Route(torch.autograd.Function):
         tile = _tile(width, choices)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, tiles)
-        gradient = torch.empty_like(stream)
+        gradient = torch.empty_like(stream) if ctx.place is None else ctx.place.gradient
         sums = ctx.sums.place(programs, choices * (width + 1), stream.device)
         given = (x if x is None else x.contiguous() for x in (above, weights, probabilities, scores))
         _route_backward[(programs,)](
@@ -223,7 +226,7 @@ class Route(torch.autograd.Function):
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
         bias_gradient = total[choices * width :].data if ctx.biased else None
-        return gradient, weight_gradient, bias_gradient, None, None, None, None
+        return gradient, weight_gradient, bias_gradient, *[None] * 5
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:
