@@ -272,10 +272,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real disk of 700 kB, where this may be made."""
+    """A real disk of 1,500 kB, where this may be made."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", disk], capture_output=True, check=False)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk], capture_output=True, check=False)
     if made.returncode:
         pytest.skip("no disk of our own can be made here")
     yield disk
