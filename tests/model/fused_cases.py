@@ -324,6 +324,64 @@ def check_adding(device: str, dtype: torch.dtype) -> None:
         compare(lambda *x: AddDelta.apply(*x, None), plain_add, [stream, delta, bias], dtype, "adding")
 
 
+def check_dropping(device: str, dtype: torch.dtype) -> None:
+    """What is added is dropped by a seed and a place: all who add drop the same, and the reference is told what."""
+    seed, rows, width = torch.tensor([7], device=device), 70, 48
+    nothing = torch.zeros(rows, width, device=device)
+    kept = AddDelta.apply(nothing, nothing + 1, None, None, 0.25, seed)
+    torch.testing.assert_close(kept.unique().cpu(), torch.tensor([0.0, 1 / 0.75]))
+    assert abs((kept > 0).float().mean().item() - 0.75) < 0.03
+    stream, delta = (torch.randn(rows, width, device=device).to(dtype) for _ in range(2))
+    bias, weight, shift = (torch.randn(width, device=device) for _ in range(3))
+    compare(
+        lambda *x: AddDelta.apply(*x, None, 0.25, seed),
+        lambda s, d, b: s + (d + b) * kept,
+        [stream, delta, bias],
+        dtype,
+        "adding with dropout",
+    )
+    compare(
+        lambda *x: AddNorm.apply(*x, 1e-5, True, Sums(1, None), None, None, 0.25, seed),
+        lambda s, d, b, *w: plain_add_norm(s, (d + b) * kept, None, *w, 1e-5, True),
+        [stream, delta, bias, weight, shift],
+        dtype,
+        "norm with dropout",
+    )
+    router, router_bias = torch.randn(4, width, device=device), torch.randn(4, device=device)
+
+    def fused(*x: Tensor) -> tuple[Tensor, ...]:
+        how = How(1e-5, True, False, 2, True, Sums(1, None), dropout=0.25, seed=seed)
+        made = AddNormRoute.apply(*x, None, how)
+        return made[:4] + made[5:]
+
+    def plain(s: Tensor, d: Tensor, b: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        made = plain_add_norm_route(s, (d + b) * kept, None, *rest, None, 1e-5, True, False, 2, True)
+        return made[:4] + made[5:]
+
+    inputs = [stream, delta, bias, weight, shift, router, router_bias]
+    compare(fused, plain, inputs, dtype, "norm and router with dropout")
+
+
+def check_dropout_of_models(device: str, dtype: torch.dtype) -> None:
+    """A layer that is computed again in the pass backward drops what it dropped before."""
+    for architecture in (MODELS["gpt2"], *ROUTED.values()):
+        model, ids = tiny_model(**architecture, dropout=0.3).to(device).train(), random_ids(5, 11).to(device)
+        if not has_fused_pass(model.model):
+            continue
+        found = []
+        for again in (False, True):
+            (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()
+            torch.manual_seed(3)
+            hidden, _ = fused_stream(model.model, ids)
+            hidden.square().sum().backward()
+            found.append([hidden.detach(), *(p.grad for p in model.parameters())])
+            model.zero_grad(set_to_none=True)
+        for once, twice in zip(*found, strict=True):
+            assert (once is None) == (twice is None)
+            if once is not None:
+                torch.testing.assert_close(once, twice, rtol=1e-4, atol=1e-5)
+
+
 def check_mixing_with_norms_and_routers(device: str, dtype: torch.dtype) -> None:
     """Rows that are mixed on the way are what they are mixed before: the next router sees the same numbers."""
     chosen = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(70)])
@@ -525,6 +583,8 @@ CHECKS = (
     check_norms_with_routers,
     check_narrowing,
     check_adding,
+    check_dropping,
+    check_dropout_of_models,
     check_mixing_with_norms_and_routers,
     check_choice_means,
     check_rows,

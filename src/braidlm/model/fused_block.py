@@ -7,7 +7,7 @@ from __future__ import annotations  # one of the kernels' types is named below, 
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .aside import Aside
 from .attention import SoftmaxAttention
 from .block import Block
+from .dropout import Dropout
 from .feed import GEGLU, MLP, SwiGLU
 from .fused_linear import Linear, Narrow
 from .norms import LayerNorm, RMSNorm
@@ -39,11 +40,21 @@ LONGEST_ATTENDED = 512
 
 @dataclass
 class Written:
-    """What a layer adds to the stream; its bias, if it has one, is still to be added."""
+    """What a layer adds to the stream: its bias, if it has one, is still to be added, and then some of it dropped."""
 
     delta: Tensor
     bias: Tensor | None = None
     place: Place | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Place | None, float, Tensor | None]:
+        return self.delta, self.bias, self.place, self.dropout, self.seed
+
+
+NOTHING = (None, None, None, 0.0, None)
+"""The parts where nothing was written."""
 
 
 @dataclass
@@ -65,8 +76,8 @@ class Pass:
     """The same where they are known to autograd."""
     grouped: dict[nn.Module, GroupedPlace] = field(default_factory=dict)
     """Places of the matrices of banks."""
-    seeds: list[Tensor] = field(default_factory=list)
-    """For dropout inside kernels, each used once."""
+    seeds: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """For dropout inside kernels, as many for each part as it has uses for: the same if a layer is computed again."""
 
     def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
         """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
@@ -81,9 +92,9 @@ class Pass:
         while self.foldings:  # now, so that backward it is their turn before that of the layers before
             self.folded |= self.foldings.pop().attached()
 
-    def seed(self, probability: float) -> Tensor | None:
-        """A fresh one, if anything is to be dropped."""
-        return self.seeds.pop() if probability else None
+    def seed(self, part: nn.Module, probability: float, use: int = 0) -> Tensor | None:
+        """The part's own for this use, if anything is to be dropped."""
+        return self.seeds[part][use] if probability else None
 
     def sums_of(self, part: nn.Module) -> Sums:
         """Where the gradients of a part's vectors are summed."""
@@ -122,13 +133,16 @@ def settled(stream: Tensor, written: Written | None, way: Pass) -> Tensor:
     """The stream with what was written."""
     if written is None:
         return stream
-    summed: Tensor = AddDelta.apply(stream, written.delta, written.bias, way.aside)
+    delta, bias, place, dropout, seed = written.parts
+    summed: Tensor = AddDelta.apply(stream, delta, bias, way.aside, dropout, seed, place)
     return summed
 
 
-def dropped(block: Block, written: Written) -> Written:
-    if block.drop.probability == 0.0:
-        return written
+def dropped(block: Block, written: Written, use: int, way: Pass) -> Written:
+    """What a block's part adds, dropped by chance where it is added; `use` counts the block's parts."""
+    if type(block.drop) is Dropout:
+        probability = block.drop.probability
+        return replace(written, dropout=probability, seed=way.seed(block, probability, use))
     delta, bias = written.delta, written.bias
     return Written(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
 
@@ -146,9 +160,11 @@ def add_norm(
     """
     centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
-    delta, bias, place = (written.delta, written.bias, written.place) if written is not None else (None, None, None)
+    delta, bias, place, dropout, seed = NOTHING if written is None else written.parts
     normed_place = None if reader is None else way.places.get(reader) or way.grouped.get(reader)
-    return AddNorm.apply(stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place)
+    return AddNorm.apply(
+        stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place, dropout, seed
+    )  # fmt: skip
 
 
 def attend(attention: Any, rows: Tensor, way: Pass) -> Written:
@@ -172,7 +188,7 @@ def _attend_ourselves(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
     probability, scale = attention.drop.probability, 1 / math.sqrt(attention.head_dim)
     mixed: Tensor = AttendRouted.apply(
         qkv.view(len(qkv), 1, 3, attention.heads, attention.head_dim), *everybody, scale, probability,
-        way.seed(probability), attention.window, None, attention.qkv.bias, way.sums_of(attention.qkv),
+        way.seed(attention, probability), attention.window, None, attention.qkv.bias, way.sums_of(attention.qkv),
         way.places.get(attention.qkv),
     )  # fmt: skip
     return mixed

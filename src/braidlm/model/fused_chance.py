@@ -25,11 +25,19 @@ def kept(seed, place, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def after_chance(x, seed, place, keep_scale, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers at these places after dropout, if there is any."""
+    if THRESHOLD:
+        x = tl.where(kept(seed, place, THRESHOLD), x * keep_scale, 0.0)
+    return x
+
+
+@triton.jit
 def _drop(x, seed, made, size, keep_scale, THRESHOLD: tl.constexpr, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = place < size
-    y = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * keep_scale
-    y = tl.where(kept(seed, place, THRESHOLD), y, 0.0)
+    y = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    y = after_chance(y, seed, place, keep_scale, THRESHOLD)
     tl.store(made + place, y.to(made.dtype.element_ty), mask=inside)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .fused_chance import after_chance, threshold
 from .fused_sums import Sums
 from .launching import programs_for
 from .weight_stacks import Place
@@ -32,8 +33,8 @@ AHEAD = tl.constexpr(3)
 
 @triton.jit
 def _norm_forward(  # type: ignore[no-untyped-def]
-    stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps,
-    CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps, keep_scale,
+    CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -42,9 +43,10 @@ def _norm_forward(  # type: ignore[no-untyped-def]
     place = row.to(tl.int64)[:, None] * width + column
     x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
-        x += tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
         if delta_bias is not None:
-            x += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
+            added += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
+        x += after_chance(added, seed, place, keep_scale, THRESHOLD)
         rounded = x.to(summed.dtype.element_ty)
         tl.store(summed + place, rounded, mask=inside)
         x = rounded.to(tl.float32)  # what is normalised is the stream as everyone else sees it
@@ -64,8 +66,9 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    normed_gradient, summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
-    CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, VECTORS: tl.constexpr,
+    normed_gradient, summed_gradient, summed, weight, means, scales, seed, gradient, delta_gradient, sums, rows, width,
+    keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
+    VECTORS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -98,9 +101,12 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         x_gradient = (x_gradient - x * along) * scale
         if summed_gradient is not None:
             x_gradient += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
+        if THRESHOLD:
+            x_gradient = after_chance(x_gradient, seed, place, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + place, x_gradient.to(delta_gradient.dtype.element_ty), mask=inside)
         if DELTA_BIASED:
             delta_bias_sum += tl.where(inside, x_gradient, 0.0)
-        tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
     if sums is not None:
         column = tl.arange(0, COLUMNS)
         sums += program * width * VECTORS + column
@@ -115,7 +121,7 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 class AddNorm(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
 
-    Without `weight` the norm has no scale (and no bias).
+    Delta with its bias may be dropped by chance. Without `weight` the norm has no scale (and no bias).
 
     `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
     """
@@ -133,6 +139,8 @@ class AddNorm(torch.autograd.Function):
         sums: Sums,
         normed_place: Place | None,
         delta_place: Place | None,
+        dropout: float = 0.0,
+        seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         rows, width = stream.shape
         summed = stream if delta is None else torch.empty_like(stream)
@@ -141,10 +149,11 @@ class AddNorm(torch.autograd.Function):
         means = torch.empty_like(scales) if centred else None
         tile = _tile(width)
         _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            stream, delta, delta_bias, weight, bias, summed, normed, means, scales, rows, width, eps, centred, **tile
+            stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps,
+            1 / (1 - dropout), centred, threshold(dropout), **tile,
         )  # fmt: skip
-        ctx.save_for_backward(summed, weight, means, scales)
-        ctx.centred, ctx.sums, ctx.delta_place = centred, sums, delta_place
+        ctx.save_for_backward(summed, weight, means, scales, seed)
+        ctx.dropout, ctx.centred, ctx.sums, ctx.delta_place = dropout, centred, sums, delta_place
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
         return summed, normed
@@ -152,27 +161,29 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        summed, weight, means, scales = ctx.saved_tensors
+        summed, weight, means, scales, seed = ctx.saved_tensors
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        delta_gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
         tile = _tile(width)
         wanted = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if wanted else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles) if wanted else tiles
         sums = ctx.sums.place(programs, VECTORS * width, summed.device) if wanted else None
         _norm_backward[(programs,)](
-            normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, gradient, sums, rows, width,
-            ctx.centred, ctx.biased, ctx.delta_biased, VECTORS, **tile,
+            normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, seed, gradient,
+            delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
+            threshold(ctx.dropout), VECTORS, **tile,
         )  # fmt: skip
-        delta_gradient = gradient if ctx.adds else None
+        given = (gradient, delta_gradient if ctx.adds else None)
         if not wanted:
-            return gradient, delta_gradient, *[None] * 8
+            return *given, *[None] * 10
         weight_sum, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
         weight_gradient = weight_sum if weight is not None else None
         bias_gradient = bias_sum if ctx.biased else None
         delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
-        return gradient, delta_gradient, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 5
+        return *given, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
 
 
 def _tile(width: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .fused_chance import after_chance, threshold
 from .fused_mix import mix_gradients, mixed_rows
 from .fused_norm import plain_add_norm
 from .fused_placing import Placement
@@ -38,10 +39,11 @@ PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 4
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    stream, delta, delta_bias, mixed, mix_weights, slots, weight, bias, router, router_bias, balance,
-    summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, eps,
+    stream, delta, delta_bias, mixed, mix_weights, slots, weight, bias, router, router_bias, balance, seed,
+    summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, eps, keep_scale,
     CENTRED: tl.constexpr, READS_NORMED: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
-    MIXED: tl.constexpr, MIXED_WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+    THRESHOLD: tl.constexpr, MIXED: tl.constexpr, MIXED_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -55,9 +57,10 @@ def _forward(  # type: ignore[no-untyped-def]
     else:
         x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
-        x += tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
         if delta_bias is not None:
-            x += tl.load(delta_bias + column[None, :], mask=real, other=0.0).to(tl.float32)
+            added += tl.load(delta_bias + column[None, :], mask=real, other=0.0).to(tl.float32)
+        x += after_chance(added, seed, place, keep_scale, THRESHOLD)
     if MIXED or delta is not None:
         rounded = x.to(summed.dtype.element_ty)
         tl.store(summed + place, rounded, mask=inside)
@@ -88,8 +91,9 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, bias, means, inverses, router, probabilities, chosen, weights,
-    weights_gradient, probabilities_gradient, scores_gradient, gradient, sums, rows, width, choices,
-    CENTRED: tl.constexpr, DELTA_BIASED: tl.constexpr, READS_NORMED: tl.constexpr,
+    weights_gradient, probabilities_gradient, scores_gradient, seed, gradient, delta_gradient, sums, rows, width,
+    choices, keep_scale,
+    CENTRED: tl.constexpr, DELTA_BIASED: tl.constexpr, READS_NORMED: tl.constexpr, THRESHOLD: tl.constexpr,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, VECTORS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
@@ -150,9 +154,12 @@ def _backward(  # type: ignore[no-untyped-def]
             dx += routed
         if summed_gradient is not None:
             dx += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + place, dx.to(gradient.dtype.element_ty), mask=inside)
+        if THRESHOLD:
+            dx = after_chance(dx, seed, place, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + place, dx.to(delta_gradient.dtype.element_ty), mask=inside)
         if DELTA_BIASED:
             delta_bias_sum += tl.where(inside, dx, 0.0)
-        tl.store(gradient + place, dx.to(gradient.dtype.element_ty), mask=inside)
     sums += program * (VECTORS * width + choices * (width + 1))
     if weight is not None:
         tl.store(sums + column, tl.sum(weight_sum, 0), mask=column < width)
@@ -170,8 +177,8 @@ def _backward(  # type: ignore[no-untyped-def]
 class How:
     """What norm and router do, where their gradients are summed, and whose places are written.
 
-    The router reads the stream, or, `reads_normed`, the stream normalised. `normed_place` is of the layer that reads
-    the normalised stream, `stream_place` of the one whose output's gradient is the stream's.
+    The router reads the stream, or, `reads_normed`, the stream normalised. What is added may be dropped by chance.
+    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made what is added.
     """
 
     eps: float
@@ -181,7 +188,9 @@ class How:
     renormalise: bool
     sums: Sums
     normed_place: Place | GroupedPlace | None = None
-    stream_place: Place | None = None
+    delta_place: Place | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
 
 
 class AddNormRoute(torch.autograd.Function):
@@ -210,8 +219,9 @@ class AddNormRoute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gradient, delta_bias, vectors = _gradients(ctx, *gradients)
-        return gradient, gradient if ctx.adds else None, delta_bias, *vectors, None, None
+        saved = ctx.saved_tensors
+        gradient, delta, delta_bias, vectors = _gradients(ctx, saved, *gradients)
+        return gradient, delta if ctx.adds else None, delta_bias, *vectors, None, None
 
 
 class MixNormRoute(torch.autograd.Function):
@@ -244,8 +254,9 @@ class MixNormRoute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gradient, _, vectors = _gradients(ctx, *gradients)
-        rows, weights = ctx.saved_tensors[-2:]
+        saved = ctx.saved_tensors
+        gradient, _, _, vectors = _gradients(ctx, saved, *gradients)
+        rows, weights = saved[-2:]
         made = mix_gradients(gradient, rows, weights, ctx.placement, ctx.place)
         return *made, None, None, *vectors, None, None
 
@@ -269,9 +280,10 @@ def _norm_and_route(
     chosen = torch.empty(rows, how.top_k, dtype=torch.int64, device=summed.device)
     tile = _tile(width, choices)
     _forward[(triton.cdiv(rows, tile["ROWS"]),)](
-        *added, *mixed[:3], *vectors,
+        *added, *mixed[:3], *vectors, how.seed,
         summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, how.eps,
-        how.centred, how.reads_normed, how.top_k, how.renormalise, mixed[3], width, **tile,
+        1 / (1 - how.dropout), how.centred, how.reads_normed, how.top_k, how.renormalise, threshold(how.dropout),
+        mixed[3], width, **tile,
     )  # fmt: skip
     ctx.save_for_backward(summed, weight, bias, means, inverses, router, probabilities, chosen, weights, *mixed[:2])
     ctx.how, ctx.router_biased = how, router_bias is not None
@@ -282,17 +294,19 @@ def _norm_and_route(
 
 def _gradients(
     ctx: Any,
+    saved: tuple[Any, ...],
     summed_gradient: Tensor | None,
     normed_gradient: Tensor,
     scores: Tensor | None,
     probabilities: Tensor | None,
     __: None,
     weights: Tensor | None,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
-    """Of the stream, of the bias that was added, of the norm's and the router's weight and bias."""
-    summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *_ = ctx.saved_tensors
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+    """Of the stream, of what was added and of its bias, of the norm's and the router's weight and bias."""
+    summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *_ = saved
     (rows, width), choices, how = summed.shape, len(router), ctx.how
-    gradient = torch.empty_like(summed) if how.stream_place is None else how.stream_place.gradient
+    delta_gradient = torch.empty_like(summed) if how.delta_place is None else how.delta_place.gradient
+    gradient = torch.empty_like(summed) if how.dropout else delta_gradient
     tile = _tile(width, choices)
     tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
     programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
@@ -301,13 +315,15 @@ def _gradients(
     given = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
     _backward[(programs,)](
         normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-        weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, gradient, sums,
-        rows, width, choices, how.centred, ctx.delta_biased, how.reads_normed, how.top_k, how.renormalise, many, **tile,
+        weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, how.seed, gradient,
+        delta_gradient, sums, rows, width, choices, 1 / (1 - how.dropout), how.centred, ctx.delta_biased,
+        how.reads_normed, threshold(how.dropout), how.top_k, how.renormalise, many, **tile,
     )  # fmt: skip
     total = how.sums.total()
     vectors, routers = total[: many * width].view(many, width), total[many * width :]
     return (
         gradient,
+        delta_gradient,
         vectors[2].data if ctx.delta_biased else None,
         (
             vectors[0].data if weight is not None else None,

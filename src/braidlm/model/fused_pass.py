@@ -59,6 +59,8 @@ from .weight_stacks import ROWS, Place, Stack
 
 BLOCKS_SUMMED_TOGETHER = 4
 """Whose vectors' gradients are finished by one launch."""
+PARTS_OF_A_BLOCK = 2
+"""What it adds to the stream, each dropped on its own."""
 
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -167,14 +169,14 @@ def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tu
     else:
         stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
         made = attend(block.attention, normed, way)
-    written = dropped(block, made)
+    written = dropped(block, made, 0, way)
     if isinstance(block.feed, RoutedFeed):
         stream, made, routing = routed_feed(stream, written, block.feed_norm, block.feed, way)
         routings += (routing,)
     else:
         stream, normed = add_norm(stream, written, block.feed_norm, into_feed(block.feed), way)
         made = feed_forward(block.feed, normed, way)
-    return stream, dropped(block, made), routings
+    return stream, dropped(block, made, 1, way), routings
 
 
 def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
@@ -203,11 +205,10 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
     masks = make_masks(model.windows, time, 0, None, device)
-    seeds: list[Tensor] = []
+    seeds: dict[nn.Module, Tensor] = {}
     if any(isinstance(m, Dropout) and m.probability for m in model.modules()):
-        kinds = (ParallelLayer, RoutedAttention, SoftmaxAttention)
-        many = 3 * sum(isinstance(m, kinds) for m in model.modules())
-        seeds = list(torch.randint(2**31, (many, 1), device=device).unbind())
+        parts = [module for module in model.modules() if isinstance(module, (Block, SoftmaxAttention))]
+        seeds = dict(zip(parts, torch.randint(2**31, (len(parts), PARTS_OF_A_BLOCK, 1), device=device), strict=True))
     foldings = fold_all(model, dtype, aside)
     return Pass(
         batch, time, masks, turns, neighbours, narrow, places, sums, aside, foldings, grouped=grouped, seeds=seeds

@@ -17,7 +17,18 @@ from .aside import Aside
 from .attention import SoftmaxAttention
 from .expert_projection import ExpertProjection
 from .feed import MLP, SwiGLU
-from .fused_block import FEEDS, Pass, Written, add_norm, feed_forward, into_feed, serves_feed, serves_norm, settled
+from .fused_block import (
+    FEEDS,
+    NOTHING,
+    Pass,
+    Written,
+    add_norm,
+    feed_forward,
+    into_feed,
+    serves_feed,
+    serves_norm,
+    settled,
+)
 from .norms import LayerNorm
 from .parallel import ParallelLayer
 from .routed_join import Routed
@@ -124,7 +135,6 @@ def add_norm_route(
     folded: bool = False,
 ) -> tuple[Tensor, Tensor, Chosen]:
     """The stream with what was written, the same normalised for `reader`, and what the router makes of either."""
-    place = None if written is None else written.place
     if isinstance(stream, Unmixed) and (written is not None or len(router.choices) > MOST_CHOICES):
         stream = stream.mixed()
     if folded and written is not None and isinstance(stream, Tensor):  # so that all layers' sums are alike
@@ -137,17 +147,17 @@ def add_norm_route(
             chosen, stream = route(router, stream, way)
         return stream, normed, chosen
     centred = isinstance(norm, LayerNorm)
+    delta, bias, place, dropout, seed = NOTHING if written is None else written.parts
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
     scores, config = router.scores, router.config
     how = How(
         norm.eps, centred, reads_normed, config.top_k, config.renormalise, way.sums_of(router),
-        way.places.get(reader) or way.grouped.get(reader), place,
+        way.places.get(reader) or way.grouped.get(reader), place, dropout, seed,
     )  # fmt: skip
     parts = (*vectors, scores.weight, scores.bias, router.balance, how)
     if isinstance(stream, Unmixed):
         made = MixNormRoute.apply(stream.rows, stream.weights, stream.placement, stream.place, *parts)
     else:
-        delta, bias = (None, None) if written is None else (written.delta, written.bias)
         made = AddNormRoute.apply(stream, delta, bias, *parts)
     summed, normed, *choice = made
     return summed, normed, _chosen(router, choice, way)
@@ -189,10 +199,11 @@ def layer_of_blocks(
     delta = attended(block.attention, normed, chosen, way)
     centred, probability = isinstance(block.feed_norm, LayerNorm), block.drop.probability
     rows, normed = AddNormRows.apply(
-        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(probability),
+        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(block, probability),
         way.grouped.get(into_feed(block.feed)), way.grouped.get(block.attention.out),
     )  # fmt: skip
-    made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability)
+    seed = way.seed(block, probability, 1)
+    made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability, seed=seed)
     place = None if probability else way.grouped.get(block.feed.out)
     return Unmixed(made, chosen.weights, chosen.placement, place), chosen.routing
 
@@ -221,7 +232,7 @@ def routed_feed(
 
 def projected(part: Any, stream: Tensor, written: Written | None, way: Pass) -> tuple[Tensor, Routing]:
     """What `ExpertProjection` makes of the stream with what was written."""
-    place = None if written is None else written.place
+    place = None if written is None or written.dropout else written.place  # with dropout the gradients differ
     chosen, stream = route(part.router, settled(stream, written, way), way, place)
     if part.gate_up is None:
         rows = grouped_linear(part.out, stream, chosen, way, gather=True)
@@ -243,16 +254,25 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
-        placement.routed, scale, probability, way.seed(probability), bank.window, None, side.bias,
+        placement.routed, scale, probability, way.seed(bank, probability), bank.window, None, side.bias,
         way.sums_of(bank.qkv), at, way.grouped.get(bank.out),
     )  # fmt: skip
     return grouped_linear(bank.out, gathered, chosen, way, gather=False)
 
 
-def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+def fed(
+    bank: Any,
+    rows: Tensor,
+    chosen: Chosen,
+    way: Pass,
+    base: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
     """The rows through the feed-forward parts of their experts; with `base`, rows that this is added to."""
     kind = bank.kind if isinstance(bank, MLP) else "silu" if isinstance(bank, SwiGLU) else "gelu"
-    return grouped_feed(into_feed(bank), bank.out, kind, not isinstance(bank, MLP), rows, chosen, way, base, dropout)
+    gated = not isinstance(bank, MLP)
+    return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base, dropout, seed)
 
 
 def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
@@ -272,12 +292,13 @@ def grouped_feed(
     way: Pass,
     base: Tensor | None = None,
     dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """A feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
     up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias, None)
     return GroupedFeed.apply(
         rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base, chosen.placement, kind,
-        gated, base is None, way.aside, dropout, way.seed(dropout), way.grouped.get(into), way.grouped.get(out),
+        gated, base is None, way.aside, dropout, seed, way.grouped.get(into), way.grouped.get(out),
     )  # fmt: skip
 
 
