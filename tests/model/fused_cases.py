@@ -364,10 +364,9 @@ def check_dropping(device: str, dtype: torch.dtype) -> None:
 
 def check_dropout_of_models(device: str, dtype: torch.dtype) -> None:
     """A layer that is computed again in the pass backward drops what it dropped before."""
-    for architecture in (MODELS["gpt2"], *ROUTED.values()):
-        model, ids = tiny_model(**architecture, dropout=0.3).to(device).train(), random_ids(5, 11).to(device)
-        if not has_fused_pass(model.model):
-            continue
+    for architecture in (MODELS["gpt2"], *list(ROUTED.values())[:2]):
+        model, ids = tiny_model(**architecture, dropout=0.3).to(device).train(), random_ids(3, 7).to(device)
+        assert has_fused_pass(model.model)
         found = []
         for again in (False, True):
             (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()

@@ -13,7 +13,7 @@ from torch.autograd.function import Function, once_differentiable
 from .aside import Aside, beside
 from .fused_activation import plain_activation
 from .fused_chance import dropped
-from .fused_grouped_products import grouped_backward, grouped_forward, plain_grouped
+from .fused_grouped_products import Along, grouped_backward, grouped_forward, plain_grouped
 from .fused_grouped_weights import expert_sums, grouped_weight_gradient
 from .fused_mix import summed_rows
 from .fused_placing import Placement
@@ -24,7 +24,7 @@ class GroupedLinear(Function):
     """rows [R, in], or tokens [N, in] to be gathered, through the layer of each row's expert -> [R, out].
 
     weight [E, in, out], its copy, a bias [E, out] or None. The gradient that comes back must be zero in the padding
-    rows of used tiles.
+    rows of used tiles. `along` is told the products of the rows with their gradient.
     """
 
     @staticmethod
@@ -38,10 +38,11 @@ class GroupedLinear(Function):
         gather: bool,
         aside: Aside | None,
         place: GroupedPlace | None = None,
+        along: Along | None = None,
     ) -> Tensor:
         _check_place(place, rows)
         ctx.save_for_backward(rows, copy)
-        ctx.placement, ctx.gather, ctx.aside, ctx.place = placement, gather, aside, place
+        ctx.placement, ctx.gather, ctx.aside, ctx.place, ctx.along = placement, gather, aside, place, along
         return grouped_forward(rows, copy, placement, bias, gather)[0]
 
     @staticmethod
@@ -54,8 +55,10 @@ class GroupedLinear(Function):
         if needs_weight or needs_bias:
             weight_gradients = _weights(ctx.place, ctx.aside, rows, gradient, placement, ctx.gather, needs_bias)
         if needs_rows:
-            rows_gradient = _rows_gradient(gradient, copy, placement, ctx.gather)
-        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 4
+            if ctx.along is not None:
+                ctx.along.others = rows
+            rows_gradient = _rows_gradient(gradient, copy, placement, ctx.gather, ctx.along)
+        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 5
 
 
 class GroupedFeed(Function):
@@ -143,8 +146,10 @@ def _weights(
         return grouped_weight_gradient(rows, gradient, placement, gather, bias)
 
 
-def _rows_gradient(gradient: Tensor, copy: Tensor, placement: Placement, gather: bool) -> Tensor:
-    made, _ = grouped_backward(gradient, copy, placement)
+def _rows_gradient(
+    gradient: Tensor, copy: Tensor, placement: Placement, gather: bool, along: Along | None = None
+) -> Tensor:
+    made, _ = grouped_backward(gradient, copy, placement, along=along)
     return summed_rows(made, placement) if gather else made
 
 

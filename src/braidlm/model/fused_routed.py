@@ -40,6 +40,7 @@ from .weight_stacks import ROWS, Place, Stack
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_fold import Bank, Folded, Folding, WideLinear, fold
     from .fused_grouped import GroupedFeed, GroupedLinear
+    from .fused_grouped_products import Along
     from .fused_mix import Mix
     from .fused_norm_router import MOST_CHOICES, AddNormRoute, How, MixNormRoute
     from .fused_placing import TILE, Placement, place, row_bound
@@ -252,12 +253,13 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     at = way.places.get(bank.qkv)
     qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, way.aside, at)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
+    along = Along(bank.head_dim)
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
         placement.routed, scale, probability, way.seed(bank, probability), bank.window, None, side.bias,
-        way.sums_of(bank.qkv), at, way.grouped.get(bank.out),
+        way.sums_of(bank.qkv), at, way.grouped.get(bank.out), along,
     )  # fmt: skip
-    return grouped_linear(bank.out, gathered, chosen, way, gather=False)
+    return grouped_linear(bank.out, gathered, chosen, way, gather=False, along=along)
 
 
 def fed(
@@ -275,10 +277,12 @@ def fed(
     return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base, dropout, seed)
 
 
-def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
+def grouped_linear(
+    layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool, along: Along | None = None
+) -> Tensor:
     copy = way.narrow[layer.weight]
     return GroupedLinear.apply(
-        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer)
+        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer), along
     )
 
 

@@ -1,9 +1,12 @@
 """The gradients of attention for routed queries.
 
-One kernel makes those of the queries; a second those of keys and values, and the zeros of the queries that were not
-asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values. The
-first leaves the queries as sorted rows: the second reads them for every tile of keys, and need not look up where a row
-comes from before it can ask for it.
+Some programs make those of the queries; others those of keys and values, and the zeros of the queries that were not
+asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values.
+
+Both need, of each row and head, the product `delta` of what attention gave with its gradient. If it is known, one
+launch does it all. Else the programs of the queries come first and make it, and they also leave the queries as
+sorted rows: those of the keys read them for every tile of keys, and need not look up where a row comes from before they
+can ask for it.
 """
 
 from .fused_routed_tiles import is_kept, is_visible, key_range, part_of_program
@@ -28,10 +31,11 @@ def _load_words(words, rows, place, inside):  # type: ignore[no-untyped-def]
 @triton.jit
 def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
     gradient, query, upstream, lse, delta, when, step, offset, keys, values, stride, begin, end, scale, keep_scale,
-    DIM: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
+    DIM: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr,
 ):  # fmt: skip
     channel = tl.arange(0, DIM)[None, :]
-    for start in range(begin, end, KEYS):
+    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
         place = key[:, None] * stride + channel
         if MASKED:
@@ -54,68 +58,84 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def query_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
-    scale, plain_scale, keep_scale,
+def _of_queries(  # type: ignore[no-untyped-def]
+    index, qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks,
+    heads, scale, plain_scale, keep_scale, slots,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Of a tile of rows, counted from the last. Without `out`, delta is there; else it is made, and so are queries."""
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(begins + block * (batch + 1) + sequence)
     last = tl.load(begins + block * (batch + 1) + sequence + 1)
-    begin = first + (tl.cdiv(last - first, QUERIES) - 1 - tl.program_id(1)) * QUERIES
-    if sums is not None:
-        sums += (sequence * tl.num_programs(1) + tl.program_id(1)) * stride + (block * 3 * heads + head) * DIM
-    if begin < first:
-        if sums is not None:
-            tl.store(sums + tl.arange(0, DIM), tl.zeros([DIM], tl.float32))
-        return
+    begin = first + (tl.cdiv(last - first, QUERIES) - 1 - index) * QUERIES
+    total = tl.zeros([DIM], tl.float32)
+    if begin >= first:
+        origin = sequence * time
+        row = begin + tl.arange(0, QUERIES)
+        inside = row < last
+        channel = tl.arange(0, DIM)[None, :]
+        when = tl.load(source + row, mask=inside, other=origin - 1) - origin
+        start = origin.to(tl.int64) * stride + (block * 3 * heads + head) * DIM
+        asked = start + when[:, None] * stride + channel
+        query = tl.load(qkv + asked, mask=inside[:, None], other=0.0)
+        place = row.to(tl.int64)[:, None] * width + head * DIM + channel
+        above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
+        if out is not None:
+            tl.store(queries + place, query, mask=inside[:, None])
+            made = tl.load(out + place, mask=inside[:, None], other=0.0)
+            along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
+            tl.store(delta + head * rows + row, along, mask=inside)
+        else:
+            along = tl.load(delta + head * rows + row, mask=inside, other=0.0)
+        height = tl.load(lse + head * rows + row, mask=inside, other=float("inf"))
+        step, offset = 0, 0
+        if THRESHOLD > 0:
+            step, offset = _load_words(words, rows, 2 * head * rows + row, inside)
 
-    origin = sequence * time
-    row = begin + tl.arange(0, QUERIES)
-    inside = row < last
-    channel = tl.arange(0, DIM)[None, :]
-    when = tl.load(source + row, mask=inside, other=origin - 1) - origin
-    start = origin.to(tl.int64) * stride + (block * 3 * heads + head) * DIM
-    asked = start + when[:, None] * stride + channel
-    query = tl.load(qkv + asked, mask=inside[:, None], other=0.0)
-    place = row.to(tl.int64)[:, None] * width + head * DIM + channel
-    made = tl.load(out + place, mask=inside[:, None], other=0.0)
-    above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
-    tl.store(queries + place, query, mask=inside[:, None])
-    along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
-    tl.store(delta + head * rows + row, along, mask=inside)
-    height = tl.load(lse + head * rows + row, mask=inside, other=float("inf"))
-    step, offset = 0, 0
-    if THRESHOLD > 0:
-        step, offset = _load_words(words, rows, 2 * head * rows + row, inside)
-
-    found = tl.zeros([QUERIES, DIM], tl.float32)
-    lowest, masked, end = key_range(source, begin, tl.minimum(begin + QUERIES, last), origin, KEYS, WINDOW)
-    keys, values = qkv + start + width, qkv + start + 2 * width
-    if WINDOW == 0:
+        found = tl.zeros([QUERIES, DIM], tl.float32)
+        lowest, masked, end = key_range(source, begin, tl.minimum(begin + QUERIES, last), origin, KEYS, WINDOW)
+        keys, values = qkv + start + width, qkv + start + 2 * width
+        if WINDOW == 0:
+            found = _query_gradient_of_keys(
+                found, query, above, height, along, when, step, offset, keys, values, stride, lowest, masked, scale,
+                keep_scale, DIM, KEYS, STAGES, False, WINDOW, THRESHOLD,
+            )  # fmt: skip
         found = _query_gradient_of_keys(
-            found, query, above, height, along, when, step, offset, keys, values, stride, lowest, masked, scale,
-            keep_scale, DIM, KEYS, False, WINDOW, THRESHOLD,
+            found, query, above, height, along, when, step, offset, keys, values, stride, masked, end, scale,
+            keep_scale, DIM, KEYS, STAGES, True, WINDOW, THRESHOLD,
         )  # fmt: skip
-    found = _query_gradient_of_keys(
-        found, query, above, height, along, when, step, offset, keys, values, stride, masked, end, scale,
-        keep_scale, DIM, KEYS, True, WINDOW, THRESHOLD,
-    )  # fmt: skip
-    found *= plain_scale
-    tl.store(gradient + asked, found.to(gradient.dtype.element_ty), mask=inside[:, None])
+        found *= plain_scale
+        tl.store(gradient + asked, found.to(gradient.dtype.element_ty), mask=inside[:, None])
+        total = tl.sum(tl.where(inside[:, None], found, 0.0), 0)
     if sums is not None:
-        tl.store(sums + tl.arange(0, DIM), tl.sum(tl.where(inside[:, None], found, 0.0), 0))
+        sums += (sequence * slots + index) * stride + (block * 3 * heads + head) * DIM
+        tl.store(sums + tl.arange(0, DIM), total)
+
+
+@triton.jit
+def query_gradient(  # type: ignore[no-untyped-def]
+    qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale, slots,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    _of_queries(
+        tl.program_id(1), qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time,
+        batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, QUERIES, KEYS, STAGES,
+    )  # fmt: skip
 
 
 @triton.jit
 def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
     key_gradient, value_gradient, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
     begin, end, count, scale, keep_scale,
-    DIM: tl.constexpr, QUERIES: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
+    DIM: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr,
 ):  # fmt: skip
     channel = tl.arange(0, DIM)[None, :]
-    for start in range(begin, end, QUERIES):
+    for start in tl.range(begin, end, QUERIES, num_stages=STAGES):
         row = start + tl.arange(0, QUERIES)
         inside = row < count
         place = row[:, None] * width + channel
@@ -142,18 +162,19 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def key_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
-    scale, plain_scale, keep_scale,
+def _of_keys(  # type: ignore[no-untyped-def]
+    index, qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks,
+    heads, scale, plain_scale, keep_scale, slots,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Of a tile of keys, counted from the first."""
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(begins + block * (batch + 1) + sequence)
     last = tl.load(begins + block * (batch + 1) + sequence + 1)
     origin = sequence * time
-    earliest = tl.program_id(1) * KEYS  # early keys are seen by most: they go first
+    earliest = index * KEYS  # early keys are seen by most: they go first
     key = earliest + tl.arange(0, KEYS)
     inside = key < time
     channel = tl.arange(0, DIM)[None, :]
@@ -190,12 +211,12 @@ def key_gradient(  # type: ignore[no-untyped-def]
     value_sum = tl.zeros([KEYS, DIM], tl.float32)
     key_sum, value_sum = _key_gradient_of_rows(
         key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
-        begin, unmasked, count, scale, keep_scale, DIM, QUERIES, True, WINDOW, THRESHOLD,
+        begin, unmasked, count, scale, keep_scale, DIM, QUERIES, STAGES, True, WINDOW, THRESHOLD,
     )  # fmt: skip
     if WINDOW == 0:
         key_sum, value_sum = _key_gradient_of_rows(
             key_sum, value_sum, k, v, key, queries, source, upstream, lse, delta, words, rows, origin, width,
-            unmasked, count, count, scale, keep_scale, DIM, QUERIES, False, WINDOW, THRESHOLD,
+            unmasked, count, count, scale, keep_scale, DIM, QUERIES, STAGES, False, WINDOW, THRESHOLD,
         )  # fmt: skip
 
     dtype = gradient.dtype.element_ty
@@ -204,7 +225,43 @@ def key_gradient(  # type: ignore[no-untyped-def]
     tl.store(gradient + place + width, key_sum.to(dtype), mask=inside[:, None])
     tl.store(gradient + place + 2 * width, value_sum.to(dtype), mask=inside[:, None])
     if sums is not None:  # a token that is not there has no keys, and its sums are 0
-        sums += (sequence * tl.num_programs(1) + tl.program_id(1)) * stride + (block * 3 * heads + head) * DIM
+        sums += (sequence * slots + index) * stride + (block * 3 * heads + head) * DIM
         tl.store(sums + width + tl.arange(0, DIM), tl.sum(key_sum, 0))
         tl.store(sums + 2 * width + tl.arange(0, DIM), tl.sum(value_sum, 0))
     tl.store(gradient + place, tl.zeros([KEYS, DIM], dtype), mask=(asked == 0)[:, None])
+
+
+@triton.jit
+def key_gradient(  # type: ignore[no-untyped-def]
+    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale, slots,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    _of_keys(
+        tl.program_id(1), qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time,
+        batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, SCAN, QUERIES, KEYS,
+        STAGES,
+    )  # fmt: skip
+
+
+@triton.jit
+def both_gradients(  # type: ignore[no-untyped-def]
+    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale, key_tiles, slots,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS_OF_QUERIES: tl.constexpr, QUERY_STAGES: tl.constexpr, QUERIES_OF_KEYS: tl.constexpr, KEYS: tl.constexpr,
+    KEY_STAGES: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(1) < key_tiles:  # they have more to do, so they go first
+        _of_keys(
+            tl.program_id(1), qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows,
+            time, batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, SCAN,
+            QUERIES_OF_KEYS, KEYS, KEY_STAGES,
+        )  # fmt: skip
+    else:
+        _of_queries(
+            tl.program_id(1) - key_tiles, qkv, source, begins, None, upstream, lse, words, delta, queries, gradient,
+            sums, rows, time, batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD,
+            QUERIES, KEYS_OF_QUERIES, QUERY_STAGES,
+        )  # fmt: skip
