@@ -33,21 +33,17 @@ from .fused_block import (
 )
 from .fused_routed import (
     Unmixed,
-    fold_all,
-    grouped_places,
     layer_of_blocks,
     projected,
-    read_narrow,
     routed_attention,
     routed_feed,
-    routed_places,
-    routed_sums,
     routes_with_norm,
     serves_layer,
     serves_projection,
     serves_routed_attention,
     serves_routed_feed,
 )
+from .fused_routed_places import fold_all, grouped_places, read_narrow, routed_places, routed_sums
 from .parallel import ParallelLayer, ParallelStage
 from .positions import LearnedPositions, NoPositions, RotaryPositions
 from .project import ProjectStage
