@@ -95,6 +95,7 @@ def test_tasks_are_listed_without_torch(tmp_path: Path):
     assert rows["blimp_fast"]["data"] is None
     assert rows["blimp_fast"]["suites"] == ["babylm_fast"]
     assert "osf.io" in rows["blimp_fast"]["fetch"]
+    assert "osf -p ryjfm clone DATA" in rows["blimp_fast"]["fetch"]
     for row in rows.values():
         assert all(row[fact] for fact in ("description", "size", "licence", "metric"))
 
@@ -104,9 +105,11 @@ def test_tasks_for_people(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("BRAID_DATA", str(tmp_path))
     shown = " ".join(braid("list", "tasks").out.split())
     assert "blimp here BLiMP as published: is the grammatical sentence" in shown
-    assert "blimp_fast - a fifth of BLiMP" in shown
-    assert "Apache 2.0 (selection); in babylm_fast" in shown
-    assert "`braid eval` says how to get what it needs" in shown
+    assert "blimp_fast not here a fifth of BLiMP" in shown
+    assert "67 sets of 200 pairs; licence: CC BY 4.0 (BLiMP), Apache 2.0 (BabyLM's files); in babylm_fast" in shown
+    assert "bits_per_byte yours" in shown
+    assert "babylm_fast (7 tasks)" in shown
+    assert "`braid eval MODEL TASK` says how to get what is missing" in shown
     assert "--data is for `braid list tasks`, not for parts" in braid("list", "parts", "--data", tmp_path).err
 
 

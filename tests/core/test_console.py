@@ -1,4 +1,4 @@
-"""Progress where there is no terminal."""
+"""Progress where there is no terminal, and tables that are too wide."""
 
 import pytest
 
@@ -21,3 +21,23 @@ def test_plain_progress_gives_a_line_now_and_then(
     for done in (5.0, 25.0, 30.0, 100.0):
         advance(done, "fast")
     assert capsys.readouterr().out == "packing: 25 of 100 MB  fast  33s left\npacking: 100 of 100 MB  fast\n"
+
+
+def test_columns_that_do_not_fit_stand_in_further_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console._console, "_width", 24)
+    columns, rows = ("model", "first", "second", "third"), [("one", "[bold]12345[/bold]", "12345", "1"), ("two",) * 4]
+    console.table(columns, rows, keep=1)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "model first second",
+        "one 12345 12345",
+        "two two two",
+        "",
+        "model third",
+        "one 1",
+        "two two",
+    ]
+    console.table(("model", "a column wider than all there is"), [("one", "1")], keep=1)
+    assert "1" in capsys.readouterr().out

@@ -140,7 +140,9 @@ def test_a_suite_is_evaluated_and_its_answers_give_the_same_scores_in_the_pipeli
     assert written.missing["one"] == [
         "aoa",
         *(f"glue {name}" for name in ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")),
+        *(f"checkpoint chck_{millions}M" for millions in (*range(1, 10), *range(10, 101, 10))),
     ]
+    assert written.collated == [tmp_path / "answers" / "one" / COLLATED]
     facts = json.loads((tmp_path / "out" / "babylm.json").read_text())["one"]
     assert facts["missing"] == [*SUITES["glue_babylm"], "aoa"]
     assert facts["challenge"] == pytest.approx(babylm_averages(found)["one"].challenge, abs=0.01)

@@ -56,7 +56,7 @@ def test_tasks_that_are_mostly_chance_are_named() -> None:
     still = run_dynamics("r", checkpoints("r", [50.0, 50.5, 50.0], [3.0, 1.0, 2.0]))
     assert list(still.noisy) == ["blimp_fast"], "bits per byte of one document has no standard error"
     assert still.noisy["blimp_fast"] == pytest.approx((0.2357, 1.0), abs=1e-4)
-    assert "Mind that `blimp_fast` moves by 0.24" in best_sentence(still)
+    assert "standard error of one score: `blimp_fast` (0.24 and" in best_sentence(still)
     moving = run_dynamics("r", checkpoints("r", [50, 60, 70]))
     assert not moving.noisy
     assert "Mind" not in best_sentence(moving)

@@ -15,6 +15,8 @@ from braidlm.evals.averages import averages
 from braidlm.evals.babylm_average import babylm_average, facts_of
 from braidlm.evals.comparison_page import comparison_page
 from braidlm.evals.keeping import Kept
+from braidlm.evals.page import dynamics_page
+from braidlm.evals.pictures import pictures
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.tables import columns, long_csv, markdown, rows
 from braidlm.evals.verdicts import verdicts
@@ -54,7 +56,10 @@ def test_markdown_says_what_was_measured_and_with_what() -> None:
     found.models[0].paths = ["stories"]
     found.tasks["known"]["settings"] = {"seeds": 3, "rate": None}
     text = markdown(found)
-    assert "- `known`: What | it is. accuracy, % with seeds 3; 1,200 items, version 3, data kkkkkkkkkkkk." in text
+    line = (
+        "What | it is. Score: accuracy, % with seeds 3; 1,200 items; version 3; licence: MIT; SHA-256 of the data kkk"
+    )
+    assert f"- `known`: {line}" in text
     assert "- `a`: aaaaaaaaaaaa, heard: stories" in text
     assert "Computed in float32, with braidlm 9.9, torch 2." in text
     assert "baseline: what guessing gives" in text
@@ -92,6 +97,23 @@ def test_the_page_shows_the_same() -> None:
     for text in ("<code>known</code> by field", "Parts of <code>known</code>", "by other measures", "kkkkkkkkkkkk"):
         assert text in page
     assert "Computed in float32, with braidlm 9.9, torch 2." in page
+    assert "10.0</td>" in page, "the difference of `known`, to the digits of its error"
+    assert '<td class="number">1.4</td>' in page
+    assert '<td class="number">0.010</td>' in page, "that of `other`, whose error is 0.014"
+
+
+def test_the_best_checkpoint_is_bold_only_where_it_is_clear() -> None:
+    pytest.importorskip("matplotlib")
+    found = evaluation({"run/a": (60.0, 1.5), "run/b": (61.0, 1.3), "run/c": (61.5, 1.2)})
+    for at, model in enumerate(found.models):
+        model.run, model.words, model.folder = "run", at + 1, model.name.replace("run", "checkpoints")
+    page = dynamics_page(found, pictures(found)).html()
+    assert page.count("<strong>") == 1
+    assert "<strong>1.2000 ± 0.0100</strong>" in page
+    assert '<td class="number">61.50 ± 1.00</td>' in page, "half a point is noise"
+    assert "<td>baseline</td>" in page
+    for text in ("What | it is. Score: accuracy, %", "kkkkkkkkkkkk", "Computed in float32, with braidlm 9.9, torch 2."):
+        assert text in page
 
 
 def test_scores_of_whole_runs_are_shown() -> None:
@@ -127,7 +149,7 @@ def test_averages_stand_under_a_whole_suite_and_only_there() -> None:
         ["BabyLM average", "", "", "40.00", "50.00"],
         ["BabyLM average by column", "", "", "40.00", "50.00"],
     ]
-    assert "without comps, glue_mnli" in markdown(found), "what is missing is said"
+    assert "without GLUE, comps." in markdown(found), "what is missing is said"
     for model in models:
         del model.tasks["ewok_fast"]
     found.averages = facts_of({model.name: babylm_average(model.tasks) for model in models})

@@ -193,13 +193,19 @@ def test_data_from_the_environment(runs: Path, data: Path, monkeypatch: pytest.M
     ("arguments", "texts"),
     [
         (["{one}", "blimp_fas"], ["there is no model folder and no task 'blimp_fas'. Did you mean 'blimp_fast'?"]),
+        (
+            ["{tmp}/runs/onee", "blimp_fast"],
+            ["there is no model folder '{tmp}/runs/onee'. Did you mean '{tmp}/runs/one'?"],
+        ),
+        (["{one}", "zzz"], ["there is no model folder and no task 'zzz'", "`braid list tasks` lists the tasks."]),
         (["blimp_fast"], ["there is no model", "name a model folder or a run"]),
         (["{one}"], ["there is no task", "bits_per_byte, blimp, blimp_fast, blimp_filtered"]),
         (
             ["{one}", "blimp_fast", "blimp", "--data", "{tmp}/none"],
             [
                 "blimp_fast: its data is not in {tmp}/none. It is `fast_eval/blimp_fast` of the BabyLM 2025",
-                "blimp: its data is not in {tmp}/none. `git clone https://github.com/alexwarstadt/blimp`",
+                "{tmp}/none. `git clone https://github.com/alexwarstadt/blimp {tmp}/none/blimp`, or",
+                "`pip install osfclient && osf -p ryjfm clone {tmp}/none` gets the BabyLM 2025 data",
                 "Say where data is with `--data FOLDER` (or BRAID_DATA=FOLDER), or with `--data TASK=PATH`.",
             ],
         ),

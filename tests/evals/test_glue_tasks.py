@@ -50,7 +50,10 @@ def test_missing_examples_say_which_files_to_get(tmp_path: Path) -> None:
     write_rows(tmp_path / "babylm-2025" / "full_eval" / "glue_filtered" / "boolq.valid.jsonl", [row])
     with pytest.raises(BraidError) as caught:
         find_data(["superglue_boolq", "glue_qnli"], tmp_path, {})
-    assert "It is boolq.train.jsonl and boolq.valid.jsonl of the BabyLM 2025 evaluation data" in caught.value.what
+    assert (
+        "It is boolq.train.jsonl and boolq.valid.jsonl of `full_eval/glue_filtered` of the BabyLM 2025"
+        in caught.value.what
+    )
     assert "It is train.tsv and dev.tsv of GLUE (https://gluebenchmark.com/tasks)" in caught.value.what
 
 

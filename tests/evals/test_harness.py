@@ -114,6 +114,17 @@ def both(folder: Path) -> tuple[Any, Any]:
     return HarnessModel(contestant(folder)), theirs
 
 
+def test_continuations_longer_than_the_context_are_scored_and_counted(folder: Path) -> None:
+    from braidlm.evals.harness_model import HarnessModel
+
+    model = HarnessModel(contestant(folder))
+    context = model.contestant.scorer.context
+    assert context is not None
+    found = model._loglikelihood_tokens([(("", ""), [1], [2] * (2 * context)), (("", ""), [1], [2])])
+    assert found[0][0] < found[1][0] < 0
+    assert model.too_long == {"shortened": 0, "in windows": 1}
+
+
 def asked(name: str, task_files: Path) -> list[Any]:
     task = open_harness(f"tiny_{name}", task_files).tasks[f"tiny_{name}"]
     return task.instances

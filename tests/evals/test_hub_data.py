@@ -67,6 +67,29 @@ def test_a_data_set_with_one_configuration_needs_no_name(tmp_path: Path) -> None
     assert TASKS["piqa"]().open(place).count == 1
 
 
+def test_a_data_set_whose_configurations_are_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [{"sentence_good": "a b", "sentence_bad": "b a", "UID": name} for name in ("one", "two")]
+    folder = hub_folder(tmp_path / "blimp", {"one": {"train": pairs[:1]}, "two": {"train": pairs[1:]}})
+    place = fetched(f"hub:{folder}", TASKS["blimp"].hub, tmp_path)
+    assert place == tmp_path / "hub" / "blimp" / "all"
+    assert sorted(path.name for path in place.iterdir()) == ["one.jsonl", "two.jsonl"]
+    assert TASKS["blimp"]().open(place).count == 2
+    row = {"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}
+    mixed = [{**row, "distraction_type": kind} for kind in ("before", "in-between")]
+    folder = hub_folder(tmp_path / "comps", {"base": {"train": [row]}, "wugs_dist": {"train": mixed}})
+    opened = TASKS["comps"]().open(fetched(f"hub:{folder}", TASKS["comps"].hub, tmp_path))
+    assert [item.of for item in opened.items] == ["base", "wugs_dist_before", "wugs_dist_in_between"]
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("datasets.get_dataset_config_names", lambda *args, **kwargs: ["one", "two"])
+    monkeypatch.setattr("datasets.load_dataset", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetched("hub:", TASKS["blimp"].hub, tmp_path)
+    assert not (tmp_path / "hub" / "nyu-mll--blimp" / "all").exists(), "half of a download is not taken for the whole"
+
+
 def test_what_was_fetched_once_is_found_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **kwargs: object) -> None:
         raise ConnectionError("no network")
@@ -103,4 +126,4 @@ def test_on_the_command_line(
     assert (tmp_path / "data" / "hub" / "ai2_arc" / "ARC-Easy" / "test.jsonl").is_file()
     missing = eval_verb(runs / "one", "piqa", "--data", tmp_path)
     assert missing.code == 2
-    assert "`--data piqa=hub:baber/piqa` gets it from the Hub" in missing.err
+    assert "`--data piqa=hub:` gets it from the Hub (`baber/piqa`)" in missing.err

@@ -354,3 +354,11 @@ def test_as_an_ordinary_user() -> None:
         "took longer than 0.5 seconds",
         "True ended with 1: PermissionError: [Errno 1] Operation not permitted",
     ]
+
+
+def test_what_a_program_said_last() -> None:
+    trace = "SyntaxError: Unexpected token ';'\n    at wrap (node:1:2)"
+    node = f"/x/test.js:3\n  return a +;\n            ^\n\n{trace}\n\nNode.js v20.1.0\n"
+    assert box._last_words(node) == "SyntaxError: Unexpected token ';'"
+    assert box._last_words("a trace\nValueError: no\n\n") == "ValueError: no"
+    assert box._last_words("\n") == ""

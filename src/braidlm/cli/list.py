@@ -101,30 +101,39 @@ def _tasks(root: str | None = None) -> list[Row]:
     for name in TASKS:
         task, here = TASKS[name], data_here(name, root)
         about = {key: getattr(task, key) for key in ("description", "size", "licence", "metric", "fetch", "version")}
+        about["fetch"] = f"{task.fetch} {task.collection}".strip()
         suites = [suite for suite, tasks in SUITES.items() if name in tasks]
         rows.append({"name": name, **about, "data": None if here is None else str(here), "suites": suites})
     return rows
 
 
 def _show_tasks(rows: list[Row]) -> None:
-    from rich.markup import escape
-
     from braidlm.core.console import show, table
+    from braidlm.evals.suites import SUITES
 
-    table(("task", "data", ""), [(r["name"], "here" if r["data"] else "-", escape(_task_text(r))) for r in rows])
-    missing = sum(row["data"] is None for row in rows)
+    table(("task", "data", ""), [(row["name"], _where(row), _task_text(row)) for row in rows])
+    suites = ", ".join(f"{name} ({len(tasks)} tasks)" for name, tasks in SUITES.items())
+    show(f"\nSuites are names for several tasks, as in `braid eval MODEL babylm_fast`: {suites}.")
+    missing = sum(_where(row) == "not here" for row in rows)
     if missing:
         show(
-            f"\nThe data of {missing} is not here: `braid eval` says how to get what it needs; `--data DIR` (or "
-            "BRAID_DATA=DIR) says where data is."
+            f"The data of {missing} tasks is not here. `--data DIR` (or BRAID_DATA=DIR) says where data is; "
+            "`braid eval MODEL TASK` says how to get what is missing."
         )
-    show("The name of a suite stands for its tasks: `braid eval MODEL babylm_fast`.")
+
+
+def _where(row: Row) -> str:
+    if row["name"] == "bits_per_byte":
+        return "yours"
+    return "here" if row["data"] else "not here"
 
 
 def _task_text(row: Row) -> str:
-    """What it is, and under that how much, whose, and the suites that it is in."""
+    """What it is, and under that, paler, how much, whose, and the suites that it is in."""
+    from rich.markup import escape
+
     suites = f"; in {', '.join(row['suites'])}" if row["suites"] else ""
-    return f"{row['description']}\n{row['size']}; {row['licence']}{suites}"
+    return f"{escape(row['description'])}\n[dim]{escape(row['size'])}; licence: {escape(row['licence'])}{suites}[/dim]"
 
 
 def _written(option: Row) -> str:

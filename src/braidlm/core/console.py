@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 _console = Console(highlight=False, soft_wrap=True)
 _quiet = False
@@ -39,9 +40,38 @@ def warn(message: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """A table of results; numbers stand at the right."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, keep: int | None = None
+) -> None:
+    """A table of results; numbers stand at the right.
+
+    With `keep`, columns that would not fit side by side go into further tables, which repeat the first `keep`.
+    """
     body = [[_cell(value) for value in row] for row in rows]
+    for number, part in enumerate(_fitting(columns, body, keep)):
+        if number:
+            show("")
+        _print_table([columns[at] for at in part], [[row[at] for at in part] for row in body], title)
+
+
+def _fitting(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
+    """The columns of each table."""
+    if not keep:
+        return [list(range(len(columns)))]
+    gap = 2
+    widths = [
+        max(Text.from_markup(cells[at]).cell_len for cells in [columns, *body]) + gap for at in range(len(columns))
+    ]
+    kept = list(range(keep))
+    tables = [list(kept)]
+    for at in range(keep, len(columns)):
+        if len(tables[-1]) > keep and sum(widths[one] for one in [*tables[-1], at]) - gap > _console.width:
+            tables.append(list(kept))
+        tables[-1].append(at)
+    return tables
+
+
+def _print_table(columns: Sequence[str], body: Sequence[Sequence[str]], title: str | None) -> None:
     grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         numeric = body and all(_is_number(row[index]) for row in body)

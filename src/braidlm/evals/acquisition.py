@@ -26,6 +26,7 @@ from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scorer import Advance
 from braidlm.evals.sigmoids import check_fitting, child_age, model_age
 from braidlm.evals.texts import requests_for
+from braidlm.evals.windows import too_long
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 LEAST_CONTEXTS = 20
@@ -54,8 +55,10 @@ class Acquisition:
         key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share)
         if key not in self._laid:
             texts = [(f"{text.strip()} ", word) for word, some in self.contexts.items() for text in some]
-            self._laid = {key: model.scorer.lay(requests_for(model.tokenizer, texts))}
-        surprisals = -model.scorer.score_forest(self._laid[key], advance).sums
+            requests = requests_for(model.tokenizer, texts)
+            self._laid = {key: (model.scorer.lay(requests), too_long(requests, model.scorer.context))}
+        forest, long = self._laid[key]
+        surprisals = -model.scorer.score_forest(forest, advance).sums
         means = np.array([some.mean() for some in self._by_word(surprisals)])
         return TaskResult(
             task=task,
@@ -64,7 +67,7 @@ class Acquisition:
             count=self.count,
             standard_error=float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else None,
             higher_is_better=False,
-            notes={"words": len(self.contexts)},
+            notes={"words": len(self.contexts), **long},
             items={"surprisal": surprisals.tolist()},
         )
 

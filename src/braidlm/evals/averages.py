@@ -6,9 +6,11 @@ from typing import Any
 
 from braidlm.evals.babylm_average import ONE_OF, READING
 from braidlm.evals.results import Evaluation
+from braidlm.evals.suites import SUITES
 
 SHARED = {*ONE_OF, *READING} - {"comps"}
 """Benchmarks that both the fast and the full evaluation have: an average without one of them is nobody's."""
+GLUE = set(SUITES["glue_babylm"])
 KINDS = {
     "challenge": ("BabyLM average", "the mean over the benchmarks, GLUE being one"),
     "challenge_with_aoa": ("BabyLM average with AoA", "the same with age of acquisition"),
@@ -41,4 +43,6 @@ def averages(found: Evaluation) -> list[Average]:
 def _without(averages: Mapping[str, Mapping[str, Any]], kind: str) -> str:
     missing = {name for facts in averages.values() for name in facts["missing"]}
     missing -= set() if kind.endswith("with_aoa") else {"aoa"}
+    if missing >= GLUE:
+        missing = {*(missing - GLUE), "GLUE"}
     return f"; without {', '.join(sorted(missing))}" if missing else ""

@@ -4,45 +4,28 @@ OUT/MODEL/main/zero_shot/causal/blimp/blimp_filtered/predictions.json        wha
 OUT/MODEL/main/finetune/boolq/predictions.json
 OUT/MODEL/chck_1M/zero_shot/causal/blimp/blimp_fast/predictions.json         of checkpoints the fast evaluation
 OUT/MODEL/main/zero_shot/causal/AoA_word/surprisal.json
+OUT/MODEL/main/braid.json, chck_1M/braid.json                                whose answers these are; fast scores
 OUT/MODEL/all_full_preds_and_fast_scores_causal.json                         what it writes, and people submit
 
-The pipeline's files of EWoK hold the chosen sentences, so plain text of EWoK: they are written only if you say so.
+A finished model and the checkpoints of its run are often evaluated apart. What one evaluation writes is added to what
+lies there, if that is of the same model. The pipeline's files of EWoK hold the chosen sentences, so plain text of EWoK:
+they are written only if you say so.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_text
+from braidlm.core.files import read_json, write_text
+from braidlm.evals.babylm_collation import AOA, COLLATED, FAST, FULL, GLUE, MAIN, OURS, collate, lacking, zero_shot
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
-from braidlm.evals.suites import SUITES
+from braidlm.evals.suites import expand
 from braidlm.evals.tasks import TASKS, OpenTask
 
-FULL = {
-    "blimp_filtered": ("blimp", "blimp/blimp_filtered"),
-    "blimp_supplement": ("blimp_supplement", "blimp/supplement_filtered"),
-    "ewok": ("ewok", "ewok/ewok_filtered"),
-    "entity_tracking": ("entity_tracking", "entity_tracking/entity_tracking"),
-    "wug_adj": ("wug_adj", "wug_adj/wug_adj_nominalization"),
-    "wug_past": ("wug_past", "wug_past/wug_past_tense"),
-    "comps": ("comps", "comps/comps"),
-    "reading": ("reading", "reading"),
-}
-"""For each of our tasks the pipeline's name in the collated file, and its folder."""
-FAST = {
-    "blimp_fast": ("blimp", "blimp/blimp_fast"),
-    "supplement_fast": ("blimp_supplement", "blimp/supplement_fast"),
-    "ewok_fast": ("ewok", "ewok/ewok_fast"),
-    "entity_tracking_fast": ("entity_tracking", "entity_tracking/entity_tracking_fast"),
-    **{name: FULL[name] for name in ("wug_adj", "wug_past", "reading")},
-}
-GLUE = {name: name.partition("_")[2] for name in SUITES["glue_babylm"]}
-AOA = "aoa"
-MAIN, BACKEND = "main", "causal"
-COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"
 PLAIN_TEXT_STAYS_OUT = ("ewok", "ewok_fast")
 
 
@@ -54,34 +37,50 @@ class Written:
     missing: dict[str, list[str]] = field(default_factory=dict)
     """By model: benchmarks that are not in its collated file."""
 
+    @property
+    def collated(self) -> list[Path]:
+        """The files that people submit, one for each model."""
+        return [path for path in self.files if path.name == COLLATED]
+
+
+def check_babylm_tasks(names: Sequence[str], all_checkpoints: bool) -> None:
+    """Refuse, before anything is scored, an evaluation that has nothing for the leaderboard."""
+    wanted = (*FAST, AOA) if all_checkpoints else (*FULL, *GLUE)
+    if not any(name in wanted for name in expand(names)):
+        suites = "babylm_fast and aoa" if all_checkpoints else "babylm_full and glue_babylm"
+        kind = "the checkpoints of a run" if all_checkpoints else "a finished model"
+        raise BraidError(
+            f"none of these tasks is for the BabyLM leaderboard: {', '.join(names) or 'there are none'}",
+            "--leaderboard",
+            f"Of {kind} it wants {suites}.",
+        )
+
 
 def write_babylm_results(
     found: Evaluation | Sequence[Evaluation], out: Path | str, *, ewok_text: bool = False
 ) -> Written:
     """Write the answers of evaluations: those of single models are `main`, those of a run's checkpoints its revisions.
 
-    A finished model and its run are often evaluated apart; give both, and what has one name goes into one folder.
+    What has one name goes into one folder, be it of several evaluations or of earlier ones.
     """
     written = Written()
-    collected: dict[str, dict[str, Any]] = {}
-    for evaluation in [found] if isinstance(found, Evaluation) else found:
-        opened = _Opened(evaluation)
+    names: list[str] = []
+    opened = [(one, _Opened(one)) for one in ([found] if isinstance(found, Evaluation) else found)]
+    for evaluation, data in opened:
         for model in evaluation.models:
             name = _file_name(model.run or model.name)
-            collated = collected.setdefault(name, {"glue": {}, "fast_eval_results": {}})
-            _write_model(opened, model, Path(out) / name, collated, written, ewok_text)
+            names.append(name)
+            _write_model(data, model, Path(out) / name, written, ewok_text)
+    for evaluation, data in opened:  # after all models, whose older answers have given way by now
         for run, results in evaluation.over_runs.items():
             if AOA in results:
-                record = _surprisals(opened.of(AOA), run, evaluation.runs[run])
-                collected[_file_name(run)][AOA] = record
-                path = Path(out) / _file_name(run) / MAIN / "zero_shot" / BACKEND / "AoA_word" / "surprisal.json"
-                written.files.append(_write(path, record))
-    for name, collated in collected.items():
+                record = _surprisals(data.of(AOA), run, evaluation.runs[run])
+                place = zero_shot(Path(out) / _file_name(run), MAIN) / "AoA_word" / "surprisal.json"
+                written.files.append(_write(place, record))
+    for name in dict.fromkeys(names):
+        collated = collate(Path(out) / name)
         written.files.append(_write(Path(out) / name / COLLATED, collated))
-        keys = [key for key, _ in FULL.values()]
-        there = [*collated, *(f"glue {task}" for task in collated["glue"])]
-        glue = [f"glue {task}" for task in GLUE.values()]
-        written.missing[name] = [key for key in [*keys, AOA, *glue] if key not in there]
+        written.missing[name] = lacking(Path(out) / name, collated)
     return written
 
 
@@ -103,27 +102,31 @@ class _Opened:
         return self._open[task]
 
 
-def _write_model(
-    opened: _Opened, model: ModelResults, folder: Path, collated: dict[str, Any], written: Written, ewok_text: bool
-) -> None:
+def _write_model(opened: _Opened, model: ModelResults, folder: Path, written: Written, ewok_text: bool) -> None:
     revision = MAIN if model.run is None else Path(model.folder).name
     kinds = FULL if model.run is None else FAST
+    known = _known(folder / revision, model.sha256)
     for task, result in model.tasks.items():
         if task in kinds and (ewok_text or task not in PLAIN_TEXT_STAYS_OUT):
-            key, place = kinds[task]
-            answers = _answers(opened, task, result)
-            path = folder / revision / "zero_shot" / BACKEND / place / "predictions.json"
-            written.files.append(_write(path, answers))
-            if model.run is None:
-                collated[key] = answers
+            place = zero_shot(folder, revision) / kinds[task][1] / "predictions.json"
+            written.files.append(_write(place, _answers(opened, task, result)))
         elif task in GLUE and model.run is None:
             labels = _items(result)[GLUE[task]]
             answers = {GLUE[task]: {"predictions": [_label(GLUE[task], at, x) for at, x in enumerate(labels)]}}
             written.files.append(_write(folder / revision / "finetune" / GLUE[task] / "predictions.json", answers))
-            collated["glue"] |= answers
         if model.run is not None and task in FAST:
-            scores = collated["fast_eval_results"].setdefault(FAST[task][0], [])
-            scores.append(_shares(task, result))
+            known["fast_scores"][FAST[task][0]] = _shares(task, result)
+    written.files.append(_write(folder / revision / OURS, known))
+
+
+def _known(folder: Path, sha256: str) -> dict[str, Any]:
+    """What was noted for this model before; answers of another one give way."""
+    if (folder / OURS).is_file():
+        known = read_json(folder / OURS)
+        if known.get("sha256") == sha256:
+            return known
+        shutil.rmtree(folder)
+    return {"sha256": sha256, "fast_scores": {}}
 
 
 def _answers(opened: _Opened, task: str, result: TaskResult) -> dict[str, Any]:

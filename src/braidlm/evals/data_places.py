@@ -1,6 +1,8 @@
 """Where the data of tasks is: named by the user, or found in a data folder under its usual name."""
 
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +30,7 @@ def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]
     for name in own:
         if name not in tasks:
             raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
-    found, missing = {}, []
+    found, missing, collections = {}, [], []
     on_hub = {name: str(place) for name, place in own.items() if str(place).startswith(PREFIX)}
     for name in (name for name in tasks if name not in on_hub):
         place = Path(own[name]).expanduser() if name in own else _look(name, data_root(root))
@@ -37,14 +39,20 @@ def find_data(tasks: Sequence[str], root: Place | None, own: Mapping[str, Place]
         elif place is not None:
             missing.append(f"{name}: there is no file or folder {place}")
         else:
-            missing.append(f"{name}: its data is not in {data_root(root)}. {TASKS[name].fetch}")
+            missing.append(f"{name}: its data is not in {data_root(root)}. {_with_folder(TASKS[name].fetch, root)}")
+            collections.append(_with_folder(TASKS[name].collection, root))
     if missing:
         raise BraidError(
-            "\n".join(missing),
+            "\n".join([*missing, *filter(None, dict.fromkeys(collections))]),
             todo=f"Say where data is with `--data FOLDER` (or {VARIABLE}=FOLDER), or with `--data TASK=PATH`.",
         )
     found |= {name: fetched(place, TASKS[name].hub, data_root(root)) for name, place in on_hub.items()}
     return {name: found[name] for name in tasks}
+
+
+def _with_folder(text: str, root: Place | None) -> str:
+    """How to get data, with the folder that it is to be put into."""
+    return re.sub(r"\bDATA\b", lambda _: shlex.quote(str(data_root(root))), text)
 
 
 def _look(name: str, root: Path) -> Path | None:

@@ -7,8 +7,11 @@ nothing else outside its own past if `i <= place < ends[i]`. The last token of a
 read, so it has no place.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +23,7 @@ STEP = 32
 """Trees are filled up to multiples of this: a model sees few shapes, and may have to try out ways for each of them."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Token ids, of which those from `first` on are to be scored, each given all before it."""
 
     ids: Sequence[int]
@@ -48,7 +50,7 @@ class Row:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Whether it is a single sequence, which needs no mask but the causal one."""
         return bool((self.ends == len(self.ends)).all())
@@ -62,11 +64,15 @@ class Row:
 class Forest:
     """All rows of some requests; which they are depends on the requests alone, never on how many run at once."""
 
-    def __init__(self, requests: Sequence[Request], share: bool = True, row: int = ROW):
+    def __init__(
+        self, requests: Sequence[Request], share: bool = True, row: int = ROW, parts: Sequence[int] | None = None
+    ):
+        """`parts` are how many of the requests, one after another, are parts of one: their scores count as its own."""
         counts = np.array([len(request.ids) - request.first for request in requests], dtype=np.int64)
-        self.bounds = np.concatenate(([0], np.cumsum(counts)))
-        """[requests + 1] where the scores of each request begin."""
-        self.rows = list(_rows(requests, self.bounds, share, row))
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        self.bounds = bounds if parts is None else bounds[np.concatenate(([0], np.cumsum(parts, dtype=np.int64)))]
+        """[requests + 1] where the scores of each request (or of all of its parts) begin."""
+        self.rows = _rows(requests, bounds, share, row)
         self.places = sum(map(len, self.rows))
 
     def passes(self, most: int) -> Iterator[list[Row]]:
@@ -82,68 +88,105 @@ class Forest:
             yield from (rows[at : at + size] for at in range(0, len(rows), size))
 
 
-def _rows(requests: Sequence[Request], bounds: np.ndarray, share: bool, size: int) -> Iterator[Row]:
-    order = sorted(range(len(requests)), key=lambda index: tuple(requests[index].ids))
-    tree = _Tree()
-    for index in order:
-        request = requests[index]
-        if len(request.ids) <= request.first:  # nothing to score
-            continue
-        if tree.tokens and not (share and tree.has_room(request.ids, size)):
-            yield tree.row()
-            tree = _Tree()
-        tree.add(request, int(bounds[index]))
-    if tree.tokens:
-        yield tree.row()
+def _rows(requests: Sequence[Request], bounds: np.ndarray, share: bool, size: int) -> list[Row]:
+    """Requests are many and short: what is done for each is little, and all rows become arrays at once."""
+    rows = _Rows()
+    for index, alike in _in_order(requests):
+        ids, first = requests[index]
+        if not (share and rows.has_room(len(ids) - 1, alike, size)):
+            rows.begin()
+            alike = 0
+        rows.add(ids, first, alike, int(bounds[index]))
+    return rows.made()
 
 
-class _Tree:
-    """A row in the making: sequences are added in sorted order."""
+def _in_order(requests: Sequence[Request]) -> Iterator[tuple[int, int]]:
+    """The requests that have something to score, sorted by their tokens, each with how many of its tokens that are read
+    it has in common with those of the one before."""
+    asked = [index for index, (ids, first) in enumerate(requests) if len(ids) > first]
+    lengths = np.array([len(requests[index].ids) for index in asked], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    every = itertools.chain.from_iterable(requests[index].ids for index in asked)
+    flat = np.fromiter(every, dtype=np.dtype(">u4"), count=int(lengths.sum()))
+    # As bytes, the high ones first, sequences have the order of their numbers, and are compared at once.
+    whole, edges = flat.tobytes(), (4 * starts).tolist()
+    keys = [whole[begin:end] for begin, end in itertools.pairwise([*edges, len(whole)])]
+    order = np.array(sorted(range(len(asked)), key=keys.__getitem__), dtype=np.int64)
+    alike = _alike(flat, starts[order], lengths[order] - 1)
+    return zip([asked[at] for at in order], alike.tolist(), strict=True)
+
+
+def _alike(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[sequences] how many tokens each begins with as the one before does; all at once, token by token."""
+    found = np.zeros(len(starts), dtype=np.int64)
+    most = np.minimum(lengths[1:], lengths[:-1])
+    which, at = np.arange(1, len(starts)), 0
+    while len(which):
+        which = which[most[which - 1] > at]
+        which = which[flat[starts[which] + at] == flat[starts[which - 1] + at]]
+        at += 1
+        found[which] = at
+    return found
+
+
+class _Rows:
+    """Rows in the making: sequences are added in sorted order."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.ends: list[int] = []
-        self.sources: list[np.ndarray] = []
-        self.targets: list[Sequence[int]] = []
-        self.where: list[np.ndarray] = []
-        self.path = np.empty(0, dtype=np.int64)
-        """The places of the sequence added last."""
+        self.sources: list[int] = []
+        self.targets: list[int] = []
+        self.where: list[int] = []
+        self.begins: list[tuple[int, int]] = []
+        """Where each row's places and scores begin in these."""
+        self.path: list[int] = []
+        """The places of the sequence added last, in its row."""
+        self.size = 0
+        """Places of the row that is being made."""
 
-    def shared(self, ids: Sequence[int]) -> int:
-        """How many of its tokens that are read stand here already, along the sequence added last."""
-        most = min(len(self.path), len(ids) - 1)
-        count = 0
-        while count < most and self.tokens[self.path[count]] == ids[count]:
-            count += 1
-        return count
+    def has_room(self, read: int, alike: int, size: int) -> bool:
+        """Whether a sequence fits into this row of `size`; long ones that have most in common may make it longer."""
+        adds = read - alike
+        whole = self.size + adds
+        return bool(self.begins) and (whole <= size or (2 * adds <= read and whole <= 2 * read))
 
-    def has_room(self, ids: Sequence[int], size: int) -> bool:
-        """Whether a sequence fits into a row of `size`; long ones that have most in common may make it longer."""
-        read = len(ids) - 1
-        adds = read - self.shared(ids)
-        whole = len(self.tokens) + adds
-        return whole <= size or (2 * adds <= read and whole <= 2 * read)
+    def begin(self) -> None:
+        """A new row."""
+        self._close(0)
+        self.begins.append((len(self.tokens), len(self.where)))
+        self.size = 0
 
-    def add(self, request: Request, at: int) -> None:
-        begin, shared, length = len(self.tokens), self.shared(request.ids), len(request.ids) - 1
-        new = length - shared
-        self.tokens += request.ids[shared:length]
-        self.depths += range(shared, length)
-        self.ends += [begin + new] * new
-        for place in self.path[:shared]:
-            self.ends[place] = begin + new
-        self.path = np.concatenate((self.path[:shared], np.arange(begin, begin + new)))
-        self.sources.append(self.path[request.first - 1 :])
-        self.targets.append(request.ids[request.first :])
-        self.where.append(np.arange(at, at + len(request.ids) - request.first))
+    def add(self, ids: Sequence[int], first: int, alike: int, at: int) -> None:
+        """A sequence, whose scores are those from `at` on, to this row."""
+        read, begin = len(ids) - 1, self.size
+        self._close(alike)
+        self.size += read - alike
+        self.tokens += ids[alike:read]
+        self.depths += range(alike, read)
+        self.ends += [0] * (read - alike)  # known when what comes next is
+        self.path += range(begin, self.size)
+        self.sources += self.path[first - 1 :]
+        self.targets += ids[first:]
+        self.where += range(at, at + len(ids) - first)
 
-    def row(self) -> Row:
-        return Row(
-            tokens=np.array(self.tokens, dtype=np.int64),
-            depths=np.array(self.depths, dtype=np.int64),
-            ends=np.array(self.ends, dtype=np.int64),
-            sources=np.concatenate(self.sources),
-            targets=np.concatenate([np.asarray(targets, dtype=np.int64) for targets in self.targets]),
-            where=np.concatenate(self.where),
-        )
+    def _close(self, alike: int) -> None:
+        """Nothing more will have those places before it that come after the first `alike` of the last sequence."""
+        begin = self.begins[-1][0] if self.begins else 0
+        for place in self.path[alike:]:
+            self.ends[begin + place] = self.size
+        del self.path[alike:]
+
+    def made(self) -> list[Row]:
+        """All of them."""
+        self._close(0)
+        fields = (self.tokens, self.depths, self.ends, self.sources, self.targets, self.where)
+        tokens, depths, ends, sources, targets, where = (np.array(values, dtype=np.int64) for values in fields)
+        found = []
+        for (begin, score), (end, last) in itertools.pairwise([*self.begins, (len(tokens), len(where))]):
+            places, scores = slice(begin, end), slice(score, last)
+            found.append(
+                Row(tokens[places], depths[places], ends[places], sources[scores], targets[scores], where[scores])
+            )
+        return found

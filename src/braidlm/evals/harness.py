@@ -73,12 +73,11 @@ class HarnessTask:
         from braidlm.evals.harness_model import HarnessModel
 
         with hushed() as aloud, single_process():
-            found = evaluator.evaluate(
-                HarnessModel(model, advance, aloud), self.loaded, bootstrap_iters=RESAMPLES, log_samples=False
-            )
-        return self._result(task, found)
+            asked = HarnessModel(model, advance, aloud)
+            found = evaluator.evaluate(asked, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
+        return self._result(task, found, dict(asked.too_long))
 
-    def _result(self, task: str, found: dict[str, Any]) -> TaskResult:
+    def _result(self, task: str, found: dict[str, Any], too_long: dict[str, int]) -> TaskResult:
         each = {name: _values(found["results"][name]) for name in self.tasks}
         own = _values(found["results"].get(self.name, {})) or _mean(list(each.values()))
         chosen = headline(list(own))
@@ -97,7 +96,7 @@ class HarnessTask:
             if len(each) > 1
             else {},
             also={shown_name(name): value for name, (value, _) in own.items() if name != chosen},
-            notes={"shots": max(int(shots) for shots in found["n-shot"].values())},
+            notes={"shots": max(int(shots) for shots in found["n-shot"].values()), **too_long},
         )
 
     def _chance(self) -> float | None:

@@ -6,6 +6,7 @@ base class there, which its own `hf` model uses too: without a context a text is
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from braidlm.evals.scorer import Advance
 from braidlm.evals.settling import most_probable
 from braidlm.evals.stops import cut_at, has_any
 from braidlm.evals.texts import begin_id, sentence_requests
+from braidlm.evals.windows import too_long
 from braidlm.model.decoding import Sampling
 
 USUAL_NEW_TOKENS = 256
@@ -38,6 +40,8 @@ class HarnessModel(TemplateLM):
     ):
         super().__init__()
         self.contestant, self.advance, self.aloud = model, advance, aloud
+        self.too_long: Counter[str] = Counter()
+        """How many continuations were not given all that stands before them, for a result's notes."""
 
     @property
     def eot_token_id(self) -> int:
@@ -69,6 +73,7 @@ class HarnessModel(TemplateLM):
         asked = [
             Request([*before, *after], len(before)) for before, (_, _, after) in zip(contexts, requests, strict=True)
         ]
+        self.too_long.update(too_long(asked, scorer.context))
         with self.aloud():
             scores = scorer.score(asked, self.advance, leads=True)
             greedy = most_probable(scorer, asked, scores)

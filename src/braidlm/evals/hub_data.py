@@ -1,21 +1,22 @@
 """Task data from the Hugging Face Hub, when it is asked for by name: `hub:NAME`, `hub:NAME:SPLIT`, `hub:NAME@REVISION`.
 
-Rows are written as JSONL into the data folder, `hub/NAME/CONFIG/SPLIT.jsonl`, and found there the next time, so that
-only the first evaluation needs the network. NAME may also be a local folder in the Hub's layout, which is read anew
-each time; `hub:` alone is the task's usual data set.
+Rows are written as JSONL into the data folder, `hub/NAME/CONFIG/SPLIT.jsonl` (of a task whose sets are configurations
+`hub/NAME/all/CONFIG.jsonl`), and found there the next time, so that only the first evaluation needs the network. NAME
+may also be a local folder in the Hub's layout, which is read anew each time; `hub:` alone is the task's usual data set.
 """
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_text
+from braidlm.core.files import atomic_folder, write_text
 
 PREFIX = "hub:"
-FOLDER = "hub"
+FOLDER, ALL = "hub", "all"
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,44 @@ class HubSource:
     config: str | None = None
     splits: tuple[str, ...] = ("test",)
     revision: str | None = None
+    sets: bool = False
+    """Whether each configuration is one of the task's sets; a file for each, of the first of the splits."""
 
     @property
     def command(self) -> str:
         """For a sentence on how to get the data, with TASK to be filled in."""
-        return f"`--data {{task}}={PREFIX}{self.name}` gets it from the Hub (`{self.name}`)."
+        return f"`--data {{task}}={PREFIX}` gets it from the Hub (`{self.name}`)."
 
 
 def fetched(place: str, usual: HubSource | None, root: Path) -> Path:
-    """The folder with the rows of `place` (which begins with `hub:`), a file for each split."""
+    """The folder with the rows of `place` (which begins with `hub:`), a file for each split or set."""
     if usual is None:
         raise BraidError("this task is not read from the Hub", place, "Give a file or a folder.")
     source = _source(place.removeprefix(PREFIX), usual)
     is_local = Path(source.name).expanduser().is_dir()
     name = Path(source.name).name if is_local else source.name.replace("/", "--")
-    folder = root / FOLDER / "@".join(filter(None, (name, source.revision))) / (usual.config or "default")
+    folder = root / FOLDER / "@".join(filter(None, (name, source.revision)))
+    if usual.sets:
+        return _sets(source, folder / ALL, is_local)
+    folder /= usual.config or "default"
     files = {split: folder / f"{split}.jsonl" for split in source.splits}
     if is_local or not all(file.exists() for file in files.values()):
         for split, rows in _load(source, PREFIX + source.name).items():
             write_text(files[split], "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return folder
+
+
+def _sets(source: HubSource, folder: Path, anew: bool) -> Path:
+    """A file for each configuration; all of them or none, so that half of a download is not taken for the whole."""
+    if anew or not folder.is_dir():
+        where, split = PREFIX + source.name, source.splits[0]
+        configs = _configs(source, where)
+        with atomic_folder(folder, replace=True) as part:
+            for config in configs:
+                rows = _load(replace(source, config=config, splits=(split,)), where)[split]
+                write_text(
+                    part / f"{config}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                )
     return folder
 
 
@@ -57,26 +77,45 @@ def _source(given: str, usual: HubSource) -> HubSource:
 
 
 def _load(source: HubSource, where: str) -> dict[str, Sequence[dict[str, Any]]]:
+    configs = _configs(source, where)
+    config = source.config if source.config in configs or len(configs) != 1 else configs[0]
+    from datasets import load_dataset
+
+    with _explained(source, where):
+        return {
+            split: list(load_dataset(_name(source), config, split=split, revision=source.revision, streaming=True))
+            for split in source.splits
+        }
+
+
+def _configs(source: HubSource, where: str) -> list[str]:
     try:
-        from datasets import get_dataset_config_names, load_dataset
+        from datasets import get_dataset_config_names
     except ImportError:
         raise BraidError(
             "reading a Hub data set needs the package 'datasets'", where, "`pip install 'braidlm[data]'`"
         ) from None
-    name = str(Path(source.name).expanduser()) if Path(source.name).expanduser().is_dir() else source.name
+    with _explained(source, where):
+        return list(get_dataset_config_names(_name(source), revision=source.revision))
+
+
+def _name(source: HubSource) -> str:
+    """What `datasets` is to be given: a local folder by its whole path."""
+    folder = Path(source.name).expanduser()
+    return str(folder) if folder.is_dir() else source.name
+
+
+@contextlib.contextmanager
+def _explained(source: HubSource, where: str) -> Iterator[None]:
+    """Errors of `datasets`, in our words; its own name the splits and configurations that exist."""
     try:
-        configs = get_dataset_config_names(name, revision=source.revision)
-        config = source.config if source.config in configs or len(configs) != 1 else configs[0]
-        return {
-            split: list(load_dataset(name, config, split=split, revision=source.revision, streaming=True))
-            for split in source.splits
-        }
+        yield
     except ConnectionError as error:
         raise BraidError(
             f"the Hub cannot be reached ({type(error).__name__})",
             where,
             "Check the connection, or download the data set's files and give their folder.",
         ) from None
-    except (ValueError, OSError) as error:  # its errors name the splits and configurations that exist
+    except (ValueError, OSError) as error:
         what = f"this data set cannot be opened: {str(error).strip().splitlines()[0]}"
         raise BraidError(what, where, f"It is to have the splits {', '.join(source.splits)}.") from None

@@ -18,6 +18,7 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.settling import most_probable
 from braidlm.evals.texts import requests_for
+from braidlm.evals.windows import too_long
 
 
 @dataclass
@@ -39,7 +40,6 @@ class LastWords:
         scores = model.scorer.score_forest(forest, advance, leads=True)
         right = most_probable(model.scorer, requests, scores)
         share = float(right.mean())
-        context = model.scorer.context
         return TaskResult(
             task=task,
             metric="accuracy, %",
@@ -47,7 +47,7 @@ class LastWords:
             count=self.count,
             standard_error=100 * math.sqrt(share * (1 - share) / self.count) if self.count > 1 else None,
             also={"perplexity of the word": math.exp(-float(np.mean(scores.sums)))},
-            notes={"shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests)},
+            notes=dict(too_long(requests, model.scorer.context)),
             items={"right": right.tolist(), KEY: of_mean(100.0 * right)},
         )
 

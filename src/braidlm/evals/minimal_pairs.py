@@ -23,6 +23,7 @@ from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.set_accuracy import set_accuracy
 from braidlm.evals.settling import settled
 from braidlm.evals.texts import Begin, sentence_requests
+from braidlm.evals.windows import too_long
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 METRIC = "accuracy, % (mean over sets)"
@@ -59,13 +60,15 @@ class MinimalPairs:
     ) -> np.ndarray:
         """[pairs] by how many nats the good sentence is more probable."""
         requests, forest = self._lay(scorer, tokenizer, begin)
-        sums = scorer.score_forest(forest, advance).sums
-        sums = settled(scorer, requests, sums, [(at, at + 1) for at in range(0, len(requests), 2)])
+        sums = settled(scorer, requests, scorer.score_forest(forest, advance).sums, _pairs_of(requests))
         return sums[0::2] - sums[1::2]
 
     def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
         """Accuracy in percent, the mean over sets."""
-        return accuracy(task, self.pairs, self.differences(model.scorer, model.tokenizer, advance))
+        result = accuracy(task, self.pairs, self.differences(model.scorer, model.tokenizer, advance))
+        requests, _ = self._lay(model.scorer, model.tokenizer, "tokenizer")
+        result.notes.update(too_long(requests, model.scorer.context, _pairs_of(requests)))
+        return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences as the BabyLM pipeline writes them."""
@@ -84,7 +87,12 @@ class MinimalPairs:
 
 def where_they_part(requests: Sequence[Request]) -> list[Request]:
     """Good and bad sentences in turn, scored from the first token in which the two of a pair differ."""
-    return parted(requests, [(at, at + 1) for at in range(0, len(requests), 2)])
+    return parted(requests, _pairs_of(requests))
+
+
+def _pairs_of(requests: Sequence[Request]) -> list[tuple[int, int]]:
+    """Where the two of each pair stand."""
+    return [(at, at + 1) for at in range(0, len(requests), 2)]
 
 
 def accuracy(task: str, pairs: Sequence[Pair], differences: np.ndarray) -> TaskResult:

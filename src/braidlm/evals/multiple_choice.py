@@ -22,6 +22,7 @@ from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.settling import settled
 from braidlm.evals.texts import Begin, requests_for
+from braidlm.evals.windows import too_long
 
 Measure = Literal["raw", "per token", "per byte"]
 MEASURES: tuple[Measure, ...] = ("raw", "per token", "per byte")
@@ -77,10 +78,9 @@ class MultipleChoice:
         chosen = {
             name: [int(np.argmax(values[name][group.start : group.stop])) for group in groups] for name in MEASURES
         }
-        context = model.scorer.context
         notes = {
             "ties": sum(bool(len(g) > 1 and np.ptp(np.sort(sums[list(g)])[-2:]) == 0) for g in groups),
-            "shortened": 0 if context is None else sum(len(r.ids) - 1 > context for r in requests),
+            **too_long(requests, model.scorer.context, groups),
         }
         return self._result(task, chosen, notes)
 

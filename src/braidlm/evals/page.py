@@ -1,17 +1,30 @@
 """Learning dynamics as a page to read: dynamics.html."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from braidlm.core import figures
 from braidlm.core.page import Page
+from braidlm.evals.averages import averages
 from braidlm.evals.dynamics import SMOOTHING, Dynamics, compared, run_dynamics
 from braidlm.evals.pictures import file_name
 from braidlm.evals.results import Evaluation
-from braidlm.evals.tables import run_columns, run_rows
+from braidlm.evals.tables import (
+    SHORT,
+    explanations,
+    run_columns,
+    run_rows,
+    score_cell,
+    sentence,
+    task_table,
+    versions_line,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ABREAST = 3
+"""Tasks that stand side by side in a table."""
 
 
 def dynamics_page(found: Evaluation, drawn: Mapping[str, "Figure"]) -> Page:
@@ -40,10 +53,12 @@ def dynamics_page(found: Evaluation, drawn: Mapping[str, "Figure"]) -> Page:
         page.figure(figures.to_svg(drawn[f"deviation-{file_name(run.run)}"]), f"`{run.run}`")
     page.heading("Scores")
     for task, facts in found.tasks.items():
-        page.figure(figures.to_svg(drawn[f"score-{task}"]), f"`{task}`: {facts['description']}.")
+        page.figure(figures.to_svg(drawn[f"score-{task}"]), f"`{task}`: {sentence(facts['description'])}")
     page.heading("Numbers")
     for run in runs:
         _table(page, run, found)
+    for line in explanations(found):
+        page.text(line)
     if found.over_runs:
         page.table(run_columns(found), run_rows(found), "What only all checkpoints of a run together have.")
     _method(page, found)
@@ -61,17 +76,21 @@ def best_sentence(run: Dynamics) -> str:
 
 def _caution(run: Dynamics) -> str:
     """That some of it is chance, where it is."""
-    return "".join(
-        f" Mind that `{task}` moves by {spread:.2g} (standard deviation over the checkpoints), and one score has a "
-        f"standard error of {error:.2g}: much of its line is chance."
-        for task, (spread, error) in run.noisy.items()
+    if not run.noisy:
+        return ""
+    tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())
+    return (
+        f" Mind that much is chance where the standard deviation over the checkpoints is not much more than the "
+        f"standard error of one score: {tasks}."
     )
 
 
 def _key_figures(run: Dynamics, found: Evaluation) -> dict[str, str]:
     best = found.runs[run.run][run.best]
     facts = {"best checkpoint": run.names[run.best]}
-    return facts | {task: result.shown for task, result in best.tasks.items()}
+    if len(best.tasks) <= ABREAST:  # more of them are read better in the tables below
+        facts |= {task: result.shown.split(" ±")[0] for task, result in best.tasks.items()}
+    return facts | {f"{task} of the run": one.shown for task, one in found.over_runs.get(run.run, {}).items()}
 
 
 def _comparison_caption(found: Evaluation) -> str:
@@ -81,29 +100,45 @@ def _comparison_caption(found: Evaluation) -> str:
 
 
 def _table(page: Page, run: Dynamics, found: Evaluation) -> None:
-    columns = ["checkpoint", run.unit, *run.scores, "mean deviation"] if run.unit != "checkpoint" else None
-    columns = columns or ["checkpoint", *run.scores, "mean deviation"]
-    mean = run.mean
-    rows = [
-        [
-            run.names[at],
-            *([f"{run.amounts[at]:,.0f}"] if run.unit != "checkpoint" else []),
-            *(model.tasks[task].shown for task in run.scores),
-            f"{mean[at]:+.2f}".replace("-", "−"),
-        ]
-        for at, model in enumerate(found.runs[run.run])
+    """Scores, a few tasks at a time, then what all tasks together say of each checkpoint."""
+    tasks = list(run.scores)
+    for start in range(0, len(tasks), ABREAST):
+        some = tasks[start : start + ABREAST]
+        body = [[score_cell(found, model, task) for task in some] for model in found.runs[run.run]]
+        chances = [found.runs[run.run][0].tasks[task].chance for task in some]
+        _checkpoints(page, run, some, body, ["–" if chance is None else f"{chance:.2f}" for chance in chances])
+    means = [average for average in averages(found) if found.runs[run.run][0].name in average.scores]
+    body = [
+        [*(f"{average.scores[model.name]:.2f}" for average in means), f"{mean:+.2f}".replace("-", "−")]
+        for model, mean in zip(found.runs[run.run], run.mean, strict=True)
     ]
-    page.table(columns, rows, f"`{run.run}`; ± is one standard error.", best=run.best)
+    _checkpoints(page, run, [*(average.label for average in means), "mean deviation"], body)
+
+
+def _checkpoints(
+    page: Page, run: Dynamics, columns: list[str], body: list[list[str]], baselines: Sequence[str] = ()
+) -> None:
+    """A table with a row for each checkpoint of a run, and what guessing gives below them."""
+    counts = run.unit != "checkpoint"
+    heads = [
+        [name, f"{amount:,.0f}"] if counts else [name] for name, amount in zip(run.names, run.amounts, strict=True)
+    ]
+    rows = [[*head, *cells] for head, cells in zip(heads, body, strict=True)]
+    if set(baselines) - {"–"}:
+        rows.append(["baseline", *([""] if counts else []), *baselines])
+    heading = ["checkpoint", *([run.unit] if counts else []), *columns]
+    page.table(heading, rows, f"`{run.run}`. In colour the best checkpoint.", best=run.best)
 
 
 def _method(page: Page, found: Evaluation) -> None:
     page.heading("What was measured")
-    rows = [
-        [f"`{name}`", facts["metric"], facts["count"], facts["licence"], f"`{facts['sha256'][:12]}`"]
-        for name, facts in found.tasks.items()
-    ]
-    page.table(["task", "metric", "items", "licence", "data"], rows)
-    page.text(f"Computed in {found.dtype}. All numbers are in `results.json` and `results.csv` beside this page.")
+    page.table(*task_table(found))
+    models = [[model.name, f"`{model.sha256[:SHORT]}`"] for model in found.models]
+    page.table(["checkpoint", "SHA-256 begins with"], models)
+    page.text(
+        f"Computed in {found.dtype}, with {versions_line(found)}. All numbers are in `results.json` and `results.csv` "
+        "beside this page."
+    )
 
 
 def _listed(names: list[str]) -> str:

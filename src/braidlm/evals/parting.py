@@ -11,16 +11,18 @@ def parted(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list
     What they have in common adds the same to all sums, so that the head need not be applied there. That holds for
     options that are scored from the same token on; others stay as they are.
     """
-    found = [Request(request.ids, min(request.first, len(request.ids))) for request in requests]
+    found = [each if each.first <= len(each.ids) else Request(each.ids, len(each.ids)) for each in requests]
     for group in groups:
-        some = [found[index] for index in group]
-        first = some[0].first
-        begin = some[0].ids[:first]
-        if any(request.first != first or request.ids[:first] != begin for request in some[1:]):
-            continue
-        alike = first + _alike([request.ids[first:] for request in some])
-        for index, request in zip(group, some, strict=True):
-            found[index] = Request(request.ids, min(alike, len(request.ids)))
+        ids, first = found[group[0]]
+        begin, alike = ids[:first], len(ids)
+        for index in group[1:]:
+            other = found[index]
+            if other.first != first or other.ids[:first] != begin:
+                break
+            alike = min(alike, _alike(ids, other.ids, first))
+        else:
+            for index in group if alike > first else ():
+                found[index] = Request(found[index].ids, min(alike, len(found[index].ids)))
     return found
 
 
@@ -38,11 +40,9 @@ def fitted_alike(requests: Sequence[Request], groups: Sequence[Sequence[int]], c
     return found
 
 
-def _alike(sequences: Sequence[Sequence[int]]) -> int:
-    """How many tokens all begin with."""
-    count = 0
-    for tokens in zip(*sequences, strict=False):
-        if len(set(tokens)) != 1:
-            break
-        count += 1
-    return count
+def _alike(one: Sequence[int], other: Sequence[int], first: int) -> int:
+    """Where two sequences part that have their first tokens in common."""
+    most = min(len(one), len(other))
+    while first < most and one[first] == other[first]:
+        first += 1
+    return first

@@ -1,6 +1,7 @@
 """Learning dynamics as pictures: scores over training, deviations from the mean, and runs side by side."""
 
 import re
+import textwrap
 from typing import TYPE_CHECKING
 
 from braidlm.core import figures
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 WIDE = 20
 """Checkpoints whose amounts differ by more than this stand on a logarithmic axis: 1M to 100M words."""
+LABEL = 36
+"""Characters of an axis's label beside a figure; longer ones are broken."""
 DEVIATION = "standard deviations, smoothed"
 
 
@@ -53,7 +56,7 @@ def score_figure(found: Evaluation, runs: list[Dynamics], task: str) -> "Figure"
     lines = {run.run: (run.amounts, run.scores[task]) for run in runs}
     chance = found.models[0].tasks[task].chance
     levels = None if chance is None else {"by chance": chance}
-    metric = found.tasks[task]["metric"]
+    metric = textwrap.fill(found.models[0].tasks[task].metric, LABEL)
     return figures.line_chart(lines, _label(runs[0]), metric, task, levels, log_x=any(map(_wide, runs)))
 
 

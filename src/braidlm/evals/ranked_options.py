@@ -20,6 +20,7 @@ from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.set_accuracy import set_accuracy
 from braidlm.evals.settling import settled
 from braidlm.evals.texts import requests_for
+from braidlm.evals.windows import too_long
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RankedOptions:
         self, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
     ) -> tuple[np.ndarray, list[range]]:
         """Of every option by how many nats it is probable, all with the same left out, and where each item's are."""
-        requests, forest, groups = self._lay(scorer, tokenizer)
+        requests, forest, groups, _ = self._lay(scorer, tokenizer)
         return settled(scorer, requests, scorer.score_forest(forest, advance).sums, groups), groups
 
     def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
@@ -67,7 +68,7 @@ class RankedOptions:
             [1 / len(item.options) for item in self.items],
             self.splits,
         )
-        result.notes["ties"] = ties
+        result.notes.update(ties=ties, **self._lay(model.scorer, model.tokenizer)[-1])
         result.items["chosen"] = chosen
         return result
 
@@ -76,14 +77,17 @@ class RankedOptions:
         answers = [item.answers[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
         return listed(answers, [item.of for item in self.items])
 
-    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], Forest, list[range]]:
-        """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""
+    def _lay(
+        self, scorer: Scorer, tokenizer: BraidTokenizer
+    ) -> tuple[list[Request], Forest, list[range], dict[str, int]]:
+        """Requests in rows, and what was too long; kept, because the checkpoints of a run have one tokenizer."""
         key = (tokenizer.fingerprint, scorer.context, scorer.share)
         if key not in self._laid:
             groups = ranges([len(item.options) for item in self.items])
             options = [option for item in self.items for option in item.options]
-            requests = fitted_alike(parted(requests_for(tokenizer, options), groups), groups, scorer.context)
-            self._laid = {key: (requests, scorer.lay(requests), groups)}
+            whole = parted(requests_for(tokenizer, options), groups)
+            requests = fitted_alike(whole, groups, scorer.context)
+            self._laid = {key: (requests, scorer.lay(requests), groups, too_long(whole, scorer.context, groups))}
         return self._laid[key]
 
 

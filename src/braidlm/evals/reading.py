@@ -24,11 +24,12 @@ import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.evals.contestant import Contestant
+from braidlm.evals.forest import Forest
 from braidlm.evals.json_rows import files_of, sha256_of_files, text_of
 from braidlm.evals.regression import Table, gain, jackknife_error
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scorer import Advance
-from braidlm.evals.word_surprisal import word_requests
+from braidlm.evals.word_surprisal import WordRequests, word_requests
 
 EYE_TRACKING = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
 SELF_PACED = "self_paced_reading_time"
@@ -90,6 +91,7 @@ class ReadingTimes:
                 **{name: Part(value, self.count) for name, value in gains.items()},
             },
             also=also,
+            notes=self._requests(model, "")[0].too_long(model.scorer.context),
             items={
                 "surprisal": surprisal.tolist(),
                 "before": [None if math.isnan(value) else value for value in before.tolist()],
@@ -100,6 +102,14 @@ class ReadingTimes:
         self, model: Contestant, advance: Advance | None = None, space: str = ""
     ) -> tuple[np.ndarray, np.ndarray]:
         """[words] in nats, and those of the words before; NaN where there is no such word."""
+        requests, forest = self._requests(model, space)
+        found = requests.surprisals(model.scorer.score_forest(forest, advance).sums)
+        before = np.full(self.count, np.nan)
+        before[[word.before is not None for word in self.words]] = found[self.count :]
+        return found[: self.count], before
+
+    def _requests(self, model: Contestant, space: str) -> tuple[WordRequests, Forest]:
+        """Of all words and those before them, and their rows; kept, because a run's checkpoints have one tokenizer."""
         key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share, space)
         if key not in self._laid:
             asked = [(word.context, word.word) for word in self.words]
@@ -107,11 +117,7 @@ class ReadingTimes:
             requests = word_requests(model.tokenizer, [(context, space + word) for context, word in asked])
             kept = {known: value for known, value in self._laid.items() if known[:-1] == key[:-1]}
             self._laid = {**kept, key: (requests, model.scorer.lay(requests.requests))}
-        requests, forest = self._laid[key]
-        found = requests.surprisals(model.scorer.score_forest(forest, advance).sums)
-        before = np.full(self.count, np.nan)
-        before[[word.before is not None for word in self.words]] = found[self.count :]
-        return found[: self.count], before
+        return self._laid[key]
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """Surprisals as the BabyLM pipeline writes them."""

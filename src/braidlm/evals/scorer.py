@@ -21,6 +21,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.forest import Forest, Request
+from braidlm.evals.windows import windows_of
 
 if TYPE_CHECKING:
     import torch
@@ -99,12 +100,16 @@ class Scorer:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def score(self, requests: Sequence[Request], advance: Advance | None = None, leads: bool = False) -> Scores:
-        """Every request's tokens from `first` on; a context too long for the model loses its beginning."""
+        """Every request's tokens from `first` on; what is too long for the model is cut or parted (`windows.py`)."""
         return self.score_forest(self.lay(requests), advance, leads)
 
     def lay(self, requests: Sequence[Request]) -> Forest:
         """Requests laid into rows: worth keeping where several models of one tokenizer read the same."""
-        return Forest([fitted(request, self.context) for request in requests], self.share)
+        context = self.context
+        if context is None or all(len(request.ids) <= context + 1 for request in requests):
+            return Forest(requests, self.share)
+        windows = [windows_of(request, context) for request in requests]
+        return Forest([each for some in windows for each in some], self.share, parts=[len(some) for some in windows])
 
     def score_forest(self, forest: Forest, advance: Advance | None = None, leads: bool = False) -> Scores:
         """Run all rows."""
@@ -163,20 +168,6 @@ def _best_other(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
 
     best = logits.topk(2, -1)
     return torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
-
-
-def fitted(request: Request, context: int | None) -> Request:
-    """The request within a context: what must go goes from its beginning, where nothing is scored."""
-    over = 0 if context is None else len(request.ids) - 1 - context
-    if over <= 0:
-        return request
-    if over >= request.first:
-        scored = len(request.ids) - request.first
-        raise BraidError(
-            f"a continuation has {scored:,} tokens, and the model reads {context:,}",
-            todo="Score shorter texts, or use a model with a longer context.",
-        )
-    return Request(request.ids[over:], request.first - over)
 
 
 @contextlib.contextmanager

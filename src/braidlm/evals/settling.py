@@ -29,11 +29,7 @@ def settled(
     """
     if not scorer.settles:
         return sums
-    unsure = []
-    for group in groups:
-        some = list(group)
-        if _close(sums[some]) or any(_close(sums[some] / each[some], CLOSE / each[some].min()) for each in lengths):
-            unsure += some
+    unsure = [index for at in _unsure(sums, groups, lengths) for index in groups[at]]
     if not unsure:
         return sums
     sums = sums.copy()
@@ -63,7 +59,22 @@ def _least(leads: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return found
 
 
-def _close(values: np.ndarray, close: float = CLOSE) -> bool:
-    """Whether the best and the second are near; equal ones are one sequence, and nothing would part them."""
-    ranked = np.sort(values)
-    return len(ranked) > 1 and 0 < ranked[-1] - ranked[-2] < close
+def _unsure(sums: np.ndarray, groups: Sequence[Sequence[int]], lengths: Sequence[np.ndarray]) -> list[int]:
+    """Which groups, all of one size at a time."""
+    found: list[np.ndarray] = []
+    sizes = np.array([len(group) for group in groups])
+    for size in np.unique(sizes[sizes > 1]):
+        which = np.flatnonzero(sizes == size)
+        some = np.array([groups[at] for at in which.tolist()])
+        near = _close(sums[some], CLOSE)
+        for each in lengths:
+            near |= _close(sums[some] / each[some], CLOSE / each[some].min(-1))
+        found.append(which[near])
+    return sorted(np.concatenate(found).tolist()) if found else []
+
+
+def _close(values: np.ndarray, close: float | np.ndarray) -> np.ndarray:
+    """[groups] whether the best and the second are near; equal ones are one sequence, and nothing would part them."""
+    ranked = np.sort(values, axis=-1)
+    leads = ranked[:, -1] - ranked[:, -2]
+    return (leads > 0) & (leads < close)

@@ -1,6 +1,7 @@
 """When something was learned: the place where a sigmoid fitted to it crosses a threshold (Chang and Bergen, 2022).
 
-The BabyLM pipeline's ways of fitting, to the starting values, so that the ages are the same. Two of its choices are not
+The BabyLM pipeline's ways of fitting, to the starting values, so that the ages are the same; a model's curves are
+fitted by `least_squares.py`, so that they are the same in every process, too. Two of its choices are not
 what one would expect, and are kept because its scores depend on them: the threshold for models is half way between the
 chance of one in 300,000 **in bits** and the smallest surprisal **in nats**, and that smallest one is of a single
 context.
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.least_squares import least_squares
 
 CHILD_KNOWS = 0.5
 """A word's age is where half of the children say it."""
@@ -51,7 +53,8 @@ def model_age(words: np.ndarray, surprisals: np.ndarray) -> float | None:
     threshold = chance - 0.5 * (chance - surprisals.min())
     rising, amounts = -surprisals, np.log10(words + 1)
     start = [float(np.ptp(rising)), 1.0, float(amounts.mean()), float(rising.min())]
-    curve = _fitted(amounts, rising, p0=start)
+    with np.errstate(all="ignore"):  # of steps, whose slopes are too large for numbers
+        curve = least_squares(lambda numbers: sigmoid(amounts, *numbers) - rising, start, TRIES)
     age = None if curve is None else _crossing(curve, -threshold)
     return age if age is not None and words[0] <= 10**age - 1 <= words[-1] else None
 

@@ -92,7 +92,10 @@ def open_subject(name: str, folder: Path, run: str | None = None, paths: Sequenc
     try:
         tokenizer = load_tokenizer(folder)
     except BraidError as error:
-        todo = "Put the tokenizer.json that the model was trained with into the folder."
+        todo = (
+            "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers: "
+            "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
+        )
         raise BraidError("this model folder has no tokenizer that can be read", str(folder), todo) from error
     if is_braid:
         known = load_config(folder)

@@ -14,6 +14,8 @@ from braidlm.evals.averages import Average, averages
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 
 AMOUNTS = ("words", "tokens", "steps")
+FIXED = 3
+"""Columns before those of the models: task, items, baseline."""
 CSV_COLUMNS = (
     "task",
     "part",
@@ -60,6 +62,12 @@ def run_rows(found: Evaluation) -> Iterator[list[str]]:
         yield [run, *(result.shown for result in results.values())]
 
 
+def score_cell(found: Evaluation, model: ModelResults, task: str) -> str:
+    """A score with its standard error; `Strong` where it is clearly the best."""
+    shown = model.tasks[task].shown
+    return Strong(shown) if _is_best(found, model, task) else shown
+
+
 def breakdowns(found: Evaluation) -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
     """Task, by what its items are sorted, and a table of that, where models stand side by side."""
     for task in found.tasks if not found.runs else ():
@@ -101,9 +109,19 @@ def task_line(facts: dict[str, Any]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in facts.get("settings", {}).items() if value is not None)
     with_settings = f" with {settings}" if settings else ""
     return (
-        f"{facts['description']}. {facts['metric']}{with_settings}; {facts['count']:,} items, version "
-        f"{facts['version']}, data {facts['sha256'][:SHORT]}."
+        f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items; version "
+        f"{facts['version']}; licence: {facts['licence']}; SHA-256 of the data {facts['sha256'][:SHORT]}."
     )
+
+
+def sentence(text: str) -> str:
+    """With a full stop, unless it asks."""
+    return text if text[-1] in ".?!" else f"{text}."
+
+
+def task_table(found: Evaluation) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows of what was measured."""
+    return ["task", "what it is"], [[f"`{name}`", task_line(facts)] for name, facts in found.tasks.items()]
 
 
 def model_line(model: ModelResults) -> str:
@@ -153,7 +171,7 @@ def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]
 
 def _task_rows(found: Evaluation) -> Iterator[list[str]]:
     for (task, facts), chance in zip(found.tasks.items(), _chances(found), strict=True):
-        yield [task, f"{facts['count']:,}", chance or "-", *(_score(found, model, task) for model in found.models)]
+        yield [task, f"{facts['count']:,}", chance or "-", *(score_cell(found, model, task) for model in found.models)]
     for average in averages(found):
         yield [average.label, "", "", *(_average(average, model) for model in found.models)]
 
@@ -163,7 +181,7 @@ def _checkpoint_rows(found: Evaluation) -> Iterator[list[str]]:
     means = averages(found)
     for model in found.models:
         trained = (f"{getattr(model, unit):,}" for unit in amounts)
-        scores = (_score(found, model, task) for task in found.tasks)
+        scores = (score_cell(found, model, task) for task in found.tasks)
         yield [model.name, *trained, *scores, *(_average(average, model) for average in means)]
     if any(_chances(found)):
         shown = (chance or "-" for chance in _chances(found))
@@ -174,11 +192,6 @@ def _chances(found: Evaluation) -> list[str]:
     """What guessing gives for each task; empty where that is not known."""
     chances = [found.models[0].tasks[task].chance for task in found.tasks]
     return ["" if chance is None else f"{chance:.2f}" for chance in chances]
-
-
-def _score(found: Evaluation, model: ModelResults, task: str) -> str:
-    shown = model.tasks[task].shown
-    return Strong(shown) if _is_best(found, model, task) else shown
 
 
 def _is_best(found: Evaluation, model: ModelResults, task: str) -> bool:

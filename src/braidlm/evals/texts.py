@@ -30,7 +30,8 @@ def requests_for(
     The whole is encoded at once, as a model reads it; a continuation brings its own space along.
     """
     start = begin_id(tokenizer) if begin == "bos" else None
-    return [_request(encoding, len(context), start) for encoding, context in _encoded(tokenizer, texts)]
+    bare = tokenizer.backend.num_special_tokens_to_add(False) == 0
+    return [_request(encoding, len(context), start, bare) for encoding, context in _encoded(tokenizer, texts)]
 
 
 def sentence_requests(tokenizer: BraidTokenizer, sentences: Sequence[str], begin: Begin = "tokenizer") -> list[Request]:
@@ -50,24 +51,32 @@ def _encoded(tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str]]) -> Ite
     for at in range(0, len(texts), AT_ONCE):
         some = texts[at : at + AT_ONCE]
         whole = [context + continuation for context, continuation in some]
-        for encoding, (context, _) in zip(tokenizer.backend.encode_batch(whole), some, strict=True):
+        # Where a continuation begins is found by its characters; without contexts nobody asks for them.
+        encode = (
+            tokenizer.backend.encode_batch if any(before for before, _ in some) else tokenizer.backend.encode_batch_fast
+        )
+        for encoding, (context, _) in zip(encode(whole), some, strict=True):
             yield encoding, context
 
 
-def _request(encoding: Encoding, context: int, start: int | None) -> Request:
-    ids, special = encoding.ids, encoding.special_tokens_mask
-    begun = 0
-    while begun < len(ids) and special[begun]:
-        begun += 1
-    stop = len(ids)
-    while stop > begun and special[stop - 1]:
-        stop -= 1
-    first = begun
-    if context:
-        first = _reaching(encoding, context, begun, stop)
+def _request(encoding: Encoding, context: int, start: int | None, bare: bool) -> Request:
+    """`bare` says that the tokenizer adds nothing to a text, so that nobody has to look for it."""
+    ids = encoding.ids
+    begun, stop = (0, len(ids)) if bare else _text_in(encoding.special_tokens_mask)
+    first = _reaching(encoding, context, begun, stop) if context else begun
     if start is not None and not begun:
         return Request([start, *ids[:stop]], first + 1)
-    return Request(ids[:stop], min(max(first, 1), stop))
+    return Request(ids if bare else ids[:stop], min(max(first, 1), stop))
+
+
+def _text_in(special: list[int]) -> tuple[int, int]:
+    """From where to where tokens are the text's own."""
+    begun, stop = 0, len(special)
+    while begun < stop and special[begun]:
+        begun += 1
+    while stop > begun and special[stop - 1]:
+        stop -= 1
+    return begun, stop
 
 
 def _reaching(encoding: Encoding, context: int, begun: int, stop: int) -> int:

@@ -15,7 +15,9 @@ from tokenizers import Encoding
 from braidlm.core.errors import BraidError
 from braidlm.data.braid_tokenizer import BraidTokenizer
 from braidlm.evals.forest import Request
+from braidlm.evals.ranked_options import ranges
 from braidlm.evals.texts import AT_ONCE
+from braidlm.evals.windows import too_long
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class WordRequests:
     def surprisals(self, sums: np.ndarray) -> np.ndarray:
         """[words] in nats, from the scores of the requests."""
         return np.bincount(self.words, weights=-sums, minlength=self.count)
+
+    def too_long(self, context: int | None) -> dict[str, int]:
+        """How many words were given only the end of what stands before them, for a result's notes."""
+        return too_long(self.requests, context, ranges(np.bincount(self.words).tolist()))
 
 
 def word_requests(tokenizer: BraidTokenizer, words: Sequence[tuple[str, str]]) -> WordRequests:

@@ -23,6 +23,7 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scorer import Advance, Scorer
 from braidlm.evals.settling import CLOSE
 from braidlm.evals.texts import sentence_requests
+from braidlm.evals.windows import too_long
 
 EXAMPLE = r'{"sentences": "... blicked.\t... blought.", "ratio": 0.8}'
 
@@ -60,6 +61,7 @@ class MadeUpWords:
             count=self.count,
             standard_error=None if error is None else 100 * error,
             chance=0.0,
+            notes=dict(too_long(self._lay(model.scorer, model.tokenizer)[0], model.scorer.context, groups)),
             items={
                 "chosen": [int(np.argmax(sums[group.start : group.stop])) for group in groups],
                 "probability": probabilities.tolist(),

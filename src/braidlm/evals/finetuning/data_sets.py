@@ -13,6 +13,7 @@ from braidlm.evals.finetuning.measures import CORRELATION
 BABYLM_FOLDERS = (
     "babylm-2025/full_eval/glue_filtered",
     "evaluation_data/full_eval/glue_filtered",
+    "osfstorage/evaluation_data/full_eval/glue_filtered",
     "full_eval/glue_filtered",
     "glue-2024/glue_filtered",
     "glue_filtered",
@@ -48,7 +49,6 @@ class DataSet:
     labels: tuple[str, ...] | None
     """The names of the classes, from class 0; None where the label is a number."""
     metric: str = "accuracy"
-    licence: str = "its publishers' terms"
     other_files: tuple[Files, ...] = ()
     """Of layouts beside the BabyLM challenge's."""
     other_folders: tuple[str, ...] = ()
@@ -56,6 +56,12 @@ class DataSet:
     """Names that a field has in other layouts."""
     numbers: tuple[float, float] = (0.0, 5.0)
     """Between which a label that is a number lies."""
+
+    @property
+    def licence(self) -> str:
+        """Neither collection has one of its own; both refer to those of the data sets that they took."""
+        site = "gluebenchmark.com" if self.group == "glue" else "super.gluebenchmark.com"
+        return f"that of the original data set (see {site}/faq)"
 
     @property
     def task(self) -> str:

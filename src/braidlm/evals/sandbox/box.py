@@ -9,6 +9,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -314,6 +315,14 @@ def _outcome(steps: list[dict[str, Any]], program: Program) -> Outcome:
     return Outcome(reason, last["out"], last["err"], len(steps))
 
 
+def _last_words(text: str) -> str:
+    """The line that says what went wrong: the last, or of Node, which ends with a trace and its version, the error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[-1].startswith("Node.js v"):
+        lines = [line for line in lines if re.match(r"(Uncaught )?\w*Error\b", line)] or lines[:-1]
+    return lines[-1][:200] if lines else ""
+
+
 def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
     """Why a step failed, in a line."""
     stopped = {
@@ -331,8 +340,7 @@ def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
         return f"used more than {limits.seconds} seconds of processor time"
     if code == -signal.SIGXFSZ:
         return f"wrote a file larger than {limits.file_size // MEGABYTE:,} MB"
-    said = [line.strip() for line in (step["err"] or step["out"]).splitlines() if line.strip()]
-    detail = f": {said[-1][:200]}" if said else ""
+    detail = f": {said}" if (said := _last_words(step["err"] or step["out"])) else ""
     if code < 0:
         return f"ended by {signal.Signals(-code).name}{detail}"
     return f"ended with {code}{detail}"

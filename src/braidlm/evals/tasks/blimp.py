@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.hub_data import HubSource
 from braidlm.evals.minimal_pairs import MinimalPairs, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
-
-BABYLM = "It is `{}` of the BabyLM 2025 evaluation data (https://osf.io/ryjfm/, folder evaluation_data)."
 
 
 class _MinimalPairTask(Task):
@@ -23,7 +23,8 @@ class Blimp(_MinimalPairTask):
     size = "67 sets of 1,000 pairs"
     licence = "CC BY 4.0"
     places = ("blimp/data", "blimp")
-    fetch = "`git clone https://github.com/alexwarstadt/blimp` into the data folder gets it."
+    hub = HubSource("nyu-mll/blimp", splits=("train",), sets=True)
+    fetch = f"`git clone https://github.com/alexwarstadt/blimp DATA/blimp`, or {hub.command}".format(task="blimp")
 
 
 @TASKS.register("blimp_filtered")
@@ -32,14 +33,10 @@ class BlimpFiltered(_MinimalPairTask):
 
     description = "BLiMP with only words of the BabyLM corpora: the full evaluation of BabyLM 2025"
     size = "67 sets, 59,875 pairs"
-    licence = "CC BY 4.0 (BLiMP), Apache 2.0 (selection)"
-    places = (
-        "babylm-2025/full_eval/blimp_filtered",
-        "evaluation_data/full_eval/blimp_filtered",
-        "full_eval/blimp_filtered",
-        "blimp_filtered",
-    )
-    fetch = BABYLM.format("full_eval/blimp_filtered")
+    licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
+    places = babylm_places("full_eval/blimp_filtered")
+    fetch = babylm_fetch("full_eval/blimp_filtered")
+    collection = COMMAND
 
 
 @TASKS.register("blimp_fast")
@@ -48,11 +45,7 @@ class BlimpFast(_MinimalPairTask):
 
     description = "a fifth of BLiMP: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "67 sets of 200 pairs"
-    licence = "CC BY 4.0 (BLiMP), Apache 2.0 (selection)"
-    places = (
-        "babylm-2025/fast_eval/blimp_fast",
-        "evaluation_data/fast_eval/blimp_fast",
-        "fast_eval/blimp_fast",
-        "blimp_fast",
-    )
-    fetch = BABYLM.format("fast_eval/blimp_fast")
+    licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
+    places = babylm_places("fast_eval/blimp_fast")
+    fetch = babylm_fetch("fast_eval/blimp_fast")
+    collection = COMMAND

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
 from braidlm.evals.minimal_pairs import METRIC, MinimalPairs, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
 
 
 class _Supplement(Task):
     metric = METRIC
-    licence = "Apache 2.0"
+    licence = LICENCE
+    collection = COMMAND
 
     def open(self, place: Path) -> MinimalPairs:
         return read_pairs(place)

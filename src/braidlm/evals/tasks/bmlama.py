@@ -6,13 +6,12 @@ from braidlm.evals.fact_sentences import read_facts
 from braidlm.evals.multiple_choice import MultipleChoice, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
-FETCH = (
-    "`git clone https://github.com/Betswish/Cross-Lingual-Consistency` gets it: `--data {}={}` is one of its folders."
-)
+REPOSITORY = "Cross-Lingual-Consistency"
+FETCH = f"`git clone https://github.com/Betswish/{REPOSITORY} DATA/{REPOSITORY}` gets it."
 
 
 class _Bmlama(Task):
-    licence = "CC BY-NC-SA 4.0 (mLAMA)"
+    licence = "CC BY-NC-SA 4.0 (mLAMA, of which it is made)"
     metric = metric("per token")
 
     def open(self, place: Path) -> MultipleChoice:
@@ -25,8 +24,8 @@ class Bmlama17(_Bmlama):
 
     description = "BMLAMA-17: which of up to ten answers makes the sentence of least perplexity, in each language"
     size = "6,792 facts in each of up to 17 languages"
-    places = ("bmlama/BMLAMA17", "BMLAMA17")
-    fetch = FETCH.format("bmlama17", "1_easyrun/BMLAMA17")
+    places = ("bmlama/BMLAMA17", "BMLAMA17", f"{REPOSITORY}/1_easyrun/BMLAMA17")
+    fetch = FETCH
 
 
 @TASKS.register("bmlama53")
@@ -35,5 +34,5 @@ class Bmlama53(_Bmlama):
 
     description = "BMLAMA-53: the same with fewer facts in more languages"
     size = "3,070 facts in each of up to 53 languages"
-    places = ("bmlama/BMLAMA53", "BMLAMA53")
-    fetch = FETCH.format("bmlama53", "1_easyrun/BMLAMA53")
+    places = ("bmlama/BMLAMA53", "BMLAMA53", f"{REPOSITORY}/1_easyrun/BMLAMA53")
+    fetch = FETCH

@@ -7,7 +7,8 @@ one file holds both kinds of distraction.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.babylm_data import COMMAND, babylm_fetch, babylm_places
+from braidlm.evals.hub_data import HubSource
 from braidlm.evals.json_rows import Row, files_of, rows_of
 from braidlm.evals.minimal_pairs import METRIC
 from braidlm.evals.ranked_options import Item, RankedOptions
@@ -30,10 +31,12 @@ class Comps(Task):
 
     description = "properties of concepts, and of made-up words that inherit them: the full evaluation of BabyLM 2025"
     size = "4 sets, 91,028 pairs"
-    licence = "MIT"
+    licence = "see the source (huggingface.co/datasets/kanishka/comps)"
     metric = METRIC
     places = babylm_places("full_eval/comps")
-    fetch = babylm_fetch("full_eval/comps")
+    hub = HubSource("kanishka/comps", splits=("train",), sets=True)
+    fetch = f"{babylm_fetch('full_eval/comps')} Or {hub.command}".format(task="comps")
+    collection = COMMAND
 
     def open(self, place: Path) -> RankedOptions:
         rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
@@ -48,11 +51,12 @@ def _item(row: Row) -> Item:
 
 
 def _set(row: Row) -> str:
-    if row.stem == BOTH:
+    name = row.stem if row.stem.startswith("comps_") else f"comps_{row.stem}"  # the Hub's are called base, wugs ...
+    if name == BOTH:
         kind = row.text("distraction_type")
         if kind not in DISTRACTIONS:
             raise row.wrong(f"'distraction_type' is to be one of {', '.join(DISTRACTIONS)}, not '{kind}'")
         return DISTRACTIONS[kind]
-    if row.stem not in SETS:
+    if name not in SETS:
         raise row.wrong(f"'{row.stem}' is not a set of COMPS; there are {', '.join([*SETS, BOTH])}")
-    return SETS[row.stem]
+    return SETS[name]

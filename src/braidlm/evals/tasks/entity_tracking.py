@@ -6,7 +6,7 @@ the number of moves, the mean over those of each split, then over splits.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
 from braidlm.evals.json_rows import files_of, rows_of
 from braidlm.evals.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
@@ -18,7 +18,8 @@ EXAMPLE = (
 
 class _EntityTracking(Task):
     metric = "accuracy, % (mean over numbers of moves, then over splits)"
-    licence = "MIT (Entity Tracking), Apache 2.0 (selection)"
+    licence = f"{LICENCE}; its authors name none (github.com/sebschu/entity-tracking-lms)"
+    collection = COMMAND
 
     def open(self, place: Path) -> RankedOptions:
         rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)

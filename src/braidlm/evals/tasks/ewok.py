@@ -7,7 +7,7 @@ that you unpacked, and never written.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import babylm_places
+from braidlm.evals.babylm_data import COMMAND, babylm_places
 from braidlm.evals.json_rows import rows_of
 from braidlm.evals.protected_zip import protected_files
 from braidlm.evals.ranked_options import Item, RankedOptions
@@ -20,7 +20,9 @@ EXAMPLE = '{"Domain": "...", "Context1": "...", "Target1": "...", "Target2": "..
 
 class _Ewok(Task):
     metric = "accuracy, % (mean over domains)"
-    licence = "CC BY 4.0, not to be published in plain text or trained on"
+    licence = (
+        "its own terms (huggingface.co/datasets/ewok-core/ewok-core-1.0): no plain text published, no training on it"
+    )
     inside: tuple[str, ...]
     """How its folder is called in an archive that has several."""
 
@@ -64,3 +66,4 @@ class EwokFast(_Ewok):
         *babylm_places("fast_eval/ewok_fast.zip"),
     )
     fetch = "It is `fast_eval/ewok_fast.zip` of the BabyLM 2025 evaluation data (https://osf.io/ryjfm/), read as it is."
+    collection = COMMAND

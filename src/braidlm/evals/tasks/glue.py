@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from braidlm.evals.babylm_data import COMMAND, SOURCE
 from braidlm.evals.contestant import Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
 from braidlm.evals.tasks.task import TASKS, Task
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
 
 BABYLM = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
 """What the challenge of 2025 kept of GLUE and SuperGLUE, in its order."""
-BABYLM_DATA = "the BabyLM 2025 evaluation data (https://osf.io/ryjfm/, folder evaluation_data/full_eval/glue_filtered)"
+BABYLM_DATA = f"`full_eval/glue_filtered` of {SOURCE}"
 GLUE_DATA = "GLUE (https://gluebenchmark.com/tasks)"
+ARCHIVES = {"cola": "CoLA", "sst2": "SST-2", "stsb": "STS-B", "qnli": "QNLIv2"}
+ARCHIVE = " `curl -O https://dl.fbaipublicfiles.com/glue/data/{0}.zip && unzip {0}.zip -d DATA` gets it."
 USES = ("seeds", *(field.name for field in fields(Settings) if field.name.startswith("finetune")))
 
 
@@ -33,7 +36,7 @@ class LabelledTaskKind(Task):
 def _kind(of: DataSet) -> type[LabelledTaskKind]:
     in_babylm = of.name in BABYLM
     files = of.files[0] if in_babylm else of.other_files[-1]
-    source = BABYLM_DATA if in_babylm else GLUE_DATA
+    source, how = (BABYLM_DATA, "") if in_babylm else (GLUE_DATA, ARCHIVE.format(ARCHIVES[of.name]))
     return type(
         of.task,
         (LabelledTaskKind,),
@@ -45,7 +48,8 @@ def _kind(of: DataSet) -> type[LabelledTaskKind]:
             "licence": of.licence,
             "metric": f"{of.metric}, %",
             "places": of.places,
-            "fetch": f"It is {files.train} and {files.valid} of {source}.",
+            "fetch": f"It is {files.train} and {files.valid} of {source}.{how}",
+            "collection": COMMAND if in_babylm else "",
         },
     )
 

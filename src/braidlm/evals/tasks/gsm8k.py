@@ -29,7 +29,7 @@ class Gsm8k(Task):
         "gsm8k",
     )
     hub = HubSource("openai/gsm8k", "main", ("test",))
-    fetch = "`git clone https://github.com/openai/grade-school-math` into the data folder, or " + hub.command.format(
+    fetch = "`git clone https://github.com/openai/grade-school-math DATA/grade-school-math`, or " + hub.command.format(
         task="gsm8k"
     )
     uses = ("shots",)

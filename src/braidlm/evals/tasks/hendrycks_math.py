@@ -23,8 +23,8 @@ class Math(Task):
     metric = "exact match, %"
     places = ("maths-and-code/math.test.jsonl", "math.test.jsonl", "MATH/test", "math")
     fetch = (
-        "It is the folder `test` of https://people.eecs.berkeley.edu/~hendrycks/MATH.tar, or a JSONL file with one "
-        f"problem a line: {EXAMPLE}."
+        "`curl -L https://people.eecs.berkeley.edu/~hendrycks/MATH.tar | tar x -C DATA` gets it; a JSONL file with one "
+        f"problem a line will do: {EXAMPLE}."
     )
     uses = ("shots",)
 

@@ -30,7 +30,7 @@ class HumanEval(Task):
         "humaneval",
     )
     hub = HubSource("openai/openai_humaneval", "openai_humaneval", ("test",))
-    fetch = f"`git clone https://github.com/openai/human-eval` into the data folder, or {hub.command}".format(
+    fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}".format(
         task="humaneval"
     )
     uses = CODE_SETTINGS

@@ -27,7 +27,7 @@ class HumanEvalX(Task):
     licence = "Apache 2.0"
     metric = "pass@1, % (mean over the languages that could be run)"
     places = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
-    fetch = "`git clone https://github.com/THUDM/CodeGeeX` into the data folder gets it."
+    fetch = "`git clone https://github.com/THUDM/CodeGeeX DATA/CodeGeeX` gets it."
     uses = CODE_SETTINGS
 
     def open(self, place: Path) -> CodeProblems:

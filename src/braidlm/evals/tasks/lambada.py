@@ -17,7 +17,7 @@ class Lambada(Task):
 
     description = "LAMBADA: the last word of a passage, by the most probable tokens; its perplexity beside it"
     size = "5,153 passages"
-    licence = "CC BY 4.0"
+    licence = "CC BY 4.0 (LAMBADA)"
     metric = "accuracy, %"
     places = ("choice/lambada_openai.jsonl", "lambada_openai.jsonl", "lambada.jsonl", "lambada")
     hub = HubSource("EleutherAI/lambada_openai", "default")

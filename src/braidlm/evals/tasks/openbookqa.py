@@ -14,7 +14,7 @@ class OpenBookQA(ChoiceTask):
 
     description = "OpenBookQA: elementary science, which of four endings is true"
     size = "500 questions"
-    licence = "Apache 2.0"
+    licence = "none is stated (see allenai.org/data/open-book-qa)"
     headline = "per byte"
     metric = metric("per byte")
     places = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")

@@ -39,7 +39,9 @@ class Task(ABC):
     places: tuple[str, ...]
     """Where its data is usually found inside the data folder."""
     fetch: str
-    """How to get the data: a sentence for someone who has not got it."""
+    """How to get the data: a sentence for someone who has not got it, in which DATA stands for the data folder."""
+    collection: str = ""
+    """How to get what the data is a part of; said once where several tasks of one collection are missing."""
     hub: HubSource | None = None
     """Where `hub:` finds the data, if the task reads it from there."""
     uses: tuple[str, ...] = ()

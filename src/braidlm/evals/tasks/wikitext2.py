@@ -21,7 +21,7 @@ class WikiText2(Task):
 
     description = "WikiText-2: bits per byte of the original text; perplexity per word beside it"
     size = "62 pages (test) and 60 (validation)"
-    licence = "CC BY-SA 3.0"
+    licence = "CC BY-SA (Wikipedia)"
     metric = "bits per byte (test)"
     places = ("choice/wikitext2", "wikitext2", "wikitext-2", "wikitext-2-raw")
     hub = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", ("test", "validation"))

@@ -15,7 +15,7 @@ class WinoGrande(ChoiceTask):
 
     description = "WinoGrande: which of two names fits a gap, by the probability of the rest of the sentence"
     size = "1,267 sentences"
-    licence = "CC BY 4.0"
+    licence = "CC BY"
     places = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
     hub = HubSource("allenai/winogrande", "winogrande_xl", ("validation",))
     fetch = hub.command.format(task="winogrande")

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import babylm_fetch, babylm_places
+from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
 from braidlm.evals.tasks.task import TASKS, Task
 from braidlm.evals.wug import MadeUpWords, read_forms
 
 
 class _MadeUp(Task):
     metric = "Spearman's correlation with people, x 100"
-    licence = "MIT"
+    licence = f"{LICENCE}; of the originals see their papers"
+    collection = COMMAND
 
     def open(self, place: Path) -> MadeUpWords:
         return read_forms(place)

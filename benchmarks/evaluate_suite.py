@@ -1,0 +1,221 @@
+"""Whole tasks on a model in memory, as `braid eval` runs them: the wall clock of each, and where the time goes.
+
+A task's seconds are from its opened data to its result: encoding texts, laying them out, the model, settling near ties
+in float64, counting. Without --model the model has random weights: the time is the same, the scores mean nothing (and
+near ties are more frequent than in a trained model). --check-cpu scores the same on the CPU in float32 and counts the
+items that are answered otherwise, of which there must be none.
+
+python benchmarks/evaluate_suite.py DATA [--device cuda] [--tasks babylm_fast blimp] [--model FOLDER] [--check-cpu]
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import record
+from shapes import VOCABULARY, braid_model
+
+from braidlm.core.errors import BraidError
+from braidlm.core.folders import load_model
+from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.data.tokenizers import load_tokenizer, train_bpe
+from braidlm.evals.contestant import Contestant
+from braidlm.evals.data_places import find_data
+from braidlm.evals.forest import Forest, Request
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scorer import Advance, Scorer, Scores
+from braidlm.evals.suites import expand
+from braidlm.evals.tasks import TASKS, OpenTask
+
+ENOUGH_TEXT = 20_000_000
+"""Characters to train a tokenizer on."""
+LISTS = ("pairs", "items", "questions", "passages")
+"""What tasks call the list that --items makes shorter."""
+
+
+class TimedScorer(Scorer):
+    """A scorer that keeps its own time, and what it found."""
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been scored."""
+        self.seconds = dict.fromkeys(("laying_out", "in_model", "settling"), 0.0)
+        self.tokens, self.settled = 0, 0
+        self.found: list[Scores] = []
+
+    def lay(self, requests: Sequence[Request]) -> Forest:
+        with self._timed("laying_out"):
+            return super().lay(requests)
+
+    def score_forest(self, forest: Forest, advance: Advance | None = None, leads: bool = False) -> Scores:
+        with self._timed("in_model"):
+            found = super().score_forest(forest, advance, leads)
+        self.tokens += forest.places
+        self.found.append(found)
+        return found
+
+    def exact(self, requests: Sequence[Request], leads: bool = False) -> Scores:
+        self.settled += len(requests)
+        with self._timed("settling"):
+            return super().exact(requests, leads)
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            wait(self.device)
+            self.seconds[what] += time.perf_counter() - begun
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def places(names: Sequence[str], data: Path) -> dict[str, Path]:
+    """Where the data of each task is; those that have none here are left out, and said."""
+    found: dict[str, Path] = {}
+    for name in names:
+        try:
+            found |= find_data([name], data, {})
+        except BraidError as error:
+            print(f"left out: {str(error).splitlines()[0]}")
+    return found
+
+
+def opened(name: str, place: Path, most: int | None) -> OpenTask:
+    """A task with its data, or some of its items from all over."""
+    task: Any = TASKS[name]().open(place)
+    for field in LISTS:
+        some = getattr(task, field, None)
+        if most is not None and isinstance(some, list) and len(some) > most:
+            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]}, _laid={})
+    return task
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text that data holds."""
+    if isinstance(value, str):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from texts_in(getattr(value, field.name))
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(each)
+
+
+def tokenizer_for(tasks: Sequence[OpenTask]) -> BraidTokenizer:
+    """One that is trained on the tasks' own texts."""
+    texts, size = [], 0
+    for task in tasks:
+        for text in texts_in(task):
+            texts.append(text)
+            size += len(text)
+            if size > ENOUGH_TEXT:
+                break
+    return BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
+
+
+def loaded(args: argparse.Namespace, tasks: Callable[[], list[OpenTask]]) -> tuple[Any, BraidTokenizer]:
+    """The model, and a tokenizer that fits it."""
+    if args.model is not None:
+        return load_model(args.model, args.device), load_tokenizer(args.model)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer_for(tasks())
+    torch.manual_seed(0)
+    return braid_model(args.family, args.size, args.context).to(args.device), tokenizer
+
+
+def measured(name: str, task: OpenTask, model: Contestant) -> tuple[dict[str, Any], TaskResult, list[Scores]]:
+    """One task, from its opened data to its result."""
+    scorer = model.scorer
+    assert isinstance(scorer, TimedScorer)
+    scorer.forget()
+    wait(scorer.device)
+    begun = time.perf_counter()
+    result = task.evaluate(name, model)
+    wait(scorer.device)
+    seconds = time.perf_counter() - begun
+    row = {
+        "task": name,
+        "items": task.count,
+        "score": result.score,
+        "tokens": scorer.tokens,
+        "settled": scorer.settled,
+        "seconds": seconds,
+        **scorer.seconds,
+        "texts_and_counting": seconds - sum(scorer.seconds.values()),
+    }
+    return row, result, scorer.found
+
+
+def compared(ours: TaskResult, ours_found: list[Scores], theirs: TaskResult, found: list[Scores]) -> dict[str, Any]:
+    """Two results on one task: items that were answered otherwise, and how far scores are apart."""
+    answers = [
+        zip(values, theirs.items[key], strict=True)
+        for key, values in ours.items.items()
+        if values and all(isinstance(value, (bool, int, str)) for value in values)
+    ]
+    far = [np.abs(one.tokens - other.tokens).max() for one, other in zip(ours_found, found, strict=True)]
+    return {
+        "items_answered_otherwise": sum(one != other for pairs in answers for one, other in pairs),
+        "largest_difference": float(max(far)),
+        "difference_of_score": abs(ours.score - theirs.score),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="the data folder")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tasks", nargs="+", default=["babylm_fast", "blimp"], help="tasks and suites")
+    parser.add_argument("--model", type=Path, help="a model folder (random weights)")
+    parser.add_argument("--family", default="gpt2", help="of random weights: gpt2, llama, moep")
+    parser.add_argument("--size", default="28m")
+    parser.add_argument("--context", type=int, default=512, help="of random weights")
+    parser.add_argument("--tokenizer", type=Path, help="for random weights (one is trained on the tasks' texts)")
+    parser.add_argument("--items", type=int, help="at most so many of each task, where it can be cut (all)")
+    parser.add_argument("--rounds", type=int, default=1, help="the best of so many, each on data opened anew")
+    parser.add_argument("--check-cpu", action="store_true", help="score on the CPU too, in float32, and compare")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    where = places(expand(args.tasks), args.data)
+    if not where:
+        parser.error("there is no data for any of these tasks")
+
+    def tasks() -> list[OpenTask]:
+        return [opened(name, place, args.items) for name, place in where.items()]
+
+    model, tokenizer = loaded(args, tasks)
+    subject = Contestant(TimedScorer(model), tokenizer)
+    subject.scorer.score([Request(range(2, 2 + length)) for length in range(2, 60)])  # what a device does only once
+    beside = Contestant(TimedScorer(copy.deepcopy(model).cpu()), tokenizer) if args.check_cpu else None
+    rows = []
+    for name, place in where.items():
+        tries = [measured(name, opened(name, place, args.items), subject) for _ in range(args.rounds)]
+        row, result, found = min(tries, key=lambda each: each[0]["seconds"])
+        if beside is not None:
+            _, expected, also_found = measured(name, opened(name, place, args.items), beside)
+            row |= compared(result, found, expected, also_found)
+        rows.append(row)
+        print(f"{name}: {row['score']:.2f} in {row['seconds']:.2f} s", flush=True)
+    counted = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and "difference" not in key]
+    whole = dict.fromkeys(rows[0], "") | {key: sum(row[key] for row in rows) for key in counted if key != "score"}
+    record("evaluate_suite", torch.device(args.device), [*rows, {**whole, "task": "in all"}], args.out)
+
+
+if __name__ == "__main__":
+    main()
