@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from braidlm.evals.keeping import Kept
 from braidlm.evals.page import dynamics_page
 from braidlm.evals.pictures import pictures
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
-from braidlm.evals.tables import columns, long_csv, markdown, rows
+from braidlm.evals.tables import columns, long_csv, markdown, rows, too_long_lines
 from braidlm.evals.verdicts import verdicts
 from outcome import Outcome
 
@@ -63,6 +64,18 @@ def test_markdown_says_what_was_measured_and_with_what() -> None:
     assert "- `a`: aaaaaaaaaaaa, heard: stories" in text
     assert "Computed in float32, with braidlm 9.9, torch 2." in text
     assert "baseline: what guessing gives" in text
+
+
+def test_items_that_are_too_long_are_told() -> None:
+    found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, notes={"shortened": 21, "in windows": 0})
+    said = "known: of 1,200 items some are longer than the context: 21 read without their beginning"
+    assert too_long_lines(found) == [said]
+    assert f"\n{said}.\n" in markdown(found)
+    other = found.models[1].tasks
+    other["known"] = replace(other["known"], notes={"shortened": 0, "in windows": 1_100})
+    windows = "known: of 1,200 items some are longer than the context: 1,100 scored in windows (b)"
+    assert too_long_lines(found) == [f"{said} (a)", windows]
+    assert too_long_lines(evaluation({"a": (60.0, 1.5)})) == []
 
 
 def test_csv_has_everything_in_long_form() -> None:

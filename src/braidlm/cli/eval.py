@@ -209,7 +209,7 @@ def _show(found: "Evaluation", out: str) -> None:
     from braidlm.evals.dynamics import run_dynamics
     from braidlm.evals.folder import COMPARISON, PAGE
     from braidlm.evals.page import best_sentence
-    from braidlm.evals.tables import FIXED, MARKED, columns, rows, run_columns, run_rows
+    from braidlm.evals.tables import FIXED, MARKED, columns, rows, run_columns, run_rows, too_long_lines
 
     def written(cell: str) -> str:
         return f"[bold]{escape(cell)} *[/bold]" if isinstance(cell, Strong) else escape(cell)
@@ -221,6 +221,8 @@ def _show(found: "Evaluation", out: str) -> None:
         show(f"* {MARKED}")
     for average in averages(found):
         show(f"{average.label}: {average.note}")
+    for line in too_long_lines(found):
+        show(line)
     if found.over_runs:
         show("over all checkpoints:")
         table([escape(name) for name in run_columns(found)], run_rows(found))

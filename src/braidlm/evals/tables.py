@@ -12,6 +12,7 @@ from typing import Any
 from braidlm.core.page import Strong
 from braidlm.evals.averages import Average, averages
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
+from braidlm.evals.windows import IN_WINDOWS, SHORTENED
 
 AMOUNTS = ("words", "tokens", "steps")
 FIXED = 3
@@ -101,7 +102,26 @@ def explanations(found: Evaluation) -> list[str]:
     said = ["± is one standard error" + (f"; {BASELINE}" if any(_chances(found)) else "") + "."]
     if any(verdict.clear for verdict in found.verdicts.values()):
         said.append(f"Bold: {MARKED}.")
-    return said + [f"{average.label}: {average.note}." for average in averages(found)]
+    said += [f"{average.label}: {average.note}." for average in averages(found)]
+    return said + [f"{line}." for line in too_long_lines(found)]
+
+
+def too_long_lines(found: Evaluation) -> list[str]:
+    """Of which tasks some items were longer than a model reads, and what was done about them."""
+    lines = []
+    for task, facts in found.tasks.items():
+        seen: dict[tuple[int, int], list[str]] = {}
+        for model in found.models:
+            notes = model.tasks[task].notes
+            counts = (notes.get(SHORTENED, 0), notes.get(IN_WINDOWS, 0))
+            seen.setdefault(counts, []).append(model.name)
+        for (shortened, in_windows), models in seen.items():
+            ways = (f"{shortened:,} read without their beginning", f"{in_windows:,} scored in windows")
+            done = ", ".join(way for way, count in zip(ways, (shortened, in_windows), strict=True) if count)
+            if done:
+                who = "" if len(seen) == 1 else f" ({', '.join(models)})"
+                lines.append(f"{task}: of {facts['count']:,} items some are longer than the context: {done}{who}")
+    return lines
 
 
 def task_line(facts: dict[str, Any]) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from braidlm.evals.forest import Request
 
+SHORTENED, IN_WINDOWS = "shortened", "in windows"
+"""Keys of a result's notes."""
+
 
 def windows_of(request: Request, context: int) -> list[Request]:
     """The requests, one or several, that score the same tokens in order and fit into the context."""
@@ -43,4 +46,4 @@ def too_long(
     if items is not None and long:
         owner = {at: index for index, item in enumerate(items) for at in item}
         shortened, in_windows = ({owner[at] for at in some} for some in (shortened, in_windows))
-    return {"shortened": len(shortened), "in windows": len(in_windows)}
+    return {SHORTENED: len(shortened), IN_WINDOWS: len(in_windows)}
