@@ -16,7 +16,7 @@ from .fused_chance import after_chance, threshold
 from .fused_mix import mix_gradients, mixed_rows
 from .fused_norm import plain_add_norm
 from .fused_placing import Placement
-from .fused_router import choose, plain_route, score_gradient, scores_of
+from .fused_router import choose, leave_sums, plain_route, score_gradient, scores_of
 from .fused_sums import Sums
 from .grouped_stacks import GroupedPlace
 from .launching import programs_for
@@ -167,10 +167,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(sums + width + column, tl.sum(bias_sum, 0), mask=column < width)
     if DELTA_BIASED:
         tl.store(sums + 2 * width + column, tl.sum(delta_bias_sum, 0), mask=column < width)
-    sums += VECTORS * width
-    place = choice[:, None] * width + column[None, :]
-    tl.store(sums + place, tl.sum(router_sum, 1), mask=(choice < choices)[:, None] & real)
-    tl.store(sums + choices * width + choice, tl.sum(router_bias_sum, 1), mask=choice < choices)
+    leave_sums(sums + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 @dataclass(frozen=True)

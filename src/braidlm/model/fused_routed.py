@@ -42,7 +42,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from .fused_mix import Mix
     from .fused_norm_router import MOST_CHOICES, AddNormRoute, How, MixNormRoute
     from .fused_placing import Placement, place
-    from .fused_routed_attention import AttendRouted
+    from .fused_routed_attention import AT_ONCE, AttendRouted
     from .fused_router import Route
     from .fused_rows import AddNormRows
     from .grouped_stacks import GroupedPlace
@@ -69,6 +69,15 @@ class Unmixed:
     def mixed(self) -> Tensor:
         """Each token's weighted sum of its rows."""
         return Mix.apply(self.rows, self.weights, self.placement, self.place)
+
+
+@dataclass
+class Base:
+    """Rows that something is added to, after some of it was dropped by chance."""
+
+    rows: Tensor
+    dropout: float
+    seed: Tensor | None
 
 
 def serves_router(router: TopKRouter) -> bool:
@@ -199,8 +208,7 @@ def layer_of_blocks(
         stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(block, probability),
         way.grouped.get(into_feed(block.feed)), way.grouped.get(block.attention.out),
     )  # fmt: skip
-    seed = way.seed(block, probability, 1)
-    made = fed(block.feed, normed, chosen, way, base=rows, dropout=probability, seed=seed)
+    made = fed(block.feed, normed, chosen, way, Base(rows, probability, way.seed(block, probability, 1)))
     place = None if probability else way.grouped.get(block.feed.out)
     return Unmixed(made, chosen.weights, chosen.placement, place), chosen.routing
 
@@ -249,7 +257,7 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     at = way.places.get(bank.qkv)
     qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, way.aside, at)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
-    along = Along(bank.head_dim)
+    along = Along(bank.head_dim) if AT_ONCE else None
     gathered = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
         placement.routed, scale, probability, way.seed(bank, probability), bank.window, None, side.bias,
@@ -258,19 +266,11 @@ def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
     return grouped_linear(bank.out, gathered, chosen, way, gather=False, along=along)
 
 
-def fed(
-    bank: Any,
-    rows: Tensor,
-    chosen: Chosen,
-    way: Pass,
-    base: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
-    """The rows through the feed-forward parts of their experts; with `base`, rows that this is added to."""
+def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Base | None = None) -> Tensor:
+    """The rows through the feed-forward parts of their experts, added to a base if there is one."""
     kind = bank.kind if isinstance(bank, MLP) else "silu" if isinstance(bank, SwiGLU) else "gelu"
     gated = not isinstance(bank, MLP)
-    return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base, dropout, seed)
+    return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base)
 
 
 def grouped_linear(
@@ -290,13 +290,12 @@ def grouped_feed(
     rows: Tensor,
     chosen: Chosen,
     way: Pass,
-    base: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    base: Base | None = None,
 ) -> Tensor:
     """A feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
     up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias, None)
+    base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
     return GroupedFeed.apply(
-        rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base, chosen.placement, kind,
-        gated, base is None, way.aside, dropout, seed, way.grouped.get(into), way.grouped.get(out),
+        rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base_rows, chosen.placement,
+        kind, gated, base is None, way.aside, dropout, seed, way.grouped.get(into), way.grouped.get(out),
     )  # fmt: skip

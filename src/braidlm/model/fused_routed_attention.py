@@ -28,8 +28,9 @@ except ImportError:
     raise
 
 LOG2_E = 1.4426950408889634
-AT_ONCE = True
-"""Whether one launch makes all gradients where that can be done."""
+AT_ONCE = False
+"""Whether one launch makes all gradients where that can be done. It has not been timed: the launch waits for nothing in
+between, but its programs for queries need the registers of those for keys (168 against 116), so fewer run at a time."""
 Queries = tuple[Tensor, Tensor, Tensor]
 """Source, begins and routed, as `AttendRouted` has them."""
 
@@ -216,7 +217,7 @@ class AttendRouted(torch.autograd.Function):
                 sums.zero_()
         scan = min(SCAN, triton.next_power_of_2(time))
         delta = None if ctx.along is None else ctx.along.products
-        if AT_ONCE and delta is not None and by_query.warps == by_key.warps:
+        if delta is not None and by_query.warps == by_key.warps:
             both_gradients[(parts, key_tiles + query_tiles)](
                 qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, *ctx.sizes,
                 *ctx.scales, key_tiles, max(query_tiles, key_tiles), **ctx.options, SCAN=scan,

@@ -119,6 +119,18 @@ def score_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def leave_sums(  # type: ignore[no-untyped-def]
+    sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
+):
+    """Of the router's weight and bias: what a program found, [choice, row, column] and [choice, row], over its rows."""
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    inside = (choice < choices)[:, None] & (column < width)[None, :]
+    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=inside)
+    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
+
+
+@triton.jit
 def _route_forward(  # type: ignore[no-untyped-def]
     stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
@@ -160,10 +172,7 @@ def _route_backward(  # type: ignore[no-untyped-def]
         tl.store(gradient + at, dx.to(gradient.dtype.element_ty), mask=there)
         weight_sum += ds[:, :, None] * x[None, :, :]
         bias_sum += ds
-    sums += program * choices * (width + 1)
-    place = choice[:, None] * width + column[None, :]
-    tl.store(sums + place, tl.sum(weight_sum, 1), mask=real[:, None] & (column < width)[None, :])
-    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=real)
+    leave_sums(sums + program * choices * (width + 1), weight_sum, bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 class Route(torch.autograd.Function):

@@ -70,8 +70,11 @@ class BraidModel(BraidPreTrainedModel):
         self.positions = position_kinds.build(architecture.positions, width, architecture.context)
         self.drop = Dropout(architecture.dropout.embedding)
         self.stages = nn.ModuleList()
-        for choice in architecture.stages:
-            stage = stage_kinds.build(choice, width)
+        for index, choice in enumerate(architecture.stages):
+            try:
+                stage = stage_kinds.build(choice, width)
+            except BraidError as error:
+                raise BraidError(error.what, error.where or f"stages.{index}", error.todo) from error
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width

@@ -18,6 +18,7 @@ from braidlm.core.runs import model_folder
 from braidlm.data.braid_tokenizer import BraidTokenizer, differences
 from braidlm.data.catalog import OpenData, open_data
 from braidlm.data.tokenizers import load_tokenizer
+from braidlm.model.accounting import skeleton
 from braidlm.model.configuration_braid import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.switches import freeze
@@ -61,6 +62,7 @@ def train(
 def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
     """Everything is checked before the folder is touched, so that a mistake leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
+    _check_architecture(loaded)
     if place.is_main:
         check_folder(folder, resolved, fresh)
         data = open_data(recipe.data)  # the main process prepares what is missing, the others find it there
@@ -119,6 +121,13 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         tracker.close()
 
 
+def _check_architecture(loaded: LoadedRecipe) -> None:
+    """A model that cannot be made is found before its data is prepared, which may take long."""
+    if loaded.architecture is not None and loaded.recipe.start_from is None:
+        _check_length(loaded.architecture.context, loaded.recipe.data.length)
+        skeleton(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1))
+
+
 def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
@@ -126,7 +135,6 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
-    _check_length(loaded.architecture.context, loaded.recipe.data.length)
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
     return BraidForCausalLM(config)
 
