@@ -27,7 +27,7 @@ from braidlm.model.fused_norm_router import AddNormRoute, How, MixNormRoute, pla
 from braidlm.model.fused_pass import fused_stream, has_fused_pass
 from braidlm.model.fused_placing import place
 from braidlm.model.fused_router import Route, plain_route
-from braidlm.model.fused_rows import AddNormRows, plain_add_norm_rows
+from braidlm.model.fused_rows import AddNormRows, Norm, plain_add_norm_rows
 from braidlm.model.fused_sums import Sums
 from braidlm.model.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -292,11 +292,11 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
     for centred in (True, False):
 
         def rows(way: Callable[..., tuple[Tensor, ...]], s: Tensor, d: Tensor, *how: Any) -> tuple[Tensor, ...]:
-            return tuple(torch.where(real, x, 0.0) for x in way(s, torch.where(real, d, 0.0), placement, 1e-5, *how))
+            return tuple(torch.where(real, x, 0.0) for x in way(s, torch.where(real, d, 0.0), placement, *how))
 
         compare(
-            lambda s, d, c=centred: rows(AddNormRows.apply, s, d, c, 0.0, None),
-            lambda s, d, c=centred: rows(plain_add_norm_rows, s, d, c),
+            lambda s, d, c=centred: rows(AddNormRows.apply, s, d, Norm(1e-5, c)),
+            lambda s, d, c=centred: rows(plain_add_norm_rows, s, d, 1e-5, c),
             [stream, delta],
             dtype,
             f"rows {centred=}",
@@ -304,7 +304,7 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
     seed = torch.tensor([5], device=device)
     ones, nothing = torch.ones(placement.rows, 24, device=device), torch.zeros(60, 24, device=device)
     nothing.requires_grad_(), ones.requires_grad_()
-    kept, normed = AddNormRows.apply(nothing, ones, placement, 1e-5, True, 0.25, seed)
+    kept, normed = AddNormRows.apply(nothing, ones, placement, Norm(1e-5, True, 0.25, seed))
     share = (kept[real[:, 0]] > 0).float().mean().item()
     assert abs(share - 0.75) < 0.03
     upstream = [torch.where(real, 1.0, 0.0).expand_as(kept), torch.zeros_like(normed)]
@@ -371,7 +371,7 @@ def check_dropout_of_models(device: str, dtype: torch.dtype) -> None:
         for again in (False, True):
             (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()
             torch.manual_seed(3)
-            hidden, _ = fused_stream(model.model, ids)
+            hidden, _, _ = fused_stream(model.model, ids)
             hidden.square().sum().backward()
             found.append([hidden.detach(), *(p.grad for p in model.parameters())])
             model.zero_grad(set_to_none=True)
@@ -492,7 +492,7 @@ def check_models(device: str, dtype: torch.dtype) -> None:
 
 def results(
     model: Any,
-    way: Callable[[Any, Tensor], tuple[Tensor, Routings]],
+    way: Callable[[Any, Tensor], tuple[Tensor, Routings, *tuple[Tensor | None, ...]]],
     ids: Tensor,
     weights: Tensor,
     dtype: torch.dtype,
@@ -501,7 +501,7 @@ def results(
     """The stream, and the gradient of every parameter it depends on."""
     model.zero_grad()
     with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
-        stream, routings = way(model.model, ids)
+        stream, routings, *_ = way(model.model, ids)
     asked = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
     ((stream * weights).sum() + 30 * asked).backward()
     aside.join()

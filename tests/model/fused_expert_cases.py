@@ -12,7 +12,7 @@ import torch
 from fused_cases import LIMITS, close, compare
 from torch import Tensor
 
-from braidlm.model.aside import Aside
+from braidlm.model.aside import Aside, Owed
 from braidlm.model.fused_grouped import GroupedFeed, GroupedLinear, plain_grouped_feed
 from braidlm.model.fused_grouped_products import (
     Blocks,
@@ -20,10 +20,12 @@ from braidlm.model.fused_grouped_products import (
     grouped_forward,
     plain_grouped,
 )
+from braidlm.model.fused_grouped_rows import WIDEST, ProjectAddNormRows
 from braidlm.model.fused_grouped_weights import Cut, grouped_weight_gradient
 from braidlm.model.fused_mix import Mix, plain_mix, summed_rows
 from braidlm.model.fused_narrow import narrowed
 from braidlm.model.fused_placing import Placement, place, plain_place
+from braidlm.model.fused_rows import AddNormRows, Norm, plain_add_norm_rows
 
 SMALL_TILE = 16
 
@@ -157,6 +159,54 @@ def check_feed(
         compare(joined(fused, aside), plain, inputs, dtype, f"feed {kind=} {gated=} {gather=}")
 
 
+def check_project_rows(device: str, dtype: torch.dtype, placement: Placement, inputs: int, width: int) -> None:
+    """With the stream's gradient returned and left; what is dropped is what the two steps drop."""
+    real, experts, tokens = real_rows(placement), placement.experts, len(placement.slots)
+    stream = torch.randn(tokens, width, device=device).to(dtype)
+    for centred, biased, owing in product((False, True), (False, True), (False, True)):
+        weight, copy, rest = matrices(experts, inputs, width, dtype=dtype, device=device)
+        rows = torch.randn(len(real), inputs, device=device).to(dtype)
+        bias = torch.randn(experts, width, device=device) if biased else None
+        owed = Owed(None) if owing else None
+        norm = Norm(1e-5, centred, owed=owed)
+
+        def fused(
+            r: Tensor, w: Tensor, b: Tensor | None, s: Tensor, copy: Tensor = copy, norm: Norm = norm
+        ) -> tuple[Tensor, ...]:
+            s = s if norm.owed is None else Taken.apply(s, norm.owed)
+            made = ProjectAddNormRows.apply(laid_out(r, placement, False), w, copy, b, s, placement, norm, None)
+            return made[0][real], made[1][real]
+
+        def plain(
+            r: Tensor, w: Tensor, b: Tensor | None, s: Tensor, rest: Tensor = rest, centred: bool = centred
+        ) -> tuple[Tensor, ...]:
+            delta = plain_grouped(laid_out(r, placement, False), w + rest, placement, b)
+            made = plain_add_norm_rows(s, delta, placement, 1e-5, centred)
+            return made[0][real], made[1][real]
+
+        compare(fused, plain, [rows, weight, bias, stream], dtype, f"projected rows {centred=} {biased=} {owing=}")
+    norm, rows = Norm(1e-5, True, 0.25, torch.tensor([5], device=device)), laid_out(rows, placement, False)
+    found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, placement, norm, None)
+    delta = GroupedLinear.apply(rows, weight, copy, bias, placement, False, None)
+    for one, other in zip(found, AddNormRows.apply(stream, delta, placement, norm), strict=True):
+        close(one[real], other[real].double(), LIMITS[dtype], "projected rows, dropped")
+
+
+class Taken(torch.autograd.Function):
+    """A tensor whose gradient was left for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owed: Owed) -> Tensor:
+        ctx.owed = owed
+        ctx.set_materialize_grads(False)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor, None]:
+        assert gradient is None
+        return ctx.owed.take(), None
+
+
 def joined(work: Any, aside: Any) -> Any:
     """Gradients that were made aside are read only after they are joined: a hook on what comes in does that."""
     if aside is None:
@@ -259,6 +309,8 @@ def check_small(device: str, dtype: torch.dtype) -> None:
         check_mix(device, dtype, placement, chosen, 24)
     check_feed(device, dtype, placement, (16, 32), ("relu", "silu"))
     check_feed(device, dtype, plain_place(chosen[:4], 5, 1, SMALL_TILE), (16, 32), ("gelu",))
+    for inputs, width in ((16, 16), (40, 24), (32, 200)):
+        check_project_rows(device, dtype, placement, inputs, width)
     check_unread(device, dtype)
     check_blocks(device, dtype)
 
@@ -275,6 +327,8 @@ def check_large() -> None:
             check_linear("cuda", torch.bfloat16, placement, width, 3 * width, stream)
             check_feed("cuda", torch.bfloat16, placement, (width, hidden), ("gelu_new",), stream)
         check_mix("cuda", torch.bfloat16, placement, chosen, width)
+        if width <= WIDEST:
+            check_project_rows("cuda", torch.bfloat16, placement, width, width)
 
 
 def check_replay() -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from braidlm.model.fused_grouped_products import Along
 from braidlm.model.fused_routed_attention import AttendRouted, plain_attend_routed
 from braidlm.model.fused_routed_tiles import Tile, Tiles
 
@@ -105,16 +104,6 @@ def check(
         floor = exact.norm().item() / 3 + 1e-30
         close(gradient[:, :, index], exact[:, :, index], LIMITS[dtype], f"{what}, gradient of {part}", floor)
     assert not gradient[:, :, 0][~routed].any(), f"{what}: unasked queries have a gradient"
-
-    along = Along(dim)  # which whoever reads the rows has told
-    with nan_where_unwritten():
-        again = AttendRouted.apply(
-            ours, rows.source, rows.begins, rows.routed, scale, 0.0, None, window, used, None, None, None, None, along
-        )
-        assert torch.equal(again, found)
-        along.products = (again.detach() * upstream).float().unflatten(1, (heads, dim)).sum(2).t().contiguous()
-        (at_once,) = torch.autograd.grad(again, ours, upstream)
-    close(at_once, gradient.double(), LIMITS[dtype], f"{what}, all gradients at once", floor)
 
 
 def check_routings(device: str, dtype: torch.dtype) -> None:

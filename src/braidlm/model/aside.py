@@ -24,12 +24,14 @@ class Aside:
         self.stream = torch.cuda.Stream(device)
         self.urgent = torch.cuda.Stream(device, priority=URGENT)
         self.pieces: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+        self.last_urgent: torch.cuda.Event | None = None
 
     @contextlib.contextmanager
     def piece(self, *inputs: Tensor, urgent: bool = False) -> Iterator[None]:
         """The work inside reads `inputs`; they are ready on the main stream, and are kept until it is done.
 
-        Urgent is what the main stream waits for soon: its kernels, which should be small, go before all others.
+        Urgent is what should not wait behind large products: its kernels, which should be small, go before all others.
+        What urgent pieces have made is seen by those that come later, but not the other way round.
         """
         main, stream = torch.cuda.current_stream(self.device), self.urgent if urgent else self.stream
         if len(self.pieces) == PIECES_IN_FLIGHT:
@@ -37,10 +39,14 @@ class Aside:
             main.wait_event(done)
             self.pieces.popleft()
         stream.wait_stream(main)
+        if self.last_urgent is not None and not urgent:
+            stream.wait_event(self.last_urgent)
+            self.last_urgent = None
         with torch.cuda.stream(stream):
             yield
         done = torch.cuda.Event()
         done.record(stream)
+        self.last_urgent = done if urgent else self.last_urgent
         self.pieces.append((done, inputs))
 
     def last(self) -> torch.cuda.Event:
@@ -50,12 +56,13 @@ class Aside:
     def wait(self, done: torch.cuda.Event) -> None:
         """From here on the main stream sees what was finished then."""
         torch.cuda.current_stream(self.device).wait_event(done)
+        self.pieces = deque(piece for piece in self.pieces if piece[0] is not done)
 
     def join(self) -> None:
         """From here on the main stream sees every result."""
-        for done, _ in self.pieces:
+        for done, _ in tuple(self.pieces):
             self.wait(done)
-        self.pieces.clear()
+        self.last_urgent = None
 
 
 def beside(aside: Aside | None, *inputs: Tensor, urgent: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -63,25 +70,27 @@ def beside(aside: Aside | None, *inputs: Tensor, urgent: bool = False) -> contex
     return contextlib.nullcontext() if aside is None else aside.piece(*inputs, urgent=urgent)
 
 
-class Tied:
-    """The gradient of a matrix that head and embedding share: the head leaves it here, and the embedding adds to it.
+class Owed:
+    """A gradient that one part leaves for another, past autograd, which would read it at once: it may be made aside.
 
-    Autograd would make two matrices and a third of their sum.
+    So the embedding adds to what the head leaves of the matrix that they share, where autograd would make two matrices
+    and a third of their sum.
     """
 
-    def __init__(self, aside: Aside):
+    def __init__(self, aside: Aside | None):
         self.aside = aside
         self.gradient: Tensor | None = None
         self.done: torch.cuda.Event | None = None
 
-    def leave(self, gradient: Tensor) -> None:
-        """What the newest piece of work aside has made."""
-        self.gradient, self.done = gradient, self.aside.last()
+    def leave(self, gradient: Tensor, aside: Aside | None) -> None:
+        """What the newest piece of work aside, if there is one, has made; else it was made on the main stream."""
+        self.gradient, self.done = gradient, None if aside is None else aside.last()
 
     def take(self) -> Tensor:
         """The gradient, complete on the main stream; nothing is kept, or autograd would copy what it is given."""
         assert self.gradient is not None
-        assert self.done is not None
-        self.aside.wait(self.done)
+        if self.done is not None:
+            assert self.aside is not None
+            self.aside.wait(self.done)
         gradient, self.gradient = self.gradient, None
         return gradient

@@ -69,7 +69,7 @@ class AddDelta(torch.autograd.Function):
             to = torch.empty_like(gradient) if ctx.place is None else ctx.place.gradient
             delta_gradient = dropped(gradient.contiguous(), ctx.dropout, seed, to)
         if ctx.needs_input_grad[2]:
-            with beside(ctx.aside, delta_gradient):
+            with beside(ctx.aside, delta_gradient, urgent=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
         return gradient, delta_gradient, bias_gradient, *[None] * 4
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside, Tied, beside
+from .aside import Aside, Owed, beside
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -56,7 +56,7 @@ class Embed(torch.autograd.Function):
         positions: Tensor | None,
         dtype: torch.dtype,
         aside: Aside | None,
-        tied: Tied | None,
+        tied: Owed | None,
     ) -> Tensor:
         width, time = tokens.shape[1], ids.shape[1]
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
@@ -76,7 +76,7 @@ class Embed(torch.autograd.Function):
         gradient = gradient.contiguous()
         positions = None
         if ctx.context is not None:
-            with beside(ctx.aside, gradient):
+            with beside(ctx.aside, gradient, urgent=True):
                 positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
                 if len(positions) < ctx.context:
                     positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))

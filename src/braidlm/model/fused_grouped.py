@@ -13,7 +13,7 @@ from torch.autograd.function import Function, once_differentiable
 from .aside import Aside, beside
 from .fused_activation import plain_activation
 from .fused_chance import dropped
-from .fused_grouped_products import Along, grouped_backward, grouped_forward, plain_grouped
+from .fused_grouped_products import grouped_backward, grouped_forward, plain_grouped
 from .fused_grouped_weights import expert_sums, grouped_weight_gradient
 from .fused_mix import summed_rows
 from .fused_placing import Placement
@@ -24,7 +24,7 @@ class GroupedLinear(Function):
     """rows [R, in], or tokens [N, in] to be gathered, through the layer of each row's expert -> [R, out].
 
     weight [E, in, out], its copy, a bias [E, out] or None. The gradient that comes back must be zero in the padding
-    rows of used tiles. `along` is told the products of the rows with their gradient.
+    rows of used tiles.
     """
 
     @staticmethod
@@ -38,11 +38,10 @@ class GroupedLinear(Function):
         gather: bool,
         aside: Aside | None,
         place: GroupedPlace | None = None,
-        along: Along | None = None,
     ) -> Tensor:
-        _check_place(place, rows)
+        check_place(place, rows)
         ctx.save_for_backward(rows, copy)
-        ctx.placement, ctx.gather, ctx.aside, ctx.place, ctx.along = placement, gather, aside, place, along
+        ctx.placement, ctx.gather, ctx.aside, ctx.place = placement, gather, aside, place
         return grouped_forward(rows, copy, placement, bias, gather)[0]
 
     @staticmethod
@@ -53,12 +52,12 @@ class GroupedLinear(Function):
         gradient, rows_gradient = gradient.contiguous(), None
         weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_weight or needs_bias:
-            weight_gradients = _weights(ctx.place, ctx.aside, rows, gradient, placement, ctx.gather, needs_bias)
+            weight_gradients = parameter_gradients(
+                ctx.place, ctx.aside, rows, gradient, placement, ctx.gather, needs_bias
+            )
         if needs_rows:
-            if ctx.along is not None:
-                ctx.along.others = rows
-            rows_gradient = _rows_gradient(gradient, copy, placement, ctx.gather, ctx.along)
-        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 5
+            rows_gradient = gradient_of_rows(gradient, copy, placement, ctx.gather)
+        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 4
 
 
 class GroupedFeed(Function):
@@ -90,7 +89,7 @@ class GroupedFeed(Function):
         up_place: GroupedPlace | None = None,
         out_place: GroupedPlace | None = None,
     ) -> Tensor:
-        _check_place(up_place, rows)
+        check_place(up_place, rows)
         to = None if out_place is None else out_place.input
         value, inner = grouped_forward(rows, up_copy, placement, up_bias, gather, kind, gated, value=to)
         ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
@@ -111,27 +110,31 @@ class GroupedFeed(Function):
         up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
-            out_gradients = _weights(ctx.out_place, ctx.aside, value, gradient, placement, False, needs_out_bias)
+            out_gradients = parameter_gradients(
+                ctx.out_place, ctx.aside, value, gradient, placement, False, needs_out_bias
+            )
         to = None if ctx.up_place is None else ctx.up_place.gradient
         inner_gradient, sums = grouped_backward(
             gradient, out_copy, placement, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
         )
         if needs_up:
-            up_gradient, _ = _weights(ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, False)
+            up_gradient, _ = parameter_gradients(
+                ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, False
+            )
         if sums is not None:
-            with beside(ctx.aside, sums, placement.starts):
+            with beside(ctx.aside, sums, placement.starts, urgent=True):
                 bias_gradient = expert_sums(sums, placement)
         if needs_rows:
-            rows_gradient = _rows_gradient(inner_gradient, up_copy, placement, ctx.gather)
+            rows_gradient = gradient_of_rows(inner_gradient, up_copy, placement, ctx.gather)
         made = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *made, base_gradient, *[None] * 9
 
 
-def _check_place(place: GroupedPlace | None, rows: Tensor) -> None:
+def check_place(place: GroupedPlace | None, rows: Tensor) -> None:
     assert place is None or place.input.data_ptr() == rows.data_ptr(), "who made the rows had to put them there"
 
 
-def _weights(
+def parameter_gradients(
     place: GroupedPlace | None,
     aside: Aside | None,
     rows: Tensor,
@@ -146,10 +149,8 @@ def _weights(
         return grouped_weight_gradient(rows, gradient, placement, gather, bias)
 
 
-def _rows_gradient(
-    gradient: Tensor, copy: Tensor, placement: Placement, gather: bool, along: Along | None = None
-) -> Tensor:
-    made, _ = grouped_backward(gradient, copy, placement, along=along)
+def gradient_of_rows(gradient: Tensor, copy: Tensor, placement: Placement, gather: bool) -> Tensor:
+    made, _ = grouped_backward(gradient, copy, placement)
     return summed_rows(made, placement) if gather else made
 
 

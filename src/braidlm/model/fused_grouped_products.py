@@ -5,7 +5,7 @@ adding a bias, the activation forward and its slope backward. Padding rows hold 
 hold zeros, so that a sum over an expert's tiles is one over its rows.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,17 +40,6 @@ class Blocks:
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
-@dataclass
-class Along:
-    """Rows that a gradient is multiplied with where it is made, so many columns at a time: attention wants that."""
-
-    columns: int
-    others: Tensor | None = None
-    """[R, in]."""
-    products: Tensor | None = None
-    """float32 [in / columns, R], once they are there."""
-
-
 EXACT = Blocks(64, 64, 32, 4, 2)
 """For float32, which takes twice the memory."""
 SMALLEST = 16
@@ -58,7 +47,7 @@ SMALLEST = 16
 
 
 @triton.jit
-def _products(  # type: ignore[no-untyped-def]
+def products(  # type: ignore[no-untyped-def]
     left, right, column, INNER: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +102,7 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
         left = rows + first * INNER + row[:, None] * INNER + at[None, :]
     right = weight + expert.to(tl.int64) * INNER * WIDTH + at[:, None] * WIDTH + column[None, :]
     APART: tl.constexpr = COLUMNS if GATED else 0
-    total, up = _products(left, right, column, INNER, COLUMNS, WIDTH, APART, BLOCK_M, BLOCK_N, BLOCK_K)
+    total, up = products(left, right, column, INNER, COLUMNS, WIDTH, APART, BLOCK_M, BLOCK_N, BLOCK_K)
 
     real = column < COLUMNS
     inside = tl.broadcast_to(real[None, :], [BLOCK_M, BLOCK_N])
@@ -140,14 +129,13 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _grouped_backward(  # type: ignore[no-untyped-def]
-    gradient, weight, inner, along, made, sums, products, tile_expert, rows,
+    gradient, weight, inner, made, sums, tile_expert,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """gradient [R, INNER] through the weight [E, COLUMNS, INNER], and through an activation if there is one.
 
-    What is made is summed over each program's rows, for the bias of the layer before, or multiplied row by row with
-    `along`, BLOCK_N columns at a time.
+    What is made is summed over each program's rows, for the bias of the layer before.
     """
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)
@@ -168,7 +156,7 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
         x = tl.load(inner + place, mask=inside, other=0.0)
         if GATED:
             up = tl.load(inner + place + COLUMNS, mask=inside, other=0.0)
-    total, _ = _products(left, right, column, INNER, COLUMNS, 1, 0, BLOCK_M, BLOCK_N, BLOCK_K)
+    total, _ = products(left, right, column, INNER, COLUMNS, 1, 0, BLOCK_M, BLOCK_N, BLOCK_K)
 
     made += first * WIDTH
     if KIND is not None:
@@ -183,10 +171,6 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     tl.store(made + place, total.to(made.dtype.element_ty), mask=inside)
     if sums is not None:
         tl.store(sums + block * WIDTH + column, tl.sum(total, 0), mask=column < COLUMNS)
-    if along is not None:
-        other = tl.load(along + first * COLUMNS + place, mask=inside, other=0.0).to(tl.float32)
-        product = tl.sum(total.to(made.dtype.element_ty).to(tl.float32) * other, 1)
-        tl.store(products + tl.program_id(0) % programs * rows + first + row, product)
 
 
 def grouped_forward(
@@ -238,13 +222,11 @@ def grouped_backward(
     blocks: Blocks | None = None,
     made: Tensor | None = None,
     summed: bool = False,
-    along: Along | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """gradient [R, out] through weight [E, in, out] -> [R, in], or into `made`, and None.
 
     With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner. If `summed`,
-    also the sums of what is made over blocks of rows, float32 [blocks, width], of used tiles only. `along` is told the
-    products of what is made.
+    also the sums of what is made over blocks of rows, float32 [blocks, width], of used tiles only.
     """
     experts, columns, outputs = weight.shape
     assert experts == placement.experts
@@ -252,20 +234,13 @@ def grouped_backward(
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
     blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
-    if along is not None:
-        blocks = replace(blocks, columns=along.columns)
     m, n, k = fitted(blocks, placement.tile, columns, outputs)
     n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
     if made is None:
         made = gradient.new_empty(placement.rows, columns * 2 if gated else columns)
     sums = gradient.new_empty(placement.rows // m, made.shape[1], dtype=torch.float32) if summed else None
-    others = products = None
-    if along is not None:
-        assert n == along.columns
-        others, products = along.others, gradient.new_empty(columns // n, placement.rows, dtype=torch.float32)
-        along.products = products
     _grouped_backward[(placement.rows // m * triton.cdiv(columns, n),)](
-        gradient.contiguous(), weight, inner, others, made, sums, products, placement.tile_expert, placement.rows,
+        gradient.contiguous(), weight, inner, made, sums, placement.tile_expert,
         outputs, columns, activation, gated, is_nvidia(gradient), placement.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
     return made, sums

@@ -28,9 +28,14 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else (a @ b).to(dtype)
 
 
+def worth_aside(aside: Aside | None, rows: Tensor) -> Aside | None:
+    """Where the gradient of a weight that is read by `rows` is made."""
+    return aside if len(rows) <= FEW_ROWS else None
+
+
 def weight_product(gradient: Tensor, rows: Tensor, dtype: torch.dtype, aside: Aside | None) -> Tensor:
     """The gradient [out, in] of a weight, from its layer's gradient [rows, out] and input [rows, in]."""
-    with beside(aside if len(rows) <= FEW_ROWS else None, gradient, rows):
+    with beside(worth_aside(aside, rows), gradient, rows):
         return product(gradient.t(), rows, dtype)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .aside import Owed
 from .fused_chance import after_chance, threshold
 from .fused_mix import mix_gradients, mixed_rows
 from .fused_norm import plain_add_norm
@@ -176,6 +177,7 @@ class How:
 
     The router reads the stream, or, `reads_normed`, the stream normalised. What is added may be dropped by chance.
     `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made what is added.
+    Who reads the stream leaves its gradient in `owed`, if that is there.
     """
 
     eps: float
@@ -188,6 +190,7 @@ class How:
     delta_place: Place | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
+    owed: Owed | None = None
 
 
 class AddNormRoute(torch.autograd.Function):
@@ -302,6 +305,9 @@ def _gradients(
     """Of the stream, of what was added and of its bias, of the norm's and the router's weight and bias."""
     summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *_ = saved
     (rows, width), choices, how = summed.shape, len(router), ctx.how
+    if how.owed is not None:
+        assert summed_gradient is None, "it is owed"
+        summed_gradient = how.owed.take()
     delta_gradient = torch.empty_like(summed) if how.delta_place is None else how.delta_place.gradient
     gradient = torch.empty_like(summed) if how.dropout else delta_gradient
     tile = _tile(width, choices)

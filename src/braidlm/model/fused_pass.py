@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .aside import Aside, Tied, beside
+from .aside import Aside, Owed, beside
 from .attention import SoftmaxAttention
 from .block import Block
 from .dropout import Dropout
@@ -112,32 +112,40 @@ def pays(model: Any, ids: Tensor) -> bool:
 
 
 def fused_stream(
-    model: Any, ids: Tensor, aside: Aside | None = None, tied: Tied | None = None
-) -> tuple[Tensor, Routings]:
+    model: Any, ids: Tensor, aside: Aside | None = None, tied: Owed | None = None, head: Tensor | None = None
+) -> tuple[Tensor, Routings, Tensor | None]:
     """The normalised stream [batch, time, width] of token ids [batch, time], and the routings on the way.
 
-    With `tied`, the embedding adds its gradient to what the head leaves there.
+    With `tied`, the embedding adds its gradient to what the head leaves there. `head` is its matrix, of which a narrow
+    copy is made as well.
     """
     dtype = _compute_dtype(ids.device)
     model._check_length(ids.shape[1])
     with torch.autocast(ids.device.type, enabled=False):
-        way = _prepare(model, ids, dtype, aside)
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
         stream: Tensor | Unmixed = model.drop(
             Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied)
         )
+        way = _prepare(model, ids, dtype, aside)
         written: Written | None = None
         routings: Routings = ()
-        first = True
+        first, copy = True, None
         for stage in model.stages:
             for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
                 if not (first and _is_plain(layer)):
                     way.join()  # the narrow weights of all others are made beside a plain first block
+                if head is not None and not first:  # nobody wants it before the end
+                    copy, head = _copied(head, dtype, aside), None
                 stream, written, made = stage.run(_layer, stream, written, layer, way)
                 routings += made
                 first = False
         _, normed = add_norm(_mixed(stream), written, model.norm, None, way)
-    return normed.view(*ids.shape, -1), routings
+    return normed.view(*ids.shape, -1), routings, copy if head is None else _copied(head, dtype, aside)
+
+
+def _copied(head: Tensor, dtype: torch.dtype, aside: Aside | None) -> Tensor:
+    with beside(aside):
+        return narrowed([head], dtype)[head]
 
 
 def _layer(

@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from .aside import Owed, beside
 from .attention import SoftmaxAttention
 from .expert_projection import ExpertProjection
 from .feed import MLP, SwiGLU
@@ -38,13 +40,13 @@ from .weight_stacks import Place
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from .fused_fold import Folded, WideLinear
     from .fused_grouped import GroupedFeed, GroupedLinear
-    from .fused_grouped_products import Along
+    from .fused_grouped_rows import WIDEST, ProjectAddNormRows
     from .fused_mix import Mix
     from .fused_norm_router import MOST_CHOICES, AddNormRoute, How, MixNormRoute
     from .fused_placing import Placement, place
-    from .fused_routed_attention import AT_ONCE, AttendRouted
+    from .fused_routed_attention import AttendRouted
     from .fused_router import Route
-    from .fused_rows import AddNormRows
+    from .fused_rows import AddNormRows, Norm
     from .grouped_stacks import GroupedPlace
 
 
@@ -55,6 +57,8 @@ class Chosen:
     routing: Routing
     weights: Tensor
     placement: Placement
+    placed: torch.cuda.Event | None = None
+    """What to wait for before the placement is read."""
 
 
 @dataclass
@@ -139,8 +143,13 @@ def add_norm_route(
     way: Pass,
     reads_normed: bool,
     folded: bool = False,
+    owed: Owed | None = None,
+    place_aside: bool = False,
 ) -> tuple[Tensor, Tensor, Chosen]:
-    """The stream with what was written, the same normalised for `reader`, and what the router makes of either."""
+    """The stream with what was written, the same normalised for `reader`, and what the router makes of either.
+
+    Rows may be placed beside what the caller does next: it waits for `placed` before it reads the placement.
+    """
     if isinstance(stream, Unmixed) and (written is not None or len(router.choices) > MOST_CHOICES):
         stream = stream.mixed()
     if folded and written is not None and isinstance(stream, Tensor):  # so that all layers' sums are alike
@@ -158,7 +167,7 @@ def add_norm_route(
     scores, config = router.scores, router.config
     how = How(
         norm.eps, centred, reads_normed, config.top_k, config.renormalise, way.sums_of(router),
-        way.places.get(reader) or way.grouped.get(reader), place, dropout, seed,
+        way.places.get(reader) or way.grouped.get(reader), place, dropout, seed, owed,
     )  # fmt: skip
     parts = (*vectors, scores.weight, scores.bias, router.balance, how)
     if isinstance(stream, Unmixed):
@@ -166,7 +175,7 @@ def add_norm_route(
     else:
         made = AddNormRoute.apply(stream, delta, bias, *parts)
     summed, normed, *choice = made
-    return summed, normed, _chosen(router, choice, way)
+    return summed, normed, _chosen(router, choice, way, place_aside)
 
 
 def route(router: TopKRouter, rows: Tensor, way: Pass, place: Place | None = None) -> tuple[Chosen, Tensor]:
@@ -183,31 +192,44 @@ def route(router: TopKRouter, rows: Tensor, way: Pass, place: Place | None = Non
     return _chosen(router, choice, way), rows
 
 
-def _chosen(router: TopKRouter, made: list[Tensor], way: Pass) -> Chosen:
+def _chosen(router: TopKRouter, made: list[Tensor], way: Pass, place_aside: bool = False) -> Chosen:
     scores, probabilities, chosen, weights = made
-    config, placement = router.config, place(chosen, len(router.choices), way.batch)
+    config, aside = router.config, way.aside if place_aside else None
+    with beside(aside, chosen, urgent=True):
+        placement = place(chosen, len(router.choices), way.batch)
+    placed = None if aside is None else aside.last()
     shape = (way.batch, way.time, -1)
     routing = Routing(
         router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
         dict(config.losses), scores.view(shape),
     )  # fmt: skip
-    return Chosen(routing, weights, placement)
+    return Chosen(routing, weights, placement, placed)
 
 
 def layer_of_blocks(
     stream: Tensor | Unmixed, written: Written | None, layer: Any, way: Pass
 ) -> tuple[Unmixed, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
-    block = layer.stack[0]
+    block, router = layer.stack[0], layer.join.router
+    owed = Owed(way.aside) if len(router.choices) <= MOST_CHOICES else None  # with more, nobody asks for it
     stream, normed, chosen = add_norm_route(
-        stream, written, block.attention_norm, layer.join.router, block.attention.qkv, way, False, folded=True
-    )
-    delta = attended(block.attention, normed, chosen, way)
-    centred, probability = isinstance(block.feed_norm, LayerNorm), block.drop.probability
-    rows, normed = AddNormRows.apply(
-        stream, delta, chosen.placement, block.feed_norm.eps, centred, probability, way.seed(block, probability),
-        way.grouped.get(into_feed(block.feed)), way.grouped.get(block.attention.out),
+        stream, written, block.attention_norm, router, block.attention.qkv, way, False, folded=True, owed=owed,
+        place_aside=True,
     )  # fmt: skip
+    bank, placement, probability = block.attention, chosen.placement, block.drop.probability
+    attended_rows = attended(bank, normed, chosen, way)
+    norm = Norm(
+        block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, way.seed(block, probability),
+        way.grouped.get(into_feed(block.feed)), way.grouped.get(bank.out), owed,
+    )  # fmt: skip
+    if stream.shape[1] <= WIDEST:
+        rows, normed = ProjectAddNormRows.apply(
+            attended_rows, bank.out.weight, way.narrow[bank.out.weight], bank.out.bias, stream, placement, norm,
+            way.aside,
+        )  # fmt: skip
+    else:
+        delta = grouped_linear(bank.out, attended_rows, chosen, way, gather=False)
+        rows, normed = AddNormRows.apply(stream, delta, placement, norm)
     made = fed(block.feed, normed, chosen, way, Base(rows, probability, way.seed(block, probability, 1)))
     place = None if probability else way.grouped.get(block.feed.out)
     return Unmixed(made, chosen.weights, chosen.placement, place), chosen.routing
@@ -217,8 +239,10 @@ def routed_attention(
     stream: Tensor, written: Written | None, norm: Any, part: Any, way: Pass
 ) -> tuple[Tensor, Written, Routing]:
     """The stream with what was written, and what `RoutedAttention` makes of it normalised."""
-    stream, normed, chosen = add_norm_route(stream, written, norm, part.router, part.bank.qkv, way, True)
-    rows = attended(part.bank, normed, chosen, way)
+    stream, normed, chosen = add_norm_route(
+        stream, written, norm, part.router, part.bank.qkv, way, True, place_aside=True
+    )
+    rows = grouped_linear(part.bank.out, attended(part.bank, normed, chosen, way), chosen, way, gather=False)
     return stream, Written(mixed(rows, chosen, way.grouped.get(part.bank.out))), chosen.routing
 
 
@@ -252,18 +276,19 @@ def mixed(rows: Tensor, chosen: Chosen, place: GroupedPlace | None = None) -> Te
 
 
 def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
-    """The rows' attention to all tokens, through the output projection."""
+    """What the rows mix of all tokens' values."""
     side, placement = way.folded[bank.qkv], chosen.placement
     at = way.places.get(bank.qkv)
     qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, way.aside, at)
+    if chosen.placed is not None and way.aside is not None:
+        way.aside.wait(chosen.placed)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
-    along = Along(bank.head_dim) if AT_ONCE else None
-    gathered = AttendRouted.apply(
+    mixed_values: Tensor = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
         placement.routed, scale, probability, way.seed(bank, probability), bank.window, None, side.bias,
-        way.sums_of(bank.qkv), at, way.grouped.get(bank.out), along,
+        way.sums_of(bank.qkv), at, way.grouped.get(bank.out),
     )  # fmt: skip
-    return grouped_linear(bank.out, gathered, chosen, way, gather=False, along=along)
+    return mixed_values
 
 
 def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Base | None = None) -> Tensor:
@@ -273,12 +298,10 @@ def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Base | None = 
     return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base)
 
 
-def grouped_linear(
-    layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool, along: Along | None = None
-) -> Tensor:
+def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
     copy = way.narrow[layer.weight]
     return GroupedLinear.apply(
-        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer), along
+        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer)
     )
 
 

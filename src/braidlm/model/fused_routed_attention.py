@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .fused_grouped_products import Along
-from .fused_routed_gradients import SCAN, both_gradients, key_gradient, query_gradient
+from .fused_routed_gradients import SCAN, key_gradient, query_gradient
 from .fused_routed_tiles import TILES, Tiles, is_kept, is_visible, key_range, part_of_program
 from .fused_sums import Sums
 from .grouped_stacks import GroupedPlace
@@ -28,9 +27,6 @@ except ImportError:
     raise
 
 LOG2_E = 1.4426950408889634
-AT_ONCE = False
-"""Whether one launch makes all gradients where that can be done. It has not been timed: the launch waits for nothing in
-between, but its programs for queries need the registers of those for keys (168 against 116), so fewer run at a time."""
 Queries = tuple[Tensor, Tensor, Tensor]
 """Source, begins and routed, as `AttendRouted` has them."""
 
@@ -88,7 +84,7 @@ def _clear_padding(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    qkv, source, begins, seed, out, lse, words, queries, rows, time, batch, blocks, heads, scale, keep_scale,
+    qkv, source, begins, seed, out, lse, words, rows, time, batch, blocks, heads, scale, keep_scale,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     block, sequence, head = part_of_program(blocks, heads)
@@ -110,9 +106,6 @@ def _attend(  # type: ignore[no-untyped-def]
     when = tl.load(source + row, mask=inside, other=origin - 1) - origin
     start = qkv + origin.to(tl.int64) * stride + (block * 3 * heads + head) * DIM
     query = tl.load(start + when[:, None] * stride + channel, mask=inside[:, None], other=0.0)
-    if queries is not None:
-        place = row.to(tl.int64)[:, None] * width + head * DIM + channel
-        tl.store(queries + place, query, mask=inside[:, None])
     step, offset = 0, 0
     if THRESHOLD > 0:
         step, offset, _, _ = tl.randint4x(tl.load(seed), head * rows + row)
@@ -148,8 +141,7 @@ class AttendRouted(torch.autograd.Function):
     block p and sequence b are begins[p, b] .. begins[p, b + 1], in order of time. `routed` uint8 [tokens, blocks] is 1
     where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of two from 16 on.
     `bias` is in qkv already; it comes here for its gradient. `place` is of the layer that made qkv, `out_place` of
-    the one that reads what comes out. Where that one tells `along` the products of what came out with its gradient,
-    head by head, the gradients of queries and keys need not wait for each other.
+    the one that reads what comes out.
     """
 
     @staticmethod
@@ -168,7 +160,6 @@ class AttendRouted(torch.autograd.Function):
         sums: Sums | None = None,
         place: Place | None = None,
         out_place: GroupedPlace | None = None,
-        along: Along | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = begins.shape[1] - 1, len(source)
@@ -184,7 +175,6 @@ class AttendRouted(torch.autograd.Function):
         out = qkv.new_empty(rows, heads * dim) if out_place is None else out_place.input
         lse = qkv.new_empty(heads, rows, dtype=torch.float32)
         words = qkv.new_empty(heads, 2, rows, dtype=torch.int32) if dropout else None
-        queries = None if along is None else torch.empty_like(out)
         sizes = (rows, time, batch, blocks, heads)
         options = {
             "DIM": dim,
@@ -193,50 +183,39 @@ class AttendRouted(torch.autograd.Function):
         }
         scales = (scale * LOG2_E, scale, 1 / (1 - dropout))
         _attend[(batch * blocks * heads, triton.cdiv(time, tiles.attend.queries))](
-            qkv, source, begins, seed, out, lse, words, queries, *sizes, scales[0], scales[2],
+            qkv, source, begins, seed, out, lse, words, *sizes, scales[0], scales[2],
             **options, **tiles.attend.options,
         )  # fmt: skip
-        ctx.save_for_backward(qkv, source, begins, routed, out, lse, words, queries)
+        ctx.save_for_backward(qkv, source, begins, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
-        ctx.sums, ctx.place, ctx.along = None if bias is None else sums or Sums(1, None), place, along
+        ctx.sums, ctx.place = None if bias is None else sums or Sums(1, None), place
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, source, begins, routed, out, lse, words, queries = ctx.saved_tensors
+        qkv, source, begins, routed, out, lse, words = ctx.saved_tensors
         _, time, batch, blocks, heads = ctx.sizes
         upstream = upstream.contiguous()
         gradient = torch.empty_like(qkv) if ctx.place is None else ctx.place.gradient.view(qkv.shape)
         by_query, by_key, parts = ctx.tiles.query_gradient, ctx.tiles.key_gradient, batch * blocks * heads
         query_tiles, key_tiles = triton.cdiv(time, by_query.queries), triton.cdiv(time, by_key.keys)
-        sums = None
+        sums, slots = None, max(query_tiles, key_tiles)
         if ctx.sums is not None:
-            sums = ctx.sums.place(batch * max(query_tiles, key_tiles), qkv[0].numel(), qkv.device)
+            sums = ctx.sums.place(batch * slots, qkv[0].numel(), qkv.device)
             if query_tiles != key_tiles:
                 sums.zero_()
-        scan = min(SCAN, triton.next_power_of_2(time))
-        delta = None if ctx.along is None else ctx.along.products
-        if delta is not None and by_query.warps == by_key.warps:
-            both_gradients[(parts, key_tiles + query_tiles)](
-                qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, *ctx.sizes,
-                *ctx.scales, key_tiles, max(query_tiles, key_tiles), **ctx.options, SCAN=scan,
-                QUERIES=by_query.queries, KEYS_OF_QUERIES=by_query.keys, QUERY_STAGES=by_query.stages,
-                QUERIES_OF_KEYS=by_key.queries, KEYS=by_key.keys, KEY_STAGES=by_key.stages, num_warps=by_key.warps,
-            )  # fmt: skip
-        else:
-            delta, queries = torch.empty_like(lse), torch.empty_like(out)
-            rest = (lse, words, delta, queries, gradient, sums, *ctx.sizes, *ctx.scales)
-            slots = max(query_tiles, key_tiles)
-            query_gradient[(parts, query_tiles)](
-                qkv, source, begins, out, upstream, *rest, slots, **ctx.options,
-                QUERIES=by_query.queries, KEYS=by_query.keys, STAGES=by_query.stages, num_warps=by_query.warps,
-            )  # fmt: skip
-            key_gradient[(parts, key_tiles)](
-                qkv, source, begins, routed, upstream, *rest, slots, **ctx.options, SCAN=scan,
-                QUERIES=by_key.queries, KEYS=by_key.keys, STAGES=by_key.stages, num_warps=by_key.warps,
-            )  # fmt: skip
-        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 4
+        delta, queries = torch.empty_like(lse), torch.empty_like(out)
+        rest = (lse, words, delta, queries, gradient, sums, *ctx.sizes, *ctx.scales, slots)
+        query_gradient[(parts, query_tiles)](
+            qkv, source, begins, out, upstream, *rest, **ctx.options,
+            QUERIES=by_query.queries, KEYS=by_query.keys, STAGES=by_query.stages, num_warps=by_query.warps,
+        )  # fmt: skip
+        key_gradient[(parts, key_tiles)](
+            qkv, source, begins, routed, upstream, *rest, **ctx.options, SCAN=min(SCAN, triton.next_power_of_2(time)),
+            QUERIES=by_key.queries, KEYS=by_key.keys, STAGES=by_key.stages, num_warps=by_key.warps,
+        )  # fmt: skip
+        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 3
 
 
 def plain_attend_routed(qkv: Tensor, source: Tensor, begins: Tensor, scale: float, window: int | None) -> Tensor:

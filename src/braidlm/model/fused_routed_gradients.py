@@ -3,10 +3,9 @@
 Some programs make those of the queries; others those of keys and values, and the zeros of the queries that were not
 asked. Both also sum their gradients over tokens, for the bias of the layer that made queries, keys and values.
 
-Both need, of each row and head, the product `delta` of what attention gave with its gradient. If it is known, one
-launch does it all. Else the programs of the queries come first and make it, and they also leave the queries as
-sorted rows: those of the keys read them for every tile of keys, and need not look up where a row comes from before they
-can ask for it.
+Both need, of each row and head, the product `delta` of what attention gave with its gradient. The programs of the
+queries come first and make it, and they also leave the queries as sorted rows: those of the keys read them for every
+tile of keys, and need not look up where a row comes from before they can ask for it.
 """
 
 from .fused_routed_tiles import is_kept, is_visible, key_range, part_of_program
@@ -58,13 +57,14 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_queries(  # type: ignore[no-untyped-def]
-    index, qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks,
-    heads, scale, plain_scale, keep_scale, slots,
+def query_gradient(  # type: ignore[no-untyped-def]
+    qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale, slots,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of rows, counted from the last. Without `out`, delta is there; else it is made, and so are queries."""
+    """Of a tile of rows, counted from the last."""
+    index = tl.program_id(1)
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(begins + block * (batch + 1) + sequence)
@@ -82,13 +82,10 @@ def _of_queries(  # type: ignore[no-untyped-def]
         query = tl.load(qkv + asked, mask=inside[:, None], other=0.0)
         place = row.to(tl.int64)[:, None] * width + head * DIM + channel
         above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
-        if out is not None:
-            tl.store(queries + place, query, mask=inside[:, None])
-            made = tl.load(out + place, mask=inside[:, None], other=0.0)
-            along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
-            tl.store(delta + head * rows + row, along, mask=inside)
-        else:
-            along = tl.load(delta + head * rows + row, mask=inside, other=0.0)
+        tl.store(queries + place, query, mask=inside[:, None])
+        made = tl.load(out + place, mask=inside[:, None], other=0.0)
+        along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
+        tl.store(delta + head * rows + row, along, mask=inside)
         height = tl.load(lse + head * rows + row, mask=inside, other=float("inf"))
         step, offset = 0, 0
         if THRESHOLD > 0:
@@ -112,19 +109,6 @@ def _of_queries(  # type: ignore[no-untyped-def]
     if sums is not None:
         sums += (sequence * slots + index) * stride + (block * 3 * heads + head) * DIM
         tl.store(sums + tl.arange(0, DIM), total)
-
-
-@triton.jit
-def query_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
-    scale, plain_scale, keep_scale, slots,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    _of_queries(
-        tl.program_id(1), qkv, source, begins, out, upstream, lse, words, delta, queries, gradient, sums, rows, time,
-        batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, QUERIES, KEYS, STAGES,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -162,13 +146,14 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_keys(  # type: ignore[no-untyped-def]
-    index, qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks,
-    heads, scale, plain_scale, keep_scale, slots,
+def key_gradient(  # type: ignore[no-untyped-def]
+    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
+    scale, plain_scale, keep_scale, slots,
     DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Of a tile of keys, counted from the first."""
+    index = tl.program_id(1)
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(begins + block * (batch + 1) + sequence)
@@ -229,39 +214,3 @@ def _of_keys(  # type: ignore[no-untyped-def]
         tl.store(sums + width + tl.arange(0, DIM), tl.sum(key_sum, 0))
         tl.store(sums + 2 * width + tl.arange(0, DIM), tl.sum(value_sum, 0))
     tl.store(gradient + place, tl.zeros([KEYS, DIM], dtype), mask=(asked == 0)[:, None])
-
-
-@triton.jit
-def key_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
-    scale, plain_scale, keep_scale, slots,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    _of_keys(
-        tl.program_id(1), qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time,
-        batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, SCAN, QUERIES, KEYS,
-        STAGES,
-    )  # fmt: skip
-
-
-@triton.jit
-def both_gradients(  # type: ignore[no-untyped-def]
-    qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch, blocks, heads,
-    scale, plain_scale, keep_scale, key_tiles, slots,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS_OF_QUERIES: tl.constexpr, QUERY_STAGES: tl.constexpr, QUERIES_OF_KEYS: tl.constexpr, KEYS: tl.constexpr,
-    KEY_STAGES: tl.constexpr,
-):  # fmt: skip
-    if tl.program_id(1) < key_tiles:  # they have more to do, so they go first
-        _of_keys(
-            tl.program_id(1), qkv, source, begins, routed, upstream, lse, words, delta, queries, gradient, sums, rows,
-            time, batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD, SCAN,
-            QUERIES_OF_KEYS, KEYS, KEY_STAGES,
-        )  # fmt: skip
-    else:
-        _of_queries(
-            tl.program_id(1) - key_tiles, qkv, source, begins, None, upstream, lse, words, delta, queries, gradient,
-            sums, rows, time, batch, blocks, heads, scale, plain_scale, keep_scale, slots, DIM, WINDOW, THRESHOLD,
-            QUERIES, KEYS_OF_QUERIES, QUERY_STAGES,
-        )  # fmt: skip

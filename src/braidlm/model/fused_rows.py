@@ -4,13 +4,16 @@ Rows are sorted by block; each begins as its token's stream. The norm has no sca
 reads it has it in its weights.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .aside import Owed, beside
 from .fused_chance import kept, threshold
 from .fused_mix import summed_rows
 from .fused_placing import Placement
@@ -24,6 +27,23 @@ except ImportError:
 
 NUMBERS, WARPS = 4096, 4
 """Numbers that a program works on."""
+
+
+@triton.jit
+def leave_normed(  # type: ignore[no-untyped-def]
+    x, inside, row, place, column, summed, normed, means, scales, eps, WIDTH: tl.constexpr, CENTRED: tl.constexpr
+):
+    """Stores rows [ROWS, COLUMNS], and the same normalised; padding rows become zeros."""
+    rounded = tl.where(inside, x, 0.0).to(summed.dtype.element_ty)
+    tl.store(summed + place, rounded, mask=column < WIDTH)
+    x = rounded.to(tl.float32)
+    if CENTRED:
+        mean = tl.sum(x, 1) / WIDTH
+        tl.store(means + row, mean)
+        x = tl.where(inside, x - mean[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / WIDTH + eps)
+    tl.store(scales + row, scale)
+    tl.store(normed + place, (x * scale[:, None]).to(normed.dtype.element_ty), mask=column < WIDTH)
 
 
 @triton.jit
@@ -44,16 +64,7 @@ def _rows_forward(  # type: ignore[no-untyped-def]
     y = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
     if THRESHOLD:
         y = tl.where(kept(seed, place, THRESHOLD), y * keep_scale, 0.0)
-    rounded = (x + y).to(summed.dtype.element_ty)
-    tl.store(summed + place, rounded, mask=column < WIDTH)
-    x = rounded.to(tl.float32)
-    if CENTRED:
-        mean = tl.sum(x, 1) / WIDTH
-        tl.store(means + row, mean)
-        x = tl.where(inside, x - mean[:, None], 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / WIDTH + eps)
-    tl.store(scales + row, scale)
-    tl.store(normed + place, (x * scale[:, None]).to(normed.dtype.element_ty), mask=column < WIDTH)
+    leave_normed(x + y, inside, row, place, column, summed, normed, means, scales, eps, WIDTH, CENTRED)
 
 
 @triton.jit
@@ -90,58 +101,94 @@ def _rows_backward(  # type: ignore[no-untyped-def]
         tl.store(delta_gradient + place, dx.to(delta_gradient.dtype.element_ty), mask=column < WIDTH)
 
 
+@dataclass(frozen=True)
+class Norm:
+    """How rows are normalised after something, which may be dropped by chance, was added to them.
+
+    `normed_place` is of the layer that reads them normalised, `delta_place` of the one that made what is added. The
+    gradient of the stream is left in `owed`, if that is there.
+    """
+
+    eps: float
+    centred: bool
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    normed_place: GroupedPlace | None = None
+    delta_place: GroupedPlace | None = None
+    owed: Owed | None = None
+
+    @property
+    def keep_scale(self) -> float:
+        return 1 / (1 - self.dropout)
+
+
+class Normed(NamedTuple):
+    """Rows with what was added [R, width], the same normalised, their means, or None, and scales [R]."""
+
+    summed: Tensor
+    rows: Tensor
+    means: Tensor | None
+    scales: Tensor
+
+    @staticmethod
+    def empty(stream: Tensor, placement: Placement, norm: Norm) -> "Normed":
+        summed = stream.new_empty(placement.rows, stream.shape[1])
+        rows = torch.empty_like(summed) if norm.normed_place is None else norm.normed_place.input
+        scales = torch.empty(placement.rows, dtype=torch.float32, device=stream.device)
+        return Normed(summed, rows, torch.empty_like(scales) if norm.centred else None, scales)
+
+
 class AddNormRows(torch.autograd.Function):
     """stream [N, width], delta [R, width] -> each row's token plus (dropped) delta, and that normalised, [R, width].
 
-    Gradients that come back are zero in padding rows, and so are those that are made. `normed_place` is of the layer
-    that reads the normalised rows, `delta_place` of the one that made delta.
+    Gradients that come back are zero in padding rows, and so are those that are made.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        stream: Tensor,
-        delta: Tensor,
-        placement: Placement,
-        eps: float,
-        centred: bool,
-        dropout: float,
-        seed: Tensor | None,
-        normed_place: GroupedPlace | None = None,
-        delta_place: GroupedPlace | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        width = stream.shape[1]
-        summed = torch.empty_like(delta)
-        normed = torch.empty_like(delta) if normed_place is None else normed_place.input
-        scales = torch.empty(placement.rows, dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(scales) if centred else None
-        bound, keep_scale = threshold(dropout), 1 / (1 - dropout)
+    def forward(ctx: Any, stream: Tensor, delta: Tensor, placement: Placement, norm: Norm) -> tuple[Tensor, Tensor]:
+        made, width = Normed.empty(stream, placement, norm), stream.shape[1]
         tile = _tile(width, placement)
         _rows_forward[(placement.rows // tile["ROWS"],)](
-            stream, delta, placement.source, placement.tile_expert, seed, summed, normed, means, scales, eps,
-            keep_scale, width, centred, bound, placement.tile, **tile,
+            stream, delta, placement.source, placement.tile_expert, norm.seed, *made, norm.eps, norm.keep_scale,
+            width, norm.centred, threshold(norm.dropout), placement.tile, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(summed, means, scales, seed)
-        ctx.placement, ctx.centred, ctx.threshold, ctx.keep_scale = placement, centred, bound, keep_scale
-        ctx.delta_place = delta_place
+        ctx.save_for_backward(made.summed, made.means, made.scales)
+        ctx.placement, ctx.norm = placement, norm
         ctx.set_materialize_grads(False)
-        return summed, normed
+        return made.summed, made.rows
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (summed, means, scales, seed), placement = ctx.saved_tensors, ctx.placement
-        width = summed.shape[1]
-        delta_gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
-        gradient = torch.empty_like(summed) if ctx.threshold else delta_gradient
-        summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        tile = _tile(width, placement)
-        _rows_backward[(placement.rows // tile["ROWS"],)](
-            normed_gradient.contiguous(), summed_gradient, summed, placement.source, placement.tile_expert, seed,
-            means, scales, gradient, delta_gradient, ctx.keep_scale,
-            width, ctx.centred, ctx.threshold, placement.tile, **tile,
-        )  # fmt: skip
-        return summed_rows(gradient, placement), delta_gradient, *[None] * 7
+        gradients = rows_gradients(summed_gradient, normed_gradient, ctx.saved_tensors, ctx.placement, ctx.norm)
+        return *gradients, None, None
+
+
+def rows_gradients(
+    summed_gradient: Tensor | None,
+    normed_gradient: Tensor,
+    saved: Sequence[Any],
+    placement: Placement,
+    norm: Norm,
+) -> tuple[Tensor | None, Tensor]:
+    """Of the stream, unless it is owed, and of what was added; `saved` are the summed rows, means and scales."""
+    summed, means, scales = saved
+    width = summed.shape[1]
+    delta_gradient = torch.empty_like(summed) if norm.delta_place is None else norm.delta_place.gradient
+    gradient = torch.empty_like(summed) if norm.dropout else delta_gradient
+    summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
+    tile = _tile(width, placement)
+    _rows_backward[(placement.rows // tile["ROWS"],)](
+        normed_gradient.contiguous(), summed_gradient, summed, placement.source, placement.tile_expert, norm.seed,
+        means, scales, gradient, delta_gradient, norm.keep_scale,
+        width, norm.centred, threshold(norm.dropout), placement.tile, **tile,
+    )  # fmt: skip
+    if norm.owed is None:
+        return summed_rows(gradient, placement), delta_gradient
+    with beside(norm.owed.aside, gradient, urgent=True):
+        owed = summed_rows(gradient, placement)
+    norm.owed.leave(owed, norm.owed.aside)
+    return None, delta_gradient
 
 
 def _tile(width: int, placement: Placement) -> dict[str, int]:

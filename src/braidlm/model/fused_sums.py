@@ -51,7 +51,7 @@ class Sums:
         self.waiting -= 1
         if not self.waiting:
             _, programs, width = self.sums.shape
-            with beside(self.aside, self.sums):
+            with beside(self.aside, self.sums, urgent=True):
                 _column_sums[(triton.cdiv(width, COLUMNS), self.kernels)](
                     self.sums, self.totals, programs, width, ROWS, COLUMNS, num_warps=WARPS
                 )

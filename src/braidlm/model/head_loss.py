@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aside import Aside, Tied, beside
-from .fused_linear import weight_product
+from .aside import Aside, Owed, beside
+from .fused_linear import product, worth_aside
 from .tuned_products import tuned_product
 
 to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
@@ -37,7 +37,7 @@ class HeadLoss(torch.autograd.Function):
         count: Tensor,
         ignored: int,
         aside: Aside | None,
-        tied: Tied | None,
+        tied: Owed | None,
     ) -> Tensor:
         ctx.wide, ctx.aside, ctx.tied = weight.dtype, aside, tied
         copy = weight.to(hidden.dtype) if copy is None else copy
@@ -58,11 +58,11 @@ class HeadLoss(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
-            weight_gradient = weight_product(gradient, hidden, ctx.wide, ctx.aside)
-            with beside(ctx.aside, weight_gradient, factor):
-                weight_gradient = scale_(weight_gradient, factor)
+            aside = worth_aside(ctx.aside, hidden)
+            with beside(aside, gradient, hidden, factor):  # nobody holds the result: autograd would copy it, too soon
+                weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
             if ctx.tied is not None:
-                ctx.tied.leave(weight_gradient)
+                ctx.tied.leave(weight_gradient, aside)
                 weight_gradient = None
         hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
         return hidden_gradient, weight_gradient, *[None] * 6

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .aside import Aside, Tied
+from .aside import Aside, Owed
 from .head_loss import HeadLoss
 
 IGNORED = -100
@@ -29,7 +29,7 @@ def head_loss(
     labels: Tensor,
     count: Tensor | float | None = None,
     aside: Aside | None = None,
-    tied: Tied | None = None,
+    tied: Owed | None = None,
     copy: Tensor | None = None,
 ) -> Tensor:
     """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused.
@@ -55,7 +55,7 @@ def _fused(
     labels: Tensor,
     count: Tensor,
     aside: Aside | None,
-    tied: Tied | None,
+    tied: Owed | None,
 ) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
         return HeadLoss.apply(rows, weight, copy, labels, count, IGNORED, aside, tied)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from .aside import Aside, Tied, beside
+from .aside import Aside, Owed
 from .asked_aside import asked_aside
 from .configuration_braid import BraidConfig
 from .dropout import Dropout
@@ -252,15 +252,14 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         With `aside`, gradients of parameters are complete when it is joined.
         """
         routings: Routings = ()
-        tied, copy = None, None
+        tied = head = copy = None
         if has_fused_pass(self.model) and pays(self.model, inputs):
             if aside is not None and getattr(self.head, "bias", None) is None:
                 weight = self.head.weight
                 shared = weight is self.model.embedding.weight and weight.requires_grad
-                tied = Tied(aside) if shared else None
-                with beside(aside):
-                    copy = weight.detach().to(_compute_dtype(weight))
-            hidden, routings = fused_stream(self.model, inputs, aside, tied)
+                tied = Owed(aside) if shared else None
+                head = weight.detach() if _compute_dtype(weight) != weight.dtype else None
+            hidden, routings, copy = fused_stream(self.model, inputs, aside, tied, head)
             if aside is not None:
                 aside.join()  # the copy, if there was but one block
         else:

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CANDIDATES, TRIALS = 8, 5
+CANDIDATES, TRIALS, REPEATS = 8, 5, 10
+"""Algorithms that are tried, how often, and how often one after another each time."""
+AHEAD = 2_000_000
+"""Cycles of the device in which the host can ask for all repeats of a trial, so that these do not wait for it."""
 WORTH = 1 << 30
 """Multiplications of a product for which trying pays."""
 
@@ -102,18 +105,20 @@ class _Product:
         )  # fmt: skip
 
     def choose(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        times = []
-        for which in range(len(self.candidates)):
-            best = float("inf")
-            for _ in range(TRIALS):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                self.run(a, b, bias, out, which)
-                end.record()
-                end.synchronize()
-                best = min(best, begin.elapsed_time(end))
-            times.append(best)
-        self.chosen = times.index(min(times))
+        every = range(len(self.candidates))
+        times = [[self._time(a, b, bias, out, which) for which in every] for _ in range(TRIALS)]
+        best = [min(of_one) for of_one in zip(*times, strict=True)]
+        self.chosen = best.index(min(best))
+
+    def _time(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, which: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(AHEAD)
+        begin.record()
+        for _ in range(REPEATS):
+            self.run(a, b, bias, out, which)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
 
 
 def _layout(rows: int, columns: int) -> c_void_p:
