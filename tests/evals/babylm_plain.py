@@ -29,9 +29,9 @@ def small_tokenizer(pieces: int = 320) -> BraidTokenizer:
     return BraidTokenizer(backend, SpecialTokens(pad=None, order=("<|endoftext|>",)))
 
 
-def gpt2(tokenizer: BraidTokenizer, seed: int = 0) -> Any:
+def gpt2(tokenizer: BraidTokenizer, seed: int = 0, positions: int = 256) -> Any:
     """A small GPT-2 of transformers, with weights that make every token matter."""
-    config = GPT2Config(vocab_size=tokenizer.vocab_size, n_positions=256, n_embd=16, n_layer=2, n_head=2)
+    config = GPT2Config(vocab_size=tokenizer.vocab_size, n_positions=positions, n_embd=16, n_layer=2, n_head=2)
     return randomised(GPT2LMHeadModel(config), seed).eval()
 
 
