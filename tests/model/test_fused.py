@@ -38,6 +38,15 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, *arguments], env=given, capture_output=True, text=True)
 
 
+def names_of_checks() -> list[str]:
+    """One test each, so that they can be run apart: on a device most of their time is compiling."""
+    try:
+        from fused_cases import CHECKS
+    except ImportError:
+        return ["without Triton there is none"]
+    return [check.__name__ for check in CHECKS]
+
+
 @pytest.mark.slow
 def test_kernels_equal_the_references_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it comes with CUDA builds of torch)")
@@ -53,10 +62,11 @@ def test_training_works_without_triton() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_equal_the_references_on_the_device(dtype: torch.dtype) -> None:
-    from fused_cases import check_everything
+@pytest.mark.parametrize("check", names_of_checks())
+def test_kernels_equal_the_references_on_the_device(check: str, dtype: torch.dtype) -> None:
+    from fused_cases import CHECKS, check_all
 
-    check_everything("cuda", dtype)
+    check_all("cuda", dtype, [one for one in CHECKS if one.__name__ == check])
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ except ImportError:
 WIDEST = 256
 """Channels of a row that a program can hold together with its product."""
 BLOCKS = {torch.bfloat16: Blocks(64, WIDEST, 32, 4, 3), torch.float32: Blocks(32, WIDEST, 32, 8, 2)}
+"""The first is the fastest of nine on an H200 for 192 channels."""
 
 
 @triton.jit
