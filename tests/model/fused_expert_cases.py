@@ -167,14 +167,13 @@ def check_project_rows(device: str, dtype: torch.dtype, placement: Placement, in
         weight, copy, rest = matrices(experts, inputs, width, dtype=dtype, device=device)
         rows = torch.randn(len(real), inputs, device=device).to(dtype)
         bias = torch.randn(experts, width, device=device) if biased else None
-        owed = Owed(None) if owing else None
-        norm = Norm(1e-5, centred, owed=owed)
+        norm = Norm(1e-5, centred, owed=Owed() if owing else None)
 
         def fused(
             r: Tensor, w: Tensor, b: Tensor | None, s: Tensor, copy: Tensor = copy, norm: Norm = norm
         ) -> tuple[Tensor, ...]:
             s = s if norm.owed is None else Taken.apply(s, norm.owed)
-            made = ProjectAddNormRows.apply(laid_out(r, placement, False), w, copy, b, s, placement, norm, None)
+            made = ProjectAddNormRows.apply(laid_out(r, placement, False), w, copy, b, s, placement, norm)
             return made[0][real], made[1][real]
 
         def plain(
@@ -186,7 +185,7 @@ def check_project_rows(device: str, dtype: torch.dtype, placement: Placement, in
 
         compare(fused, plain, [rows, weight, bias, stream], dtype, f"projected rows {centred=} {biased=} {owing=}")
     norm, rows = Norm(1e-5, True, 0.25, torch.tensor([5], device=device)), laid_out(rows, placement, False)
-    found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, placement, norm, None)
+    found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, placement, norm)
     delta = GroupedLinear.apply(rows, weight, copy, bias, placement, False, None)
     for one, other in zip(found, AddNormRows.apply(stream, delta, placement, norm), strict=True):
         close(one[real], other[real].double(), LIMITS[dtype], "projected rows, dropped")

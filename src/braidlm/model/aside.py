@@ -77,20 +77,19 @@ class Owed:
     and a third of their sum.
     """
 
-    def __init__(self, aside: Aside | None):
-        self.aside = aside
+    def __init__(self) -> None:
         self.gradient: Tensor | None = None
-        self.done: torch.cuda.Event | None = None
+        self.made: tuple[Aside, torch.cuda.Event] | None = None
 
     def leave(self, gradient: Tensor, aside: Aside | None) -> None:
-        """What the newest piece of work aside, if there is one, has made; else it was made on the main stream."""
-        self.gradient, self.done = gradient, None if aside is None else aside.last()
+        """What the newest piece of work aside has made, or, without one, the main stream."""
+        self.gradient, self.made = gradient, None if aside is None else (aside, aside.last())
 
     def take(self) -> Tensor:
         """The gradient, complete on the main stream; nothing is kept, or autograd would copy what it is given."""
         assert self.gradient is not None
-        if self.done is not None:
-            assert self.aside is not None
-            self.aside.wait(self.done)
+        if self.made is not None:
+            aside, done = self.made
+            aside.wait(done)
         gradient, self.gradient = self.gradient, None
         return gradient

@@ -7,13 +7,14 @@ from __future__ import annotations  # one of the kernels' types is named below, 
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .aside import Aside
+from .aside import Aside, beside
 from .attention import SoftmaxAttention
 from .block import Block
 from .dropout import Dropout
@@ -79,6 +80,9 @@ class Pass:
     seeds: dict[nn.Module, Tensor] = field(default_factory=dict)
     """For dropout inside kernels, as many for each part as it has uses for: the same if a layer is computed again."""
 
+    late: Callable[[], Narrow] | None = None
+    """Makes the copies that nobody reads before the end: once those of the layers are there."""
+
     def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
         """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
         bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
@@ -91,6 +95,10 @@ class Pass:
             self.aside.join()
         while self.foldings:  # now, so that backward it is their turn before that of the layers before
             self.folded |= self.foldings.pop().attached()
+        if self.late is not None:
+            with beside(self.aside):
+                self.narrow |= self.late()
+            self.late = None
 
     def seed(self, part: nn.Module, probability: float, use: int = 0) -> Tensor | None:
         """The part's own for this use, if anything is to be dropped."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Aside
 from .fused_chance import kept, threshold
 from .fused_grouped import check_place, gradient_of_rows, parameter_gradients
 from .fused_grouped_products import Blocks, fitted, products
@@ -75,7 +74,6 @@ class ProjectAddNormRows(torch.autograd.Function):
         stream: Tensor,
         placement: Placement,
         norm: Norm,
-        aside: Aside | None,
     ) -> tuple[Tensor, Tensor]:
         check_place(norm.delta_place, rows)
         experts, inputs, width = weight.shape
@@ -90,7 +88,7 @@ class ProjectAddNormRows(torch.autograd.Function):
             **blocks.launch,
         )  # fmt: skip
         ctx.save_for_backward(rows, copy, made.summed, made.means, made.scales)
-        ctx.placement, ctx.norm, ctx.aside = placement, norm, aside
+        ctx.placement, ctx.norm = placement, norm
         ctx.set_materialize_grads(False)
         return made.summed, made.rows
 
@@ -103,7 +101,7 @@ class ProjectAddNormRows(torch.autograd.Function):
         weight_gradient = bias_gradient = None
         if needs_weight or needs_bias:
             weight_gradient, bias_gradient = parameter_gradients(
-                ctx.norm.delta_place, ctx.aside, rows, gradient, placement, False, needs_bias
+                ctx.norm.delta_place, ctx.norm.aside, rows, gradient, placement, False, needs_bias
             )
         found = gradient_of_rows(gradient, copy, placement, False) if needs_rows else None
-        return found, weight_gradient, None, bias_gradient, stream_gradient, *[None] * 3
+        return found, weight_gradient, None, bias_gradient, stream_gradient, None, None

@@ -7,6 +7,7 @@ other case. Rows of the batch are kept flat, [batch * time, width].
 from __future__ import annotations  # one of the kernels' types is named below, and may not be there
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,26 +127,20 @@ def fused_stream(
         stream: Tensor | Unmixed = model.drop(
             Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied)
         )
-        way = _prepare(model, ids, dtype, aside)
+        way = _prepare(model, ids, dtype, aside, [] if head is None else [head])
         written: Written | None = None
         routings: Routings = ()
-        first, copy = True, None
+        first = True
         for stage in model.stages:
             for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
                 if not (first and _is_plain(layer)):
                     way.join()  # the narrow weights of all others are made beside a plain first block
-                if head is not None and not first:  # nobody wants it before the end
-                    copy, head = _copied(head, dtype, aside), None
                 stream, written, made = stage.run(_layer, stream, written, layer, way)
                 routings += made
                 first = False
+        way.join()
         _, normed = add_norm(_mixed(stream), written, model.norm, None, way)
-    return normed.view(*ids.shape, -1), routings, copy if head is None else _copied(head, dtype, aside)
-
-
-def _copied(head: Tensor, dtype: torch.dtype, aside: Aside | None) -> Tensor:
-    with beside(aside):
-        return narrowed([head], dtype)[head]
+    return normed.view(*ids.shape, -1), routings, None if head is None else way.narrow[head]
 
 
 def _layer(
@@ -183,7 +178,8 @@ def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tu
     return stream, dropped(block, made, 1, way), routings
 
 
-def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -> Pass:
+def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None, late: list[Tensor]) -> Pass:
+    """`late` are matrices that are read after all layers."""
     (batch, time), device = ids.shape, ids.device
     blocks = [module for module in model.modules() if type(module) is Block and _is_flat(module)]
     trained = [p for stage in model.stages for p in stage.parameters()]
@@ -215,8 +211,9 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None) -
         seeds = dict(zip(parts, torch.randint(2**31, (len(parts), PARTS_OF_A_BLOCK, 1), device=device), strict=True))
     foldings = fold_all(model, dtype, aside)
     return Pass(
-        batch, time, masks, turns, neighbours, narrow, places, sums, aside, foldings, grouped=grouped, seeds=seeds
-    )
+        batch, time, masks, turns, neighbours, narrow, places, sums, aside, foldings, grouped=grouped, seeds=seeds,
+        late=partial(narrowed, late, dtype),
+    )  # fmt: skip
 
 
 def _is_flat(block: Any) -> bool:

@@ -211,7 +211,7 @@ def layer_of_blocks(
 ) -> tuple[Unmixed, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
     block, router = layer.stack[0], layer.join.router
-    owed = Owed(way.aside) if len(router.choices) <= MOST_CHOICES else None  # with more, nobody asks for it
+    owed = Owed() if len(router.choices) <= MOST_CHOICES else None  # with more, nobody asks for it
     stream, normed, chosen = add_norm_route(
         stream, written, block.attention_norm, router, block.attention.qkv, way, False, folded=True, owed=owed,
         place_aside=True,
@@ -220,13 +220,12 @@ def layer_of_blocks(
     attended_rows = attended(bank, normed, chosen, way)
     norm = Norm(
         block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, way.seed(block, probability),
-        way.grouped.get(into_feed(block.feed)), way.grouped.get(bank.out), owed,
+        way.grouped.get(into_feed(block.feed)), way.grouped.get(bank.out), owed, way.aside,
     )  # fmt: skip
     if stream.shape[1] <= WIDEST:
         rows, normed = ProjectAddNormRows.apply(
-            attended_rows, bank.out.weight, way.narrow[bank.out.weight], bank.out.bias, stream, placement, norm,
-            way.aside,
-        )  # fmt: skip
+            attended_rows, bank.out.weight, way.narrow[bank.out.weight], bank.out.bias, stream, placement, norm
+        )
     else:
         delta = grouped_linear(bank.out, attended_rows, chosen, way, gather=False)
         rows, normed = AddNormRows.apply(stream, delta, placement, norm)

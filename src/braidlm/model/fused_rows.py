@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .aside import Owed, beside
+from .aside import Aside, Owed, beside
 from .fused_chance import kept, threshold
 from .fused_mix import summed_rows
 from .fused_placing import Placement
@@ -106,7 +106,7 @@ class Norm:
     """How rows are normalised after something, which may be dropped by chance, was added to them.
 
     `normed_place` is of the layer that reads them normalised, `delta_place` of the one that made what is added. The
-    gradient of the stream is left in `owed`, if that is there.
+    gradient of the stream is left in `owed`, if that is there. What is not wanted at once is made `aside`.
     """
 
     eps: float
@@ -116,6 +116,7 @@ class Norm:
     normed_place: GroupedPlace | None = None
     delta_place: GroupedPlace | None = None
     owed: Owed | None = None
+    aside: Aside | None = None
 
     @property
     def keep_scale(self) -> float:
@@ -185,9 +186,9 @@ def rows_gradients(
     )  # fmt: skip
     if norm.owed is None:
         return summed_rows(gradient, placement), delta_gradient
-    with beside(norm.owed.aside, gradient, urgent=True):
+    with beside(norm.aside, gradient, urgent=True):
         owed = summed_rows(gradient, placement)
-    norm.owed.leave(owed, norm.owed.aside)
+    norm.owed.leave(owed, norm.aside)
     return None, delta_gradient
 
 

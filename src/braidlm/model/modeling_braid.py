@@ -257,7 +257,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             if aside is not None and getattr(self.head, "bias", None) is None:
                 weight = self.head.weight
                 shared = weight is self.model.embedding.weight and weight.requires_grad
-                tied = Owed(aside) if shared else None
+                tied = Owed() if shared else None
                 head = weight.detach() if _compute_dtype(weight) != weight.dtype else None
             hidden, routings, copy = fused_stream(self.model, inputs, aside, tied, head)
             if aside is not None:
