@@ -23,14 +23,14 @@ from measure import record
 from shapes import VOCABULARY, braid_model
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.data.tokenizers import load_tokenizer, train_bpe
-from braidlm.evals.contestant import Contestant
-from braidlm.evals.data_places import find_data
-from braidlm.evals.forest import Forest, Request
-from braidlm.evals.results import TaskResult
-from braidlm.evals.scorer import Advance, Scorer, Scores
+from braidlm.core.models.folders import load_model
+from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.evals.files.data_places import find_data
+from braidlm.evals.reports.results import TaskResult
+from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.scoring.forest import Forest, Request
+from braidlm.evals.scoring.scorer import Advance, Scorer, Scores
 from braidlm.evals.suites import expand
 from braidlm.evals.tasks import TASKS, OpenTask
 

@@ -18,17 +18,17 @@ from measure import record
 from shapes import VOCABULARY, braid_model, peer_model
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.data.tokenizers import load_tokenizer, train_bpe
-from braidlm.evals.contestant import Contestant, Settings
-from braidlm.evals.data_places import find_data
+from braidlm.core.models.folders import load_model
+from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.evals.files.data_places import find_data
 from braidlm.evals.finetuning.data_sets import DATA_SETS
 from braidlm.evals.finetuning.examples import Examples, LabelledData, read_examples
 from braidlm.evals.finetuning.hyperparameters import chosen, seeds_of
 from braidlm.evals.finetuning.labelled_task import LabelledTask, result
 from braidlm.evals.finetuning.loop import fine_tune
-from braidlm.evals.scorer import Scorer
+from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.suites import SUITES
 from braidlm.evals.tasks import TASKS
 

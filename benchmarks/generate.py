@@ -10,7 +10,7 @@ import torch
 from measure import compared_seconds, record
 from shapes import VOCABULARY, braid_model, peer_model
 
-from braidlm.model.decoding import Decoder, Sampling, decode_tokens
+from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 
 PROMPT = 16
 

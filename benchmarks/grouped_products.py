@@ -21,10 +21,10 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from braidlm.model.fused_grouped_products import Blocks, grouped_backward, grouped_forward
-from braidlm.model.fused_grouped_weights import Cut, grouped_weight_gradient
-from braidlm.model.fused_mix import Mix, summed_rows
-from braidlm.model.fused_placing import place
+from braidlm.kernels.routed.grouped_products import Blocks, grouped_backward, grouped_forward
+from braidlm.kernels.routed.grouped_weights import Cut, grouped_weight_gradient
+from braidlm.kernels.routed.mix import Mix, summed_rows
+from braidlm.kernels.routed.placement import place
 
 BATCHES = {8192: 16, 65536: 128}
 """Sequences of so many tokens in all."""

@@ -21,9 +21,9 @@ import torch
 from measure import compared_seconds, record
 from torch import Tensor
 
-from braidlm.model.accounting import cost_of
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.feed import gated_hidden
+from braidlm.core.models.accounting import cost_of
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.feed.feeds import gated_hidden
 from braidlm.model.modeling_braid import BraidModel
 from braidlm.training.precision import autocast
 

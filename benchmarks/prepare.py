@@ -16,7 +16,7 @@ import torch
 from measure import record
 from tokenizers import Tokenizer
 
-from braidlm.data.prepare import prepare
+from braidlm.data.packing.prepare import prepare
 
 
 def main() -> None:

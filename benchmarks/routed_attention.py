@@ -1,4 +1,4 @@
-"""Attention in which only routed tokens ask: the kernels of braidlm.model.fused_routed_attention, on a GPU.
+"""Attention in which only routed tokens ask: the kernels of braidlm.kernels.routed.attention, on a GPU.
 
 PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py                   # every tile shape worth trying
 PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py --no-search       # the shapes of the table only
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
-from braidlm.model.fused_routed_attention import AttendRouted
-from braidlm.model.fused_routed_tiles import TILES, Tile, Tiles, variants
+from braidlm.kernels.routed.attention import AttendRouted
+from braidlm.kernels.routed.attention_tiles import TILES, Tile, Tiles, variants
 
 ALIGNED = 128
 """A block's rows begin at a multiple of it."""

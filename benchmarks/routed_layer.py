@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from measure import compared_seconds, record
 
-from braidlm.model.accounting import cost_of
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.accounting import cost_of
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidModel
 
 WIDTH = 192

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from measure import record
 
-from braidlm.core.folders import load_model
+from braidlm.core.models.folders import load_model
+from braidlm.core.models.runs import last_records
 from braidlm.core.recipes import compose_recipe
-from braidlm.core.runs import last_records
-from braidlm.data.catalog import open_data
-from braidlm.data.validation import validation_windows
-from braidlm.model.losses import IGNORED
-from braidlm.model.routing_losses import loads
+from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.validation import validation_windows
+from braidlm.model.heads.losses import IGNORED
+from braidlm.model.routing.losses import loads
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.train import train
 

@@ -14,12 +14,12 @@ import torch
 from measure import compared_seconds, record
 from shapes import VOCABULARY, braid_model, peer_model
 
-from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.data.tokenizers import load_tokenizer, train_bpe
-from braidlm.evals.forest import Forest, Request
-from braidlm.evals.minimal_pairs import Pair, read_pairs, where_they_part
-from braidlm.evals.scorer import Scorer
-from braidlm.evals.texts import sentence_requests
+from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.evals.formats.minimal_pairs import Pair, read_pairs, where_they_part
+from braidlm.evals.scoring.forest import Forest, Request
+from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.scoring.texts import sentence_requests
 
 BATCH = 64
 

@@ -2,7 +2,7 @@
 
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 VOCABULARY = 16_384

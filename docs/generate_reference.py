@@ -16,12 +16,12 @@ from braidlm.cli.list import WHAT
 from braidlm.cli.main import make_parser
 from braidlm.core.catalogue import about, list_options
 from braidlm.core.recipes import list_recipes
-from braidlm.data.chunking import chunkings
-from braidlm.model.architecture import Architecture
+from braidlm.data.loading.chunking import chunkings
 from braidlm.model.block import BlockConfig
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.registry import Registry
+from braidlm.model.config.strict import part_of
 from braidlm.model.parts import REGISTRIES
-from braidlm.model.registry import Registry
-from braidlm.model.strict import part_of
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from braidlm.core.files import write_json
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 VOCABULARY = 37

@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "prepare": "braidlm.data.prepare",
+    "prepare": "braidlm.data.packing.prepare",
     "train": "braidlm.training.train",
     "compose": "braidlm.edits.compose",
     "eval": "braidlm.evals.evaluate",
@@ -14,9 +14,9 @@ _HOMES = {
     "generate": "braidlm.serving.generate",
     "convert": "braidlm.bridges.convert",
     "show": "braidlm.studies.show",
-    "load_model": "braidlm.core.folders",
-    "save_model": "braidlm.core.folders",
-    "load_tokenizer": "braidlm.data.tokenizers",
+    "load_model": "braidlm.core.models.folders",
+    "save_model": "braidlm.core.models.folders",
+    "load_tokenizer": "braidlm.data.tokenizing.build",
 }
 """The verbs and what their results are read with; each is imported when it is first used, because torch is slow to."""
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from braidlm.core.folders import save_model
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.folders import save_model
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 VOCABULARY = 67

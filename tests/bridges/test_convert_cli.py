@@ -9,8 +9,8 @@ from braidlm.bridges import locate
 from braidlm.bridges.convert import convert
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_config, load_lineage
-from braidlm.data.tokenizers import bytes_tokenizer, load_tokenizer
+from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 
 TEXT = "Once upon a time there was a naïve cat."
 

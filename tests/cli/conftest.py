@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from braidlm.cli import main as command
-from braidlm.core.folders import save_model
-from braidlm.core.models import config_from
-from braidlm.data.tokenizers import bytes_tokenizer
+from braidlm.core.models.folders import save_model
+from braidlm.core.models.presets import config_from
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from outcome import Outcome
 

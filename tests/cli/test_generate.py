@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import braidlm
-from braidlm.core.folders import load_model, save_model
-from braidlm.core.generation import TextStream, continue_text, encode_prompts, next_tokens
-from braidlm.data.tokenizers import bytes_tokenizer
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.decoding import Sampling
+from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.generation import TextStream, continue_text, encode_prompts, next_tokens
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import randomised
 

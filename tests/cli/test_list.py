@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.catalogue import attribute_docs, list_options
-from braidlm.model.attention import SoftmaxAttention
+from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.parts import REGISTRIES
 from braidlm.model.stages import BlockStage
 

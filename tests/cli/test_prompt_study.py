@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from braidlm.core.decoding.generation import NextToken
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import save_model
-from braidlm.core.generation import NextToken
-from braidlm.core.prompts import Prompt
-from braidlm.data.tokenizers import bytes_tokenizer
+from braidlm.core.models.folders import save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.serving.continuations import Continuation, Generation
 from braidlm.serving.generate import generate, prompt_study

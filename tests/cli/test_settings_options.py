@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from braidlm.cli.settings import add_settings, given_settings
-from braidlm.evals.contestant import Settings
+from braidlm.evals.scoring.contestant import Settings
 
 
 @dataclass(frozen=True)

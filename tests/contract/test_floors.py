@@ -14,6 +14,7 @@ SOURCE = Path(braidlm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = {
     "model": 0,
+    "kernels": 1,
     "core": 1,
     "data": 2,
     "training": 3,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from braidlm.core.folders import load_model, save_model
-from braidlm.model.accounting import model_cost, skeleton, stage_table
-from braidlm.model.decoding import Decoder, Sampling, decode_tokens
+from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
+from braidlm.core.models.accounting import model_cost, skeleton, stage_table
+from braidlm.core.models.folders import load_model, save_model
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.parts import REGISTRIES
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model

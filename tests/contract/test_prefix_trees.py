@@ -5,8 +5,8 @@ import pytest
 import torch
 from test_parts import VARIANTS
 
-from braidlm.evals.forest import Request
-from braidlm.evals.scorer import Scorer
+from braidlm.evals.scoring.forest import Request
+from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import VOCABULARY, random_ids, tiny_model
 
 

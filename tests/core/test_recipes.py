@@ -8,7 +8,7 @@ import pytest
 from braidlm.core import recipes
 from braidlm.core.errors import BraidError
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes, recipe_root
-from braidlm.model.architecture import read_architecture
+from braidlm.model.config.architecture import read_architecture
 
 FILES = {
     "models/small.yaml": "# A small model\nwidth: 8\nstages:\n  - block: {layers: 2}\n  - block\n",

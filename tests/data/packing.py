@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from braidlm.data.packed import Manifest, PackedData
-from braidlm.data.streams import Subset, TokenStream
+from braidlm.data.loading.streams import Subset, TokenStream
+from braidlm.data.packing.packed import Manifest, PackedData
 
 EOS = 0
 # Examples take milliseconds, but a busy machine may pause in the middle of one.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.models import config_from
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.presets import config_from
 from braidlm.core.recipes import list_recipes
-from braidlm.model.accounting import model_cost, skeleton
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from braidlm.core.folders import load_model, save_model
-from braidlm.data.tokenizers import bytes_tokenizer
-from braidlm.model.gumbel import GumbelJoin
-from braidlm.model.joins import LevelJoin, SharedLinear
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.parallel import ParallelLayer, ParallelStage
-from braidlm.model.stacked import StackedLinear
+from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.model.paths.joins import LevelJoin, SharedLinear
+from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
+from braidlm.model.routing.stacked import StackedLinear
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()

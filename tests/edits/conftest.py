@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from composing import RECIPE
 
-from braidlm.data.prepare import prepare
+from braidlm.data.packing.prepare import prepare
 from braidlm.training.train import train
 
 

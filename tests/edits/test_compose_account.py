@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.folders import load_lineage, load_model
+from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.account import Account, Fresh, Part, Taken
 from braidlm.edits.compose import compose
 

@@ -6,7 +6,7 @@ from composing import TOKENIZER, ids, own_part, parallel_stage, saved_path
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_lineage, load_model
+from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.compose import compose
 
 ROWS = 258

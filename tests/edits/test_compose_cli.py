@@ -7,7 +7,7 @@ import pytest
 import braidlm
 from braidlm.cli.main import main
 from braidlm.core import console
-from braidlm.core.folders import load_config, load_lineage
+from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.training.train import train
 
 

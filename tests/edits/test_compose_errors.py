@@ -8,9 +8,9 @@ from composing import GPT2, TOKENIZER, blocks, saved_path
 from tokenizers import AddedToken
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import save_model
-from braidlm.data.braid_tokenizer import SpecialTokens
-from braidlm.data.tokenizers import bytes_tokenizer
+from braidlm.core.models.folders import save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
 from braidlm.edits.sources import Source
 from tiny_models import tiny_model

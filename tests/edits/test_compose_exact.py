@@ -22,8 +22,8 @@ from composing import (
 )
 
 from braidlm.edits.compose import compose
-from braidlm.model.parallel import blocks_in_layer
-from braidlm.model.switches import use_paths
+from braidlm.model.paths.parallel import blocks_in_layer
+from braidlm.model.paths.switches import use_paths
 
 FINER = {"block": {"norm": {"kind": "rms", "eps": 1e-3}}}
 """Blocks of the same sizes that all the same are not equal, and so are not stacked."""

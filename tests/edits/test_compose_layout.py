@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braidlm.bridges.plain import PlainModel
-from braidlm.core.folders import load_config, load_model
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import load_config, load_model
 from braidlm.edits.account import Taken
 from braidlm.edits.compose import compose, composed_architecture
 from braidlm.edits.layout import full_width_block, lay_out
 from braidlm.edits.path_models import PathShape
 from braidlm.edits.placement import place
-from braidlm.model.accounting import skeleton
-from braidlm.model.architecture import read_architecture
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.joins import JoinConfig
-from braidlm.model.parallel import blocks_in_layer
-from braidlm.model.registry import Choice
+from braidlm.model.config.architecture import read_architecture
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import Choice
+from braidlm.model.paths.joins import JoinConfig
+from braidlm.model.paths.parallel import blocks_in_layer
 from tiny_models import tiny_config
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from composing import GPT2, block_outputs, blocks, double, embedded, own_part, parallel_stage, saved_path
 
-from braidlm.core.folders import load_model
+from braidlm.core.models.folders import load_model
 from braidlm.edits.compose import compose
-from braidlm.model.gumbel import GumbelJoin
+from braidlm.model.paths.gumbel import GumbelJoin
 
 
 @torch.no_grad()

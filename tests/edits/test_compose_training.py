@@ -7,8 +7,8 @@ import torch
 from composing import GPT2, RECIPE, TOKENIZER, saved_path
 from safetensors.torch import load_file
 
-from braidlm.core.folders import load_config, load_lineage, load_model
-from braidlm.data.prepare import prepare
+from braidlm.core.models.folders import load_config, load_lineage, load_model
+from braidlm.data.packing.prepare import prepare
 from braidlm.edits.compose import compose
 from braidlm.training.train import train
 

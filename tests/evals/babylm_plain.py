@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from braidlm.data.braid_tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from tiny_models import randomised
 
 TEXT = (

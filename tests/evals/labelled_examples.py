@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from braidlm.data.tokenizers import bytes_tokenizer
-from braidlm.evals.contestant import Contestant, Settings
-from braidlm.evals.scorer import Scorer
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()

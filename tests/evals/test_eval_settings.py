@@ -11,12 +11,12 @@ import torch
 
 import braidlm
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model, save_model
-from braidlm.data.tokenizers import bytes_tokenizer
-from braidlm.evals.contestant import Contestant, Settings
-from braidlm.evals.results import TaskResult
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.evals.reports.results import TaskResult
+from braidlm.evals.scoring.contestant import Contestant, Settings
 from braidlm.evals.tasks import TASKS, Task
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from outcome import Outcome
 

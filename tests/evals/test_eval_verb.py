@@ -12,12 +12,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import braidlm
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.data.tokenizers import load_tokenizer
+from braidlm.core.models.folders import load_model
+from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.evals import evaluate as module
-from braidlm.evals.contestant import Contestant
-from braidlm.evals.minimal_pairs import read_pairs
-from braidlm.evals.scorer import Scorer
+from braidlm.evals.formats.minimal_pairs import read_pairs
+from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 from outcome import Outcome
 from tiny_models import VOCABULARY, ToyTokenizer

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.parallel import ParallelLayer
+from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.span import Span
 from tiny_models import random_ids, tiny_model
 

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import DynamicCache
 
 from braidlm.core.errors import BraidError
-from braidlm.model.accounting import model_cost, skeleton, stage_table, training_bytes
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.accounting import model_cost, skeleton, stage_table, training_bytes
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.dropout import Dropout, scale_dropout
-from braidlm.model.losses import next_token_loss, shift_labels
+from braidlm.model.heads.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from braidlm.core.folders import save_model
-from braidlm.model.decoding import Decoder, Sampling, decode_tokens
+from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
+from braidlm.core.models.folders import save_model
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from tiny_models import ToyTokenizer, random_ids, randomised, tiny_config, tiny_model
 from without_braid import WITHOUT_BRAID

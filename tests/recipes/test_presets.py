@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models import config_from
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.presets import config_from
 from braidlm.core.recipes import compose_recipe, list_recipes
-from braidlm.model.accounting import model_cost, skeleton
 
 
 def gpt2(vocab: int, positions: int, width: int, layers: int) -> int:

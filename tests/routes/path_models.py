@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from braidlm.core.folders import save_model
-from braidlm.data.tokenizers import bytes_tokenizer
-from braidlm.model.joins import Join
+from braidlm.core.models.folders import save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.joins import Join
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()

@@ -6,7 +6,7 @@ import torch
 from path_models import TOKENIZER
 
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.router import TopKRouter
+from braidlm.model.routing.router import TopKRouter
 from tiny_models import tiny_model
 
 FOUR = ["stories", "maths", "signs", "spare"]

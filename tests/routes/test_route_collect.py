@@ -8,7 +8,7 @@ import torch
 from path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
 
 from braidlm.core.errors import BraidError
-from braidlm.model.switches import use_paths
+from braidlm.model.paths.switches import use_paths
 from braidlm.routes.collect import UNREAD, closest_path, collect_choices, find_layers, watching
 from braidlm.routes.texts import Text
 from tiny_models import tiny_model

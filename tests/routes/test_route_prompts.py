@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.errors import BraidError
-from braidlm.core.prompts import Prompt, read_prompts
 from braidlm.routes.domains import check_given, right_paths
 
 

@@ -9,8 +9,8 @@ import torch
 from path_models import TOKENIZER, saved
 from routed_path_models import FOUR, expert_model, routed_model, routers, routers_by_character
 
-from braidlm.core.prompts import Prompt
-from braidlm.model.switches import use_paths
+from braidlm.core.decoding.prompts import Prompt
+from braidlm.model.paths.switches import use_paths
 from braidlm.routes.collect import UNREAD, Layer, collect_choices, find_layers
 from braidlm.routes.report import degenerate
 from braidlm.routes.routes import routes

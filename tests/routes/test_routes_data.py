@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from path_models import TOKENIZER
 
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
-from braidlm.core.prompts import Prompt
-from braidlm.data.packed import PackedData
-from braidlm.data.prepare import prepare
-from braidlm.data.streams import Subset
+from braidlm.data.loading.streams import Subset
+from braidlm.data.packing.packed import PackedData
+from braidlm.data.packing.prepare import prepare
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import DataSource
 

@@ -8,8 +8,8 @@ import pytest
 from path_models import always, path_model, saved
 
 import braidlm
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
-from braidlm.core.prompts import Prompt
 from braidlm.routes import measures
 from braidlm.routes.collect import Layer, Taken
 from braidlm.routes.report import ModelRoutes, degenerate, percent, verdicts

@@ -9,9 +9,9 @@ import pytest
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_config, load_lineage
-from braidlm.data.corpora import documents
-from braidlm.model.strict import encode
+from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.data.corpora.builtin import documents
+from braidlm.model.config.strict import encode
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study

@@ -12,10 +12,10 @@ from toy_study import toy_study
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_lineage, load_model
-from braidlm.data.catalog import open_data
-from braidlm.data.streams import TokenStream
-from braidlm.model.switches import path_names
+from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.streams import TokenStream
+from braidlm.model.paths.switches import path_names
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults, over_seeds, training_seconds
 from braidlm.studies.running import run_study

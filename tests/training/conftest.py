@@ -8,7 +8,7 @@ import pytest
 
 from braidlm.cli.main import main
 from braidlm.core import console
-from braidlm.data.prepare import prepare
+from braidlm.data.packing.prepare import prepare
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from braidlm.model.strict import decode
+from braidlm.model.config.strict import decode
 from braidlm.training.optimizers import make_adamw, set_learning_rate, split_by_decay
 from braidlm.training.recipe import OptimizerConfig
 from tiny_models import tiny_model

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
-from braidlm.model.strict import decode, encode
+from braidlm.model.config.strict import decode, encode
 from braidlm.training.amounts import UNITS, Amount, Pace, parse_amount, short
 
 amounts = st.builds(Amount, st.integers(0, 10**13), st.sampled_from(UNITS))

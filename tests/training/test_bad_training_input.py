@@ -11,8 +11,8 @@ import pytest
 import torch.distributed.checkpoint.filesystem as dcp_files
 from tiny_runs import records, tiny_recipe, weight_bytes, written
 
-from braidlm.core.folders import load_model
-from braidlm.data.prepare import prepare
+from braidlm.core.models.folders import load_model
+from braidlm.data.packing.prepare import prepare
 from braidlm.training import checkpoints
 from braidlm.training.train import train
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from braidlm.core.folders import load_model, save_model
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.model.config.strict import decode
 from braidlm.model.errors import BraidError
-from braidlm.model.losses import IGNORED
+from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.router import RouterConfig, TopKRouter
-from braidlm.model.routing_losses import load, loads
-from braidlm.model.strict import decode
+from braidlm.model.routing.losses import load, loads
+from braidlm.model.routing.router import RouterConfig, TopKRouter
 from braidlm.training.parallel import Place
 from braidlm.training.readings import Readings
 from braidlm.training.recipe import TrainingConfig

@@ -12,7 +12,7 @@ from tiny_runs import records, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
-from braidlm.core.folders import load_model
+from braidlm.core.models.folders import load_model
 from braidlm.training import checkpoints, loop
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.parallel import Place

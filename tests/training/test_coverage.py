@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import records, tiny_recipe
 
-from braidlm.data.packed import PackedData
-from braidlm.data.streams import TokenStream
+from braidlm.data.loading.streams import TokenStream
+from braidlm.data.packing.packed import PackedData
 from braidlm.training.amounts import Amount
 from braidlm.training.coverage import repetition
 from braidlm.training.train import train

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.core.folders import load_model
-from braidlm.core.models import config_from, is_preset
+from braidlm.core.models.folders import load_model
+from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.studies.study import decode_study, encode_study, is_study, load_study
 from braidlm.training.recipe import decode_recipe, load_recipe

@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import records, tiny_recipe
 
 from braidlm.core.files import read_json
-from braidlm.data.loader import Loader
+from braidlm.data.loading.loader import Loader
 from braidlm.training.train import train
 
 

@@ -13,12 +13,12 @@ from tiny_runs import finish, records, tiny_recipe, weight_bytes, weights, writt
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
-from braidlm.core.folders import load_model, save_model
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.gumbel import GumbelJoin
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.strict import decode
+from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place
 from braidlm.training.recipe import TrainingConfig

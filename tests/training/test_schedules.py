@@ -8,9 +8,9 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from braidlm.core.errors import BraidError
+from braidlm.model.config.registry import Registry
+from braidlm.model.config.strict import decode, encode
 from braidlm.model.dropout import Dropout
-from braidlm.model.registry import Registry
-from braidlm.model.strict import decode, encode
 from braidlm.training.loop import Trainer
 from braidlm.training.progress import Progress
 from braidlm.training.rates import LearningRate

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from braidlm.model.losses import IGNORED
+from braidlm.model.config.strict import decode
+from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.strict import decode
 from braidlm.training.parallel import Place
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper, _packed

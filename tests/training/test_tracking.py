@@ -15,9 +15,9 @@ from tiny_runs import records, tiny_recipe
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.data.catalog import DataConfig, open_data
-from braidlm.model.strict import decode
+from braidlm.core.models.folders import load_model
+from braidlm.data.loading.catalog import DataConfig, open_data
+from braidlm.model.config.strict import decode
 from braidlm.training.recipe import LogConfig, SampleConfig
 from braidlm.training.samples import write_samples
 from braidlm.training.tracking import Tracker, drop_records_after, read_metrics

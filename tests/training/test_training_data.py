@@ -8,12 +8,12 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from braidlm.core.errors import BraidError
-from braidlm.data import catalog
-from braidlm.data.catalog import DataConfig, OpenData, open_data
-from braidlm.data.loader import Loader
-from braidlm.data.prepare import prepare
-from braidlm.data.streams import TokenStream
-from braidlm.model.strict import decode
+from braidlm.data.loading import catalog
+from braidlm.data.loading.catalog import DataConfig, OpenData, open_data
+from braidlm.data.loading.loader import Loader
+from braidlm.data.loading.streams import TokenStream
+from braidlm.data.packing.prepare import prepare
+from braidlm.model.config.strict import decode
 from braidlm.training.train import train
 
 
@@ -99,9 +99,9 @@ def test_what_is_prepared_on_demand_is_kept(tmp_path: Path, monkeypatch: pytest.
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     with monkeypatch.context() as patch:
         for place in (
-            "braidlm.data.catalog.train_bpe",
-            "braidlm.data.prepare.pack_all",
-            "braidlm.data.prepare.assemble",
+            "braidlm.data.loading.catalog.train_bpe",
+            "braidlm.data.packing.prepare.pack_all",
+            "braidlm.data.packing.prepare.assemble",
         ):
             patch.setattr(place, None)
         again = opened(**config)

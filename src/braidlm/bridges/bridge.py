@@ -15,8 +15,8 @@ from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.locate import Found
 from braidlm.bridges.plain import PlainModel
 from braidlm.core.errors import BraidError
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.registry import Registry
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import Registry
 
 bridges = Registry("format")
 

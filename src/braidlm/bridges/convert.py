@@ -1,10 +1,7 @@
 """The verb `convert`: between Braid model folders and checkpoints of other formats."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 
-import braidlm.bridges
 from braidlm.bridges.bridge import bridges, folder_formats
 from braidlm.bridges.exporting import Export
 from braidlm.bridges.hugging_face import HuggingFaceBridge
@@ -14,10 +11,9 @@ from braidlm.bridges.plan import Plan
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
+from braidlm.model.config.registry import import_files
 
-for _module in pkgutil.iter_modules(braidlm.bridges.__path__):  # a new format is a new file
-    if _module.name != "convert":
-        importlib.import_module(f"braidlm.bridges.{_module.name}")
+import_files("braidlm.bridges.formats")
 
 NO_TOKENIZER = "no tokenizer.json (nor vocab.json with merges.txt)"
 

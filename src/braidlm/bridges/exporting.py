@@ -14,8 +14,8 @@ from braidlm.bridges.plain import PlainModel
 from braidlm.bridges.plan import Plan, counted_patterns
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_json
-from braidlm.core.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
-from braidlm.data.tokenizers import BraidTokenizer
+from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
+from braidlm.data.tokenizing.build import BraidTokenizer
 
 
 class Export:

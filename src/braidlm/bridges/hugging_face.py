@@ -14,7 +14,7 @@ from braidlm.bridges.locate import Found
 from braidlm.bridges.plain import PlainModel
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -10,9 +10,9 @@ from braidlm.bridges.locate import Found
 from braidlm.bridges.plain import PlainModel
 from braidlm.bridges.plan import Plan, counted_patterns
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import save_model
-from braidlm.data.tokenizers import BraidTokenizer
-from braidlm.model.accounting import skeleton
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import save_model
+from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 

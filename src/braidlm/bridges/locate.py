@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.data.tokenizers import BraidTokenizer, load_tokenizer
+from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
 WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
 FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

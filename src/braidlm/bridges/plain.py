@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from braidlm.model.accounting import skeleton
-from braidlm.model.architecture import Architecture
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.accounting import skeleton
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
-from braidlm.model.strict import encode
 
 
 @dataclass

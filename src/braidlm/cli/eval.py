@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from braidlm.core.errors import BraidError
-    from braidlm.evals.babylm_results import Written
-    from braidlm.evals.results import Evaluation
+    from braidlm.evals.babylm.answers import Written
+    from braidlm.evals.reports.results import Evaluation
 
 HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
 EPILOG = """examples:
@@ -25,7 +25,7 @@ is ./NAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.cli.settings import add_settings
-    from braidlm.evals.contestant import Settings
+    from braidlm.evals.scoring.contestant import Settings
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
     """Evaluate, then show the same as a table or as JSON."""
     from braidlm.cli.settings import given_settings
     from braidlm.core import console
-    from braidlm.evals.contestant import Settings
     from braidlm.evals.evaluate import evaluate
+    from braidlm.evals.scoring.contestant import Settings
 
     if args.json:
         console.set_quiet(True)
@@ -161,7 +161,7 @@ def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
     from pathlib import Path
 
     from braidlm.core.errors import BraidError
-    from braidlm.evals.babylm_results import check_babylm_tasks
+    from braidlm.evals.babylm.answers import check_babylm_tasks
 
     if args.leaderboard is None:
         if args.ewok_text:
@@ -173,7 +173,7 @@ def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
 
 
 def _leaderboard(found: "Evaluation", args: argparse.Namespace) -> "Written":
-    from braidlm.evals.babylm_results import write_babylm_results
+    from braidlm.evals.babylm.answers import write_babylm_results
 
     return write_babylm_results(found, args.leaderboard, ewok_text=args.ewok_text)
 
@@ -204,12 +204,12 @@ def _show(found: "Evaluation", out: str) -> None:
     from rich.markup import escape
 
     from braidlm.core.console import show, table
-    from braidlm.core.page import Strong
-    from braidlm.evals.averages import averages
-    from braidlm.evals.dynamics import run_dynamics
-    from braidlm.evals.folder import COMPARISON, PAGE
-    from braidlm.evals.page import best_sentence
-    from braidlm.evals.tables import FIXED, MARKED, columns, rows, run_columns, run_rows, too_long_lines
+    from braidlm.core.report.page import Strong
+    from braidlm.evals.reports.dynamics import run_dynamics
+    from braidlm.evals.reports.folder import COMPARISON, PAGE
+    from braidlm.evals.reports.page import best_sentence
+    from braidlm.evals.reports.tables import FIXED, MARKED, columns, rows, run_columns, run_rows, too_long_lines
+    from braidlm.evals.statistics.averages import averages
 
     def written(cell: str) -> str:
         return f"[bold]{escape(cell)} *[/bold]" if isinstance(cell, Strong) else escape(cell)

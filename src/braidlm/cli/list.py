@@ -48,7 +48,7 @@ def _show_recipes(rows: list[Row]) -> None:
 
 
 def _data() -> list[Row]:
-    from braidlm.data.corpora import CORPORA
+    from braidlm.data.corpora.builtin import CORPORA
     from braidlm.data.sources import FORMATS
 
     corpora = [
@@ -93,7 +93,7 @@ def _show_parts(rows: list[Row]) -> None:
 
 
 def _tasks(root: str | None = None) -> list[Row]:
-    from braidlm.evals.data_places import data_here
+    from braidlm.evals.files.data_places import data_here
     from braidlm.evals.suites import SUITES
     from braidlm.evals.tasks import TASKS
 

@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prepare, then show what came out."""
     from braidlm.core.console import table
-    from braidlm.data.prepare import prepare
-    from braidlm.data.tokenizers import load_tokenizer
+    from braidlm.data.packing.prepare import prepare
+    from braidlm.data.tokenizing.build import load_tokenizer
 
     data = prepare(
         args.sources,

@@ -5,8 +5,8 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from braidlm.core.attribute_docs import attribute_docs
+from braidlm.model.config.strict import encode
 from braidlm.model.parts import REGISTRIES
-from braidlm.model.strict import encode
 
 
 def list_parts() -> list[dict[str, Any]]:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Part
 from braidlm.edits.sources import Source
 from braidlm.edits.starting import begin_as_mean
-from braidlm.model.accounting import skeleton
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from braidlm.bridges.plain import PlainModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.folders import save_model
+from braidlm.core.models.folders import save_model
 from braidlm.edits.assembling import assemble
 from braidlm.edits.composition import Composition
 from braidlm.edits.layout import lay_out
@@ -23,12 +23,12 @@ from braidlm.edits.path_models import (
 )
 from braidlm.edits.sources import locate
 from braidlm.edits.starting import STARTS
-from braidlm.model.architecture import Architecture, read_architecture
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.architecture import Architecture, read_architecture
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.parts import joins
-from braidlm.model.registry import Choice
-from braidlm.model.strict import PartOf, decode, encode
-from braidlm.model.switches import FREEZABLE
+from braidlm.model.paths.switches import FREEZABLE
 
 
 def compose(

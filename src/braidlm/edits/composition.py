@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.core.facts import model_facts
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.facts import model_facts
 from braidlm.edits.account import Account
 from braidlm.edits.account_table import account_table, columns
 from braidlm.edits.layout import Layout, lay_out
 from braidlm.edits.path_models import PathModel
 from braidlm.edits.placement import place, targets
 from braidlm.edits.starting import STARTS
-from braidlm.model.accounting import skeleton
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.parallel import ParallelLayer, blocks_in_layer
-from braidlm.model.registry import Choice
+from braidlm.model.paths.parallel import ParallelLayer, blocks_in_layer
 
 TRAINED_BYTES = 12
 """Of a parameter that is trained, beside its own four: gradient and AdamW's two moments in float32."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.path_models import PathShape
-from braidlm.model.joins import joins
-from braidlm.model.registry import Choice
-from braidlm.model.strict import encode
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import encode
+from braidlm.model.paths.joins import joins
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import nn
 
 from braidlm.bridges.plain import PlainModel
 from braidlm.core.errors import BraidError
-from braidlm.data.braid_tokenizer import differences
+from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.edits.sources import Located, Source
-from braidlm.model.architecture import Architecture
-from braidlm.model.parallel import PathConfig
-from braidlm.model.strict import encode
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.strict import encode
+from braidlm.model.paths.parallel import PathConfig
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from braidlm.edits.account import Account, Fresh, Part, Taken, parts_of
 from braidlm.edits.path_models import PathShape
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.parallel import ParallelLayer, ParallelStage, blocks_in_layer
-from braidlm.model.project import ProjectStage
-from braidlm.model.stacked import StackedLinear
+from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
+from braidlm.model.paths.project import ProjectStage
+from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage
 
 EMBEDDING, POSITIONS, HEAD, HEAD_BIAS = (

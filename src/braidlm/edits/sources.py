@@ -16,10 +16,10 @@ from braidlm.bridges.locate import Found, find_tokenizer
 from braidlm.bridges.plain import PlainModel
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, sha256_of
-from braidlm.core.folders import WEIGHTS, check_weights, load_config, load_lineage
-from braidlm.core.runs import CHECKPOINTS, is_run, model_folder
-from braidlm.data.tokenizers import BraidTokenizer
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage
+from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder
+from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.model.config.braid_config import BraidConfig
 
 OURS = BraidConfig.model_type
 

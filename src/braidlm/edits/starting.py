@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from braidlm.model.gumbel import GumbelJoin
-from braidlm.model.joins import LevelJoin, SharedLinear
-from braidlm.model.parallel import ParallelLayer
-from braidlm.model.project import ProjectStage
+from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.model.paths.joins import LevelJoin, SharedLinear
+from braidlm.model.paths.parallel import ParallelLayer
+from braidlm.model.paths.project import ProjectStage
 
 STARTS = {
     "mean": "by passing on what the paths make, the mean of all or each path's own part (`--start random`: by chance)",

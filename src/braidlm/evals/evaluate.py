@@ -14,20 +14,20 @@ import torch
 from braidlm.core.console import progress, warn
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import versions
-from braidlm.evals.babylm_average import babylm_averages, facts_of
-from braidlm.evals.contestant import Contestant, Settings
-from braidlm.evals.data_places import find_data
-from braidlm.evals.folder import check_out, write_folder
-from braidlm.evals.harness import PREFIX, open_harness
-from braidlm.evals.keeping import Kept
-from braidlm.evals.over_runs import check_runs, over_runs
-from braidlm.evals.results import Evaluation, ModelResults, TaskResult
-from braidlm.evals.scorer import Scorer
+from braidlm.core.models.folders import versions
+from braidlm.evals.babylm.average import babylm_averages, facts_of
+from braidlm.evals.files.data_places import find_data
+from braidlm.evals.harness.tasks import PREFIX, open_harness
+from braidlm.evals.reports.folder import check_out, write_folder
+from braidlm.evals.reports.keeping import Kept
+from braidlm.evals.reports.over_runs import check_runs, over_runs
+from braidlm.evals.reports.results import Evaluation, ModelResults, TaskResult
+from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.statistics.verdicts import verdicts
 from braidlm.evals.subjects import Place, Subject, open_subjects
 from braidlm.evals.suites import expand
 from braidlm.evals.tasks import TASKS, OpenTask, Task
-from braidlm.evals.verdicts import verdicts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

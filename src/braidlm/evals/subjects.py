@@ -8,12 +8,19 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, sha256_of
-from braidlm.core.folders import check_vocabulary, check_weights, choose_paths, load_config, load_lineage, load_model
-from braidlm.core.runs import CHECKPOINTS, is_run, model_folder, short_names
-from braidlm.data.braid_tokenizer import BraidTokenizer
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.evals.checkpoint_names import words_of_name
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.folders import (
+    check_vocabulary,
+    check_weights,
+    choose_paths,
+    load_config,
+    load_lineage,
+    load_model,
+)
+from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder, short_names
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.babylm.checkpoint_names import words_of_name
+from braidlm.model.config.braid_config import BraidConfig
 
 Place = str | Path
 COUNTS = (

@@ -5,16 +5,16 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from .attention import attentions
-from .dispatch import Placed
+from .attention.softmax import attentions
+from .config.registry import Choice, Registry
+from .config.strict import PartOf
 from .dropout import BlockDropout, Dropout
-from .feed import feeds
+from .feed.feeds import feeds
 from .norms import norms
-from .registry import Choice, Registry
-from .routed_parts import attention_part, feed_part
-from .routing import Routings
+from .routing.dispatch import Placed
+from .routing.routed_parts import attention_part, feed_part
+from .routing.routing import Routings
 from .span import Span
-from .strict import PartOf
 
 
 @dataclass

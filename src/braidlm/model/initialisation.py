@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .registry import Registry
-from .stacked import StackedLinear, fan_in, is_vector
+from .config.registry import Registry
+from .routing.stacked import StackedLinear, fan_in, is_vector
 
 initialisations = Registry("initialisation", third_party=True)
 LINEAR = (nn.Linear, StackedLinear)

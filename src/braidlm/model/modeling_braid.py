@@ -7,20 +7,21 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from .aside import Aside, Owed
-from .asked_aside import asked_aside
-from .configuration_braid import BraidConfig
+from braidlm.kernels.planned_pass import fused_stream, has_fused_pass, pays
+from braidlm.kernels.routed.side_losses import asked_aside
+from braidlm.kernels.side_stream import Aside, Owed
+
+from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
-from .fused_pass import fused_stream, has_fused_pass, pays
+from .heads.losses import IGNORED, head_loss, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape
-from .losses import IGNORED, head_loss, next_token_loss, shift_labels
 from .outputs import BodyOutput, ClassOutput, LanguageOutput
 from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
-from .routing import Routings
-from .routing_losses import routing_loss
+from .paths.switches import freeze, use_paths
+from .routing.losses import routing_loss
+from .routing.routing import Routings
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
-from .switches import freeze, use_paths
 
 
 class BraidPreTrainedModel(PreTrainedModel):

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dispatch import Groups
+from .config.registry import Registry
 from .eager_cpu import RootMeanSquare, pays
-from .registry import Registry
-from .stacked import along, vector
+from .routing.dispatch import Groups
+from .routing.stacked import along, vector
 
 norms = Registry("norm", third_party=True)
 

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 
-from .routing import Routings
+from .routing.routing import Routings
 
 
 @dataclass

@@ -3,18 +3,18 @@
 transformers copies into an exported folder only what is imported relatively, so this list is the one place to add to.
 """
 
-from .attention import attentions
-from .embedding import embeddings, heads
-from .feed import feeds
-from .gumbel import joins
+from .attention.positions import position_kinds
+from .attention.softmax import attentions
+from .config.registry import Registry
+from .feed.feeds import feeds
+from .heads.embedding import embeddings, heads
 from .initialisation import initialisations
 from .norms import norms
-from .parallel import ParallelStage
-from .positions import position_kinds
-from .project import ProjectStage
-from .registry import Registry
-from .routed_join import Routed
-from .routing_losses import routing_losses
+from .paths.gumbel import joins
+from .paths.parallel import ParallelStage
+from .paths.project import ProjectStage
+from .paths.routed_join import Routed
+from .routing.losses import routing_losses
 from .stages import stage_kinds
 
 __all__ = ["ParallelStage", "ProjectStage", "Routed"]

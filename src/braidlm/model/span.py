@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .positions import Positions, Rotation
+from .attention.positions import Positions, Rotation
 
 
 class KeyValueCache(Protocol):

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .block import Block, BlockConfig
+from .config.options import merge_options
+from .config.registry import Registry
 from .errors import BraidError
-from .options import merge_options
-from .registry import Registry
-from .routing import Routings
+from .routing.routing import Routings
 from .span import Span
 
 stage_kinds = Registry("stage", third_party=True)

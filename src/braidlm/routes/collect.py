@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.model.joins import Join
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.router import TopKRouter
-from braidlm.model.routing import Routing
-from braidlm.model.switches import path_names
+from braidlm.model.paths.joins import Join
+from braidlm.model.paths.switches import path_names
+from braidlm.model.routing.router import TopKRouter
+from braidlm.model.routing.routing import Routing
 from braidlm.routes.places import choosers_of, labels
 from braidlm.routes.texts import Text
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from braidlm.core import figures
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_text
+from braidlm.core.report import figures
 from braidlm.routes.page import routes_page
 from braidlm.routes.pictures import pictures
 from braidlm.routes.report import RoutingReport

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from braidlm.core.page import Page
+from braidlm.core.report.page import Page
 from braidlm.routes.collect import Layer
 from braidlm.routes.report import ModelRoutes, RoutingReport, capital, percent
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from braidlm.core.console import progress
+from braidlm.core.decoding.generation import TextStream
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_model
-from braidlm.core.generation import TextStream
-from braidlm.data.braid_tokenizer import BraidTokenizer
-from braidlm.model.switches import use_paths
+from braidlm.core.models.folders import load_model
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.paths.switches import use_paths
 from braidlm.routes.collect import UNREAD, Layer, Taken, collect_choices, find_layers
 from braidlm.routes.opening import OpenedModel
 from braidlm.routes.places import silent_paths

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_config
-from braidlm.core.runs import model_folder, short_names
-from braidlm.data.braid_tokenizer import BraidTokenizer
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.model.accounting import skeleton
-from braidlm.model.configuration_braid import BraidConfig
-from braidlm.model.switches import path_names, use_paths
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import load_config
+from braidlm.core.models.runs import model_folder, short_names
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.routes.places import choosers_of
 
 Place = str | Path

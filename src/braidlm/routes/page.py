@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from braidlm.core import figures
-from braidlm.core.page import Mark, Page
+from braidlm.core.report import figures
+from braidlm.core.report.page import Mark, Page
 from braidlm.routes.collect import Layer
 from braidlm.routes.loads import add_loads, least_used
 from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport, TokenView, capital, percent, verdicts

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from braidlm.core import figures
+from braidlm.core.report import figures
 from braidlm.routes.report import ModelRoutes, RoutingReport
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from braidlm.core.errors import BraidError
-from braidlm.model.joins import Join
-from braidlm.model.routed_join import Routed
-from braidlm.model.router import TopKRouter
+from braidlm.model.paths.joins import Join
+from braidlm.model.paths.routed_join import Routed
+from braidlm.model.routing.router import TopKRouter
 
 Chooser = Join | TopKRouter
 """What chooses. A routed join is its router: it decides before anything is joined."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from braidlm.core.decoding.prompts import USUAL, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.prompts import USUAL, Prompt, read_prompts
 from braidlm.routes.domains import check_given, right_paths
 from braidlm.routes.folder import check_out, write_folder
 from braidlm.routes.look import look

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from braidlm.core.decoding.generation import encode_prompts
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
-from braidlm.core.generation import encode_prompts
-from braidlm.core.prompts import Prompt
-from braidlm.data.braid_tokenizer import BraidTokenizer, differences
-from braidlm.data.packed import PackedData, is_packed
+from braidlm.data.loading.streams import Subset
+from braidlm.data.packing.packed import PackedData, is_packed
 from braidlm.data.sources import Reading, documents, plan
-from braidlm.data.streams import Subset
-from braidlm.data.tokenizers import load_tokenizer
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from braidlm.core.generation import NextToken
+from braidlm.core.decoding.generation import NextToken
 
 
 @dataclass

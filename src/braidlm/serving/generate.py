@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
+from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import check_weights, choose_paths, load_config, load_model
-from braidlm.core.generation import continue_text, encode_prompts, next_tokens
-from braidlm.core.prompts import Prompt, read_prompts
-from braidlm.core.runs import model_folder, short_names
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.model.accounting import skeleton
-from braidlm.model.decoding import Sampling
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import check_weights, choose_paths, load_config, load_model
+from braidlm.core.models.runs import model_folder, short_names
+from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.serving.continuations import Continuation, Generation
 from braidlm.serving.prompt_study import PromptStudy
 from braidlm.serving.prompt_study_files import check_report, write_report

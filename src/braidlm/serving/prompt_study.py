@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from braidlm.core.generation import NextToken
-from braidlm.core.prompts import Prompt
+from braidlm.core.decoding.generation import NextToken
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.serving.continuations import Continuation, Generation
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
-from braidlm.core.page import Page
-from braidlm.core.prompts import Prompt
+from braidlm.core.report.page import Page
 from braidlm.serving.prompt_study import PromptStudy, predictions
 
 TITLE = "Prompt study"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core import console
-from braidlm.core.folders import load_model
-from braidlm.data.catalog import OpenData, open_data
-from braidlm.data.maths import pose
-from braidlm.data.stories import pronoun_pairs
-from braidlm.data.validation import validation_windows
-from braidlm.evals.ngrams import bits_per_byte, fit_trigram, fit_unigram
-from braidlm.evals.pronouns import pronoun_accuracy
+from braidlm.core.models.folders import load_model
+from braidlm.data.corpora.maths import pose
+from braidlm.data.corpora.stories import pronoun_pairs
+from braidlm.data.loading.catalog import OpenData, open_data
+from braidlm.data.loading.validation import validation_windows
+from braidlm.evals.formats.pronouns import pronoun_accuracy
+from braidlm.evals.scoring.ngrams import bits_per_byte, fit_trigram, fit_unigram
 from braidlm.routes.report import RoutingReport
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.results import Bits, StudyResults, measure

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from braidlm.core import figures
 from braidlm.core.console import count, duration
-from braidlm.core.page import Page
+from braidlm.core.report import figures
+from braidlm.core.report.page import Page
 from braidlm.routes.pictures import share_figure
 from braidlm.routes.report import verdicts
 from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts

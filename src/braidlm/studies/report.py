@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from braidlm.core import console, figures
+from braidlm.core import console
 from braidlm.core.files import write_json
-from braidlm.core.page import Page
-from braidlm.data.catalog import open_data
+from braidlm.core.report import figures
+from braidlm.core.report.page import Page
+from braidlm.data.loading.catalog import open_data
 from braidlm.routes.pictures import share_figure
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.studies.results import StudyResults, measure

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from braidlm.core.folders import load_model
-from braidlm.data.catalog import open_data
-from braidlm.data.validation import ValidationSet, validation_windows
-from braidlm.model.accounting import model_cost
+from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.folders import load_model
+from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.switches import use_paths
+from braidlm.model.paths.switches import use_paths
 from braidlm.studies.running import Entry, Kind
 from braidlm.studies.study import Study
 from braidlm.training.tracking import read_metrics

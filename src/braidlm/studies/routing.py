@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.core.folders import load_config
-from braidlm.data.catalog import OpenData
-from braidlm.model.accounting import skeleton
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import load_config
+from braidlm.data.loading.catalog import OpenData
 from braidlm.routes.places import choosers_of
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes

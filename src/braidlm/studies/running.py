@@ -10,12 +10,12 @@ from typing import Any, Literal
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.folders import WEIGHTS, load_lineage
-from braidlm.data.catalog import DataConfig, OpenData, open_data
-from braidlm.data.chunking import chunkings
-from braidlm.data.streams import Subset
+from braidlm.core.models.folders import WEIGHTS, load_lineage
+from braidlm.data.loading.catalog import DataConfig, OpenData, open_data
+from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
-from braidlm.model.strict import decode, encode
+from braidlm.model.config.strict import decode, encode
 from braidlm.studies.study import ComposedSpec, Study
 from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.facts import model_facts
+from braidlm.core.models.facts import model_facts
 from braidlm.core.recipes import compose_recipe, list_recipes
-from braidlm.data.prepare import USUAL_VOCABULARY
+from braidlm.data.packing.prepare import USUAL_VOCABULARY
 from braidlm.edits.compose import composed_architecture
-from braidlm.model.architecture import Architecture, read_architecture
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.model.config.architecture import Architecture, read_architecture
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.studies.study import Study, decode_study, encode_study, is_study
 from braidlm.training import show as single
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.catalog import DataConfig, SetSpec, TokenizerSpec
-from braidlm.data.chunking import chunkings
-from braidlm.model.architecture import read_architecture, write_architecture
-from braidlm.model.joins import joins
-from braidlm.model.registry import Choice
-from braidlm.model.strict import PartOf, decode, encode
+from braidlm.data.loading.catalog import DataConfig, SetSpec, TokenizerSpec
+from braidlm.data.loading.chunking import chunkings
+from braidlm.model.config.architecture import read_architecture, write_architecture
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.paths.joins import joins
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
 

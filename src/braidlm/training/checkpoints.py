@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, read_json, sha256_of, write_json
-from braidlm.core.folders import WEIGHTS, FolderTokenizer, load_lineage, write_model_files
+from braidlm.core.models.folders import WEIGHTS, FolderTokenizer, load_lineage, write_model_files
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.parallel import Place, wait_for_all
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from braidlm.core.console import count
-from braidlm.data.streams import TokenStream
+from braidlm.data.loading.streams import TokenStream
 from braidlm.training.amounts import Amount
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from braidlm.core import console
+from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
-from braidlm.core.generation import encode_prompts
-from braidlm.data.catalog import OpenData
-from braidlm.data.chunking import chunkings
-from braidlm.data.loader import Loader
-from braidlm.data.validation import validation_windows
-from braidlm.model.accounting import model_cost
+from braidlm.core.models.accounting import model_cost
+from braidlm.data.loading.catalog import OpenData
+from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.loader import Loader
+from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, short
 from braidlm.training.checkpoints import Checkpoints

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn, optim, tensor
 
-from braidlm.model.stacked import is_vector
+from braidlm.model.routing.stacked import is_vector
 from braidlm.training.recipe import OptimizerConfig
 
 

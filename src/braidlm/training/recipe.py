@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models import is_preset
+from braidlm.core.models.presets import is_preset
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.catalog import DataConfig
-from braidlm.model.architecture import Architecture, read_architecture, write_architecture
-from braidlm.model.registry import Choice
-from braidlm.model.strict import PartOf, decode, encode
+from braidlm.data.loading.catalog import DataConfig
+from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.schedules import dropout_schedules, schedules
 

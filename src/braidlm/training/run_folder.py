@@ -12,7 +12,7 @@ import yaml
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, write_text
-from braidlm.core.runs import RECIPE, is_run
+from braidlm.core.models.runs import RECIPE, is_run
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:

@@ -1,8 +1,8 @@
 """Texts that a model writes while it is trained."""
 
-from braidlm.core.generation import continue_text
-from braidlm.data.braid_tokenizer import BraidTokenizer
-from braidlm.model.decoding import Sampling
+from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.generation import continue_text
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import SampleConfig
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.model.registry import Registry
+from braidlm.model.config.registry import Registry
 
 schedules = Registry("schedule")
 dropout_schedules = Registry("dropout schedule")

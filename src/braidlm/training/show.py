@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.core.facts import model_facts
 from braidlm.core.files import read_json
-from braidlm.core.folders import check_weights, load_config, load_lineage
-from braidlm.core.models import is_preset, read_model
+from braidlm.core.models.facts import model_facts
+from braidlm.core.models.folders import check_weights, load_config, load_lineage
+from braidlm.core.models.presets import is_preset, read_model
+from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
-from braidlm.core.runs import RECIPE, is_run, last_records, newest_checkpoint
-from braidlm.data.catalog import DataConfig
-from braidlm.data.packed import MANIFEST, PackedData, is_packed
-from braidlm.data.prepare import USUAL_VOCABULARY
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.model.architecture import Architecture
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.data.loading.catalog import DataConfig
+from braidlm.data.packing.packed import MANIFEST, PackedData, is_packed
+from braidlm.data.packing.prepare import USUAL_VOCABULARY
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.training.recipe import decode_recipe
 
 ASSUMED_VOCABULARY = 50_257

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from braidlm.model.aside import Aside, beside
+from braidlm.kernels.planned_pass import has_fused_pass
+from braidlm.kernels.side_stream import Aside, beside
 from braidlm.model.dropout import Dropout, scale_dropout
-from braidlm.model.fused_pass import has_fused_pass
-from braidlm.model.gumbel import GumbelJoin, scale_temperature
-from braidlm.model.losses import IGNORED
+from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.router import TopKRouter
-from braidlm.model.routing_losses import loads, usages
+from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
+from braidlm.model.routing.losses import loads, usages
+from braidlm.model.routing.router import TopKRouter
 from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Place, data_parallel, sum_over_processes
 from braidlm.training.precision import autocast
@@ -27,7 +27,7 @@ from braidlm.training.recipe import TrainingConfig
 
 ClippedAdamW: Any = None
 with contextlib.suppress(ImportError):  # without Triton torch's optimizer does it, in several passes
-    from braidlm.training.clipped_adamw import ClippedAdamW
+    from braidlm.kernels.adamw import ClippedAdamW
 
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""

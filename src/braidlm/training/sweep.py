@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.models.runs import last_records
 from braidlm.core.recipes import find_recipe, hydra_overrides, quoted
-from braidlm.core.runs import last_records
 from braidlm.training.recipe import load_recipe
 from braidlm.training.train import train
 

@@ -13,15 +13,15 @@ from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.folders import WEIGHTS, check_vocabulary, check_weights, load_config
-from braidlm.core.runs import model_folder
-from braidlm.data.braid_tokenizer import BraidTokenizer, differences
-from braidlm.data.catalog import OpenData, open_data
-from braidlm.data.tokenizers import load_tokenizer
-from braidlm.model.accounting import skeleton
-from braidlm.model.configuration_braid import BraidConfig
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import WEIGHTS, check_vocabulary, check_weights, load_config
+from braidlm.core.models.runs import model_folder
+from braidlm.data.loading.catalog import OpenData, open_data
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.switches import freeze
+from braidlm.model.paths.switches import freeze
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Place, join_group, wait_for_all

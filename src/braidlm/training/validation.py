@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from braidlm.data.validation import ValidationSet
-from braidlm.model.losses import IGNORED
+from braidlm.data.loading.validation import ValidationSet
+from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.precision import autocast
 

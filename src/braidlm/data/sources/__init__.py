@@ -4,25 +4,23 @@ Files of any format here, folders and globs of them, a built-in corpus, or a Hub
 """
 
 import glob
-import importlib
-import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.corpora import CORPORA
+from braidlm.data.corpora.builtin import CORPORA
 from braidlm.data.sources.format import FORMATS, Format, Reading, Shard
 from braidlm.data.sources.hub import PREFIX
 from braidlm.data.sources.streams import COMPRESSIONS, extension
+from braidlm.model.config.registry import import_files
 
 __all__ = ["FORMATS", "Format", "Plan", "Reading", "Shard", "documents", "plan"]
 
 SMALLEST_SHARD, LARGEST_SHARD, USUAL_SHARDS = 4 << 20, 64 << 20, 512
 
-for _module in pkgutil.iter_modules(__path__):  # a new format is a new file
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_files(__name__)
 
 
 @dataclass(frozen=True)

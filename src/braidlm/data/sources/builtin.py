@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora import document
+from braidlm.data.corpora.builtin import document
 from braidlm.data.sources.format import FORMATS, Format, Reading, Shard
 
 GUESS = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.model.registry import Registry
+from braidlm.model.config.registry import Registry
 
 FORMATS = Registry("source format")
 

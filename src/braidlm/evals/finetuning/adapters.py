@@ -8,7 +8,7 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.finetuning.classifier import HEAD
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
 from braidlm.model.modeling_braid import BraidPreTrainedModel
-from braidlm.model.stacked import StackedLinear
+from braidlm.model.routing.stacked import StackedLinear
 
 TARGETS = ("qkv", "out", "up", "gate_up")
 """Braid's names of the matrices of attention and feed-forward."""

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor
 
-from braidlm.data.braid_tokenizer import BraidTokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
 AT_ONCE = 10_000
 """Texts that are encoded together; their offsets take memory."""

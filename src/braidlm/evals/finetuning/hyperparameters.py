@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.contestant import Settings
+from braidlm.evals.scoring.contestant import Settings
 
 SEEDS = (42, 12, 3, 100, 200)
 """The first is the BabyLM pipeline's, all five are the PaPaformer paper's; more follow the last."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from braidlm.evals.contestant import Contestant, Settings
 from braidlm.evals.finetuning.adapters import check_peft
 from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
@@ -14,8 +13,9 @@ from braidlm.evals.finetuning.examples import LabelledData, read_labelled
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters, chosen, seeds_of
 from braidlm.evals.finetuning.loop import Lesson, Tuned, fine_tune
 from braidlm.evals.finetuning.measures import constant_answer, measures, standard_error
-from braidlm.evals.results import TaskResult
-from braidlm.evals.scorer import Advance
+from braidlm.evals.reports.results import TaskResult
+from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.scoring.scorer import Advance
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from braidlm.evals.acquisition import Acquisition, read_acquisition
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.babylm.acquisition import Acquisition, read_acquisition
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
 from braidlm.evals.tasks.task import TASKS, Task
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from braidlm.evals.held_text import HeldText, read_text
+from braidlm.evals.formats.held_text import HeldText, read_text
 from braidlm.evals.tasks.task import TASKS, Task
 
 

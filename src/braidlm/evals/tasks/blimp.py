@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.minimal_pairs import MinimalPairs, read_pairs
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.formats.minimal_pairs import MinimalPairs, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
 
 

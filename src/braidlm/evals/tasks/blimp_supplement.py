@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
-from braidlm.evals.minimal_pairs import METRIC, MinimalPairs, read_pairs
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.formats.minimal_pairs import METRIC, MinimalPairs, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
 
 

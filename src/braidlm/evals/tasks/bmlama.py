@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from braidlm.evals.fact_sentences import read_facts
-from braidlm.evals.multiple_choice import MultipleChoice, metric
+from braidlm.evals.formats.fact_sentences import read_facts
+from braidlm.evals.formats.multiple_choice import MultipleChoice, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
 REPOSITORY = "Cross-Lingual-Consistency"

@@ -1,9 +1,9 @@
 """BoolQ without fine-tuning: yes or no after a passage and a question."""
 
-from braidlm.evals.choice_rows import label, value
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.multiple_choice import Question, endings
+from braidlm.evals.files.choice_rows import label, value
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.multiple_choice import Question, endings
 from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 

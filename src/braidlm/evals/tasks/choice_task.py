@@ -3,10 +3,10 @@
 from abc import abstractmethod
 from pathlib import Path
 
-from braidlm.evals.choice_rows import question_rows
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, metric
+from braidlm.evals.files.choice_rows import question_rows
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.multiple_choice import Measure, MultipleChoice, Question, metric
 from braidlm.evals.tasks.task import Task
 
 EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'

@@ -7,11 +7,11 @@ one file holds both kinds of distraction.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, babylm_fetch, babylm_places
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, files_of, rows_of
-from braidlm.evals.minimal_pairs import METRIC
-from braidlm.evals.ranked_options import Item, RankedOptions
+from braidlm.evals.babylm.data import COMMAND, babylm_fetch, babylm_places
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row, files_of, rows_of
+from braidlm.evals.formats.minimal_pairs import METRIC
+from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}'

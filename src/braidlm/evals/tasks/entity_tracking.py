@@ -6,9 +6,9 @@ the number of moves, the mean over those of each split, then over splits.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
-from braidlm.evals.json_rows import files_of, rows_of
-from braidlm.evals.ranked_options import Item, RankedOptions
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.files.json_rows import files_of, rows_of
+from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = (

@@ -7,10 +7,10 @@ that you unpacked, and never written.
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, babylm_places
-from braidlm.evals.json_rows import rows_of
-from braidlm.evals.protected_zip import protected_files
-from braidlm.evals.ranked_options import Item, RankedOptions
+from braidlm.evals.babylm.data import COMMAND, babylm_places
+from braidlm.evals.files.json_rows import rows_of
+from braidlm.evals.files.protected_zip import protected_files
+from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
 
 PASSWORDS = ("ewok", "BabyLM2025")

@@ -4,9 +4,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from braidlm.evals.babylm_data import COMMAND, SOURCE
-from braidlm.evals.contestant import Settings
+from braidlm.evals.babylm.data import COMMAND, SOURCE
 from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
+from braidlm.evals.scoring.contestant import Settings
 from braidlm.evals.tasks.task import TASKS, Task
 
 if TYPE_CHECKING:

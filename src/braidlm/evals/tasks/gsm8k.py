@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, rows_of
-from braidlm.evals.maths_answers import last_number, plain_number, said_number
-from braidlm.evals.maths_examples import GSM8K
-from braidlm.evals.maths_problems import Manner, MathsProblems, Question
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.formats.maths_answers import last_number, plain_number, said_number
+from braidlm.evals.formats.maths_examples import GSM8K
+from braidlm.evals.formats.maths_problems import Manner, MathsProblems, Question
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.unpacked_files import read_files
 
 EXAMPLE = '{"question": "How many ...?", "answer": "2 + 1 = 3\\n#### 3"}'
 MARK = "####"

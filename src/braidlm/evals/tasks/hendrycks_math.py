@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from braidlm.evals.json_rows import Row, TextFile, rows_of
-from braidlm.evals.maths_answers import last_boxed, said_expression, same_expression
-from braidlm.evals.maths_examples import MATH
-from braidlm.evals.maths_problems import Manner, MathsProblems, Question
+from braidlm.evals.files.json_rows import Row, TextFile, rows_of
+from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.formats.maths_answers import last_boxed, said_expression, same_expression
+from braidlm.evals.formats.maths_examples import MATH
+from braidlm.evals.formats.maths_problems import Manner, MathsProblems, Question
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.unpacked_files import read_files
 
 EXAMPLE = '{"problem": "Find ...", "level": "Level 3", "type": "Algebra", "solution": "... $\\\\boxed{2}$."}'
 

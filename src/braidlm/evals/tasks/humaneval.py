@@ -3,13 +3,13 @@
 import functools
 from pathlib import Path
 
-from braidlm.evals.code_problems import CodeProblems, Problem
-from braidlm.evals.code_texts import HUMANEVAL_STOPS, humaneval_program
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, rows_of
-from braidlm.evals.stops import has_any
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.formats.code_problems import CodeProblems, Problem
+from braidlm.evals.formats.code_texts import HUMANEVAL_STOPS, humaneval_program
+from braidlm.evals.scoring.stops import has_any
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.unpacked_files import read_files
 
 EXAMPLE = '{"task_id": "x/0", "prompt": "def f(x):\\n", "entry_point": "f", "test": "def check(candidate): ..."}'
 CODE_SETTINGS = ("code_samples", "code_temperature", "code_top_p")

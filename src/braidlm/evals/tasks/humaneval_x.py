@@ -4,13 +4,13 @@ import functools
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.code_problems import CodeProblems, Problem
-from braidlm.evals.code_texts import x_is_finished, x_program
-from braidlm.evals.json_rows import Row, rows_of
-from braidlm.evals.languages import LANGUAGES
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.formats.code_problems import CodeProblems, Problem
+from braidlm.evals.formats.code_texts import x_is_finished, x_program
+from braidlm.evals.sandbox.languages import LANGUAGES
 from braidlm.evals.tasks.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.unpacked_files import read_files
 
 EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int main(){ ... }"}'
 PREFIX = "humaneval_"

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from braidlm.evals.choice_rows import question_rows
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.last_words import LastWords
+from braidlm.evals.files.choice_rows import question_rows
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.last_words import LastWords
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"text": "She went back for her hat, and there it was: her hat"}'

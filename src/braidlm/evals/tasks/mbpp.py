@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.code_problems import CodeProblems, Problem
-from braidlm.evals.code_texts import MBPP_STOPS, mbpp_program, mbpp_prompt
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, rows_of
-from braidlm.evals.stops import has_any
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.formats.code_problems import CodeProblems, Problem
+from braidlm.evals.formats.code_texts import MBPP_STOPS, mbpp_program, mbpp_prompt
+from braidlm.evals.scoring.stops import has_any
 from braidlm.evals.tasks.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.unpacked_files import read_files
 
 EXAMPLE = '{"task_id": 11, "text": "Write ...", "code": "def f(): ...", "test_list": ["assert f() == 1"]}'
 SHOWN = (2, 3, 4)

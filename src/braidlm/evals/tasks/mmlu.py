@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.choice_rows import label
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row, TextFile, files_of, rows_of, sha256_of_files, text_of
-from braidlm.evals.multiple_choice import Measure, MultipleChoice, Question, endings, metric
+from braidlm.evals.files.choice_rows import label
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row, TextFile, files_of, rows_of, sha256_of_files, text_of
+from braidlm.evals.formats.multiple_choice import Measure, MultipleChoice, Question, endings, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
 LETTERS = ("A", "B", "C", "D")

@@ -1,9 +1,9 @@
 """OpenBookQA: elementary science, without the book."""
 
-from braidlm.evals.choice_rows import labelled, numbered
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.multiple_choice import Question, endings, metric
+from braidlm.evals.files.choice_rows import labelled, numbered
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.multiple_choice import Question, endings, metric
 from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 

@@ -1,9 +1,9 @@
 """PIQA: which of two ways to reach a goal works."""
 
-from braidlm.evals.choice_rows import label, numbered
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.multiple_choice import Question, endings
+from braidlm.evals.files.choice_rows import label, numbered
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.multiple_choice import Question, endings
 from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
-from braidlm.evals.reading import ReadingTimes, read_reading_times
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.babylm.reading import ReadingTimes, read_reading_times
 from braidlm.evals.tasks.task import TASKS, Task
 
 

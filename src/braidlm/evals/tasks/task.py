@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
-from braidlm.evals.contestant import Contestant
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.results import TaskResult
-from braidlm.evals.scorer import Advance
-from braidlm.model.registry import Registry
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.reports.results import TaskResult
+from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.scoring.scorer import Advance
+from braidlm.model.config.registry import Registry
 
 TASKS = Registry("task")
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import TextFile, files_of, rows_of, sha256_of_files, text_of
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import TextFile, files_of, rows_of, sha256_of_files, text_of
+from braidlm.evals.formats.wiki_pages import WikiPages, pages_of
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.wiki_pages import WikiPages, pages_of
 
 NAMES = {
     "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw", "test.jsonl"),

@@ -1,9 +1,9 @@
 """WinoGrande: which of two names a pronoun's place stands for, by how well the rest of the sentence follows."""
 
-from braidlm.evals.choice_rows import label, numbered
-from braidlm.evals.hub_data import HubSource
-from braidlm.evals.json_rows import Row
-from braidlm.evals.multiple_choice import Question, beginnings
+from braidlm.evals.files.choice_rows import label, numbered
+from braidlm.evals.files.hub_data import HubSource
+from braidlm.evals.files.json_rows import Row
+from braidlm.evals.formats.multiple_choice import Question, beginnings
 from braidlm.evals.tasks.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 

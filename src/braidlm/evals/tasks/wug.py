@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from braidlm.evals.babylm_data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.babylm.wug import MadeUpWords, read_forms
 from braidlm.evals.tasks.task import TASKS, Task
-from braidlm.evals.wug import MadeUpWords, read_forms
 
 
 class _MadeUp(Task):

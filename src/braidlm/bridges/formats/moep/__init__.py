@@ -1,0 +1,1 @@
+"""MoEP checkpoints, whatever the version of the authors' code that wrote them."""

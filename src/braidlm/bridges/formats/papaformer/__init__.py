@@ -1,0 +1,1 @@
+"""PaPaformer checkpoints as the authors' code writes them."""

@@ -1,0 +1,184 @@
+"""Our own decoding loop: a cache of fixed size, no work that a step does not need, a replayed graph on CUDA."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from braidlm.core.decoding.cache import FixedCache
+from braidlm.model.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
+
+
+@dataclass
+class Sampling:
+    """How the next token is chosen from its probabilities."""
+
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    top_k: int | None = None
+    """Only the k most probable tokens."""
+    top_p: float | None = None
+    """Only the most probable tokens that together have this much probability."""
+    seed: int | None = None
+    """The same seed gives the same text."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise BraidError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise BraidError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise BraidError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[batch, vocabulary] probabilities after temperature and cuts."""
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        scaled = logits.float() / self.temperature
+        if self.top_k is not None:
+            worst = scaled.topk(min(self.top_k, scaled.shape[-1])).values[..., -1:]
+            scaled = scaled.masked_fill(scaled < worst, -torch.inf)
+        probabilities = scaled.softmax(-1)
+        if self.top_p is not None:
+            ranked, order = probabilities.sort(descending=True)
+            beyond = ranked.cumsum(-1) - ranked >= self.top_p
+            probabilities = probabilities.scatter(-1, order, ranked.masked_fill(beyond, 0.0))
+        return probabilities / probabilities.sum(-1, keepdim=True)
+
+    def choose(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """[batch] token ids."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+
+
+class Decoder:
+    """Decodes `batch` texts of at most `length` tokens with one model; reusable, its graph is captured once."""
+
+    def __init__(self, model: BraidForCausalLM, batch: int, length: int, graph: bool | None = None):
+        limit = model.model.positions.limit
+        self.model = model.eval()
+        self.length = length if limit is None else min(length, limit)
+        parameter = next(model.parameters())
+        shapes = [a.cache_shape for a in model.model.attentions]
+        self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
+        self.device = parameter.device
+        self.real = torch.ones(batch, self.length, dtype=torch.bool, device=self.device)
+        self.padded = False
+        self.padding = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self.use_graph = self.device.type == "cuda" if graph is None else graph
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph_token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self.graph_logits: Tensor | None = None
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
+        if ids.shape[1] == 0 or (mask is not None and not bool(mask.any(-1).all())):
+            raise BraidError("a prompt has no tokens", todo="Give some text, or let the text begin with EOS.")
+        if ids.shape[1] >= self.length:
+            raise BraidError(
+                f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}",
+                todo="Shorten the prompt.",
+            )
+        self.cache.filled = 0
+        self.cache.position.zero_()
+        self.real.fill_(True)
+        self.padded = mask is not None and not bool(mask.all())
+        if mask is not None:
+            self.real[:, : mask.shape[1]] = mask.bool()
+        self.padding.copy_((~self.real).sum(-1, keepdim=True))
+        return self._eager(ids)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] after one more token of each text."""
+        if self.cache.filled >= self.length:
+            raise BraidError(f"the text has reached the model's limit of {self.length} tokens")
+        return self._replay(tokens[:, None]) if self.use_graph else self._eager(tokens[:, None])
+
+    def _eager(self, ids: Tensor) -> Tensor:
+        body, past, time = self.model.model, self.cache.filled, ids.shape[1]
+        padding = self.real[:, : past + time] if self.padded else None
+        if padding is None:
+            positions = torch.arange(past, past + time, device=self.device)[None]
+        else:
+            positions = positions_from_mask(padding, time)
+        hidden = body.embedding(ids)
+        masks = make_masks(body.windows, time, past, padding, self.device)
+        logits = self._run(hidden, positions, masks, causal=past == 0 and time > 1)
+        self.cache.advance(time)
+        return logits
+
+    def _run(self, hidden: Tensor, positions: Tensor, masks: dict, causal: bool) -> Tensor:
+        body = self.model.model
+        rotations = rotations_for(body.head_dims, body.positions, positions, hidden.dtype)
+        span = Span(positions, masks, causal=causal, cache=self.cache, rotations=rotations)
+        return self.model.head(body.stream(hidden, span)[0][:, -1])
+
+    def _replay(self, ids: Tensor) -> Tensor:
+        self.graph_token.copy_(ids)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        assert self.graph_logits is not None
+        self.graph.replay()
+        self.cache.advance(1)
+        return self.graph_logits
+
+    def _capture(self) -> None:
+        """Record one step; its writes land at the current position, which the first replay writes again."""
+        self.cache.replaying = True
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # kernels choose themselves on the first calls, which a capture must not contain
+                self._fixed_step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.graph_logits = self._fixed_step()
+        self.cache.replaying = False
+
+    def _fixed_step(self) -> Tensor:
+        """One step in which every shape is fixed and the position is data."""
+        body, position = self.model.model, self.cache.position
+        key = torch.arange(self.length, device=self.device)
+        masks = {}
+        for window in body.windows:
+            allowed = key <= position
+            if window is not None:
+                allowed = allowed & (key > position - window)
+            masks[window] = (allowed & self.real)[:, None, None]
+        positions = position[None] - self.padding
+        return self._run(body.embedding(self.graph_token), positions, masks, causal=False)
+
+
+def decode_tokens(
+    decoder: Decoder,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int | None = None,
+    pad_id: int = 0,
+) -> Iterator[tuple[list[int | None], Tensor]]:
+    """Continue prompts: at each step every text's new token (None once it has ended) and the logits it came from."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts], device=decoder.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=decoder.device)
+    generator = None
+    if sampling.seed is not None:
+        generator = torch.Generator(decoder.device).manual_seed(sampling.seed)
+    logits = decoder.prefill(ids, mask)
+    open_texts = [True] * len(prompts)
+    for index in range(max_new_tokens):
+        chosen = sampling.choose(logits, generator)
+        tokens = [token if alive else None for token, alive in zip(chosen.tolist(), open_texts, strict=True)]
+        open_texts = [alive and token != eos_id for token, alive in zip(tokens, open_texts, strict=True)]
+        yield tokens, logits
+        if not any(open_texts) or index + 1 == max_new_tokens or decoder.cache.filled >= decoder.length:
+            return
+        logits = decoder.step(chosen)

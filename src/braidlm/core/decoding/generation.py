@@ -1,0 +1,144 @@
+"""Text from a model: prompts in, pieces of text out as they come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
+from braidlm.core.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are not yet, or never become, a character."""
+
+
+class TextTokenizer(Protocol):
+    """What generation needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def pad_id(self) -> int | None: ...
+
+
+@dataclass
+class Piece:
+    """New text of one prompt's continuation; `text` is empty while a character is incomplete."""
+
+    prompt: int
+    """Which prompt."""
+    text: str
+    stopped: str | None = None
+    """On the last piece: at the `end` of text, at `max_tokens`, or at the model's `limit`."""
+    tokens: int = 0
+    """How many tokens the continuation has so far."""
+
+
+@dataclass
+class NextToken:
+    """A token that may come next."""
+
+    id: int
+    text: str
+    probability: float
+
+
+class TextStream:
+    """Turns tokens into text one by one: each character exactly once, and only when it is complete.
+
+    Text before the new tokens is decoded with them, because a tokenizer may write a token by what stands before it.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int]):
+        self.tokenizer = tokenizer
+        self.ids = list(prompt)
+        self.begin, self.shown = 0, len(self.ids)
+        """Tokens from `begin` are decoded again, those from `shown` on are not shown yet."""
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self.ids.append(token)
+        return self._new(finished=False)
+
+    def finish(self) -> str:
+        """What is left over: bytes that never became a character."""
+        return self._new(finished=True)
+
+    def _new(self, finished: bool) -> str:
+        before = self._decode(self.ids[self.begin : self.shown])
+        text = self._decode(self.ids[self.begin :])
+        if text.endswith(INCOMPLETE) and not finished:
+            return ""
+        self.begin, self.shown = self.shown, len(self.ids)
+        return text[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def continue_text(
+    model: BraidForCausalLM,
+    tokenizer: TextTokenizer,
+    prompts: Sequence[str],
+    max_tokens: int = 100,
+    sampling: Sampling | None = None,
+    graph: bool | None = None,
+) -> Iterator[Piece]:
+    """Continue all prompts together; pieces come as their characters are complete, for each prompt one that ends it.
+
+    `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
+    """
+    if max_tokens < 1:
+        raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
+    encoded = encode_prompts(tokenizer, prompts)
+    decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens, graph)
+    streams = [TextStream(tokenizer, ids) for ids in encoded]
+    counts = [0] * len(encoded)
+    running = set(range(len(encoded)))
+    eos = tokenizer.eos_id
+    for tokens, _ in decode_tokens(decoder, encoded, max_tokens, sampling or Sampling(), eos, tokenizer.pad_id or 0):
+        for index, token in enumerate(tokens):
+            if token is None:
+                continue
+            counts[index] += 1
+            if token == eos:
+                running.discard(index)
+                yield Piece(index, streams[index].finish(), "end", counts[index])
+            else:
+                yield Piece(index, streams[index].add(token), None, counts[index])
+    for index in sorted(running):
+        stopped = "max_tokens" if counts[index] == max_tokens else "limit"
+        yield Piece(index, streams[index].finish(), stopped, counts[index])
+
+
+def next_tokens(
+    model: BraidForCausalLM, tokenizer: TextTokenizer, prompts: Sequence[str], most: int
+) -> list[list[NextToken]]:
+    """The most probable tokens after each prompt, with the model's own probabilities (temperature 1, nothing cut)."""
+    found = []
+    for ids in encode_prompts(tokenizer, prompts):
+        logits = Decoder(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
+        best = logits[0].float().softmax(-1).topk(min(most, logits.shape[-1]))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found.append([NextToken(token, tokenizer.decode([token]), chance) for token, chance in pairs])
+    return found
+
+
+def encode_prompts(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids; an empty prompt is the beginning of a text."""
+    if not prompts:
+        raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
+    for prompt in prompts:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # what Python makes of such arguments
+            raise BraidError(f"the prompt {prompt!a} is not valid UTF-8")
+    start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+    encoded = [tokenizer.encode(prompt) or ([] if start is None else [start]) for prompt in prompts]
+    if not all(encoded):
+        raise BraidError("an empty prompt needs a tokenizer with a token that begins or ends a text")
+    return encoded

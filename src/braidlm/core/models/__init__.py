@@ -1,0 +1,1 @@
+"""Model and run folders, presets, costs."""

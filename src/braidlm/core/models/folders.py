@@ -1,0 +1,213 @@
+"""Model folders: what every checkpoint, edit and import writes, and plain transformers opens."""
+
+import platform
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from braidlm import __version__
+from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder, read_json, sha256_of, write_json, write_text
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.card import model_card
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import ADVICE
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import use_paths
+
+transformers_logging.disable_progress_bar()
+
+WEIGHTS = "model.safetensors"
+IMPORTABLE = ("gpt2", "llama", "moep_lm")
+"""The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
+ONE_FILE = "1000TB"
+"""transformers would divide weights above 50 GB; a model folder has one file of them."""
+
+
+class FolderTokenizer(Protocol):
+    """What a model folder needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def pad_id(self) -> int | None: ...
+    def save(self, folder: Path) -> None: ...
+
+
+def save_model(
+    model: BraidForCausalLM,
+    out: Path | str,
+    tokenizer: FolderTokenizer | None,
+    lineage: dict[str, Any],
+    replace: bool = False,
+) -> Path:
+    """Write a complete model folder in one atomic step."""
+    out = Path(out)
+    with atomic_folder(out, replace=replace) as folder:
+        write_model_files(model, folder, tokenizer, lineage, name=out.name)
+    return out
+
+
+def write_model_files(
+    model: BraidForCausalLM, folder: Path, tokenizer: FolderTokenizer | None, lineage: dict[str, Any], name: str
+) -> None:
+    """The files of a model folder, into a folder that the caller makes final."""
+    config = model.config
+    if tokenizer is not None:
+        check_vocabulary(config.vocab_size, tokenizer, name)
+        _settle_special_ids(config, tokenizer)
+        tokenizer.save(folder)
+    model.generation_config = GenerationConfig(
+        eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
+    )
+    model.save_pretrained(folder, max_shard_size=ONE_FILE)
+    record = {
+        "format": 1,
+        **lineage,
+        "tokenizer": tokenizer.fingerprint if tokenizer else None,
+        "weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
+    write_json(folder / "lineage.json", record)
+    write_text(folder / "README.md", model_card(name, config, model, record))
+
+
+def _settle_special_ids(config: BraidConfig, tokenizer: FolderTokenizer) -> None:
+    """The tokenizer's ids, unless the configuration has them among its own: a model may end texts in several ways."""
+    for name, token in (
+        ("eos_token_id", tokenizer.eos_id),
+        ("bos_token_id", tokenizer.bos_id),
+        ("pad_token_id", tokenizer.pad_id),
+    ):
+        given = getattr(config, name)
+        known = [i for i in (given if isinstance(given, list) else [given]) if i is not None and i < config.vocab_size]
+        if token is not None and token not in known:
+            known = [token]
+        setattr(config, name, known if len(known) > 1 else (known or [None])[0])
+    if config.pad_token_id is None:  # batches need one, and what it is has no effect
+        eos = config.eos_token_id
+        config.pad_token_id = eos[0] if isinstance(eos, list) else eos
+
+
+def load_model(
+    folder: Path | str, device: str | torch.device = "cpu", paths: Sequence[str] | None = None
+) -> BraidForCausalLM:
+    """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
+
+    With `paths`, only these are heard; by default those that the folder says, which are all unless it says otherwise.
+    """
+    folder = Path(folder)
+    config = load_config(folder)
+    if paths is not None:
+        choose_paths(config, paths, folder)
+    check_weights(folder, config)
+    return BraidForCausalLM.from_pretrained(folder, config=config).to(device).eval()
+
+
+def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> None:
+    """Let a model that is not loaded yet hear these paths alone."""
+    config.paths = None
+    try:
+        use_paths(skeleton(config), paths)
+    except BraidError as error:
+        raise BraidError(error.what, str(folder), error.todo) from error
+    config.paths = list(paths)
+
+
+def load_config(folder: Path | str) -> BraidConfig:
+    """The configuration of a model folder."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise BraidError("this is not a model folder (no config.json)", str(folder))
+    data = read_json(folder / "config.json")
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    if kind is None:
+        raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
+    if kind != BraidConfig.model_type:
+        raise BraidError(
+            f"this folder holds a '{kind}' model, not a Braid model",
+            str(folder),
+            f"Bring it in with `braid convert {folder} --from {kind} --out DIR`."
+            if kind in IMPORTABLE
+            else f"Braid imports models of type {', '.join(IMPORTABLE[:-1])} and {IMPORTABLE[-1]} (`braid convert`).",
+        )
+    try:
+        return BraidConfig.from_pretrained(folder)
+    except BraidError as error:
+        # Nobody types a saved configuration: a name that is unknown, however near to ours, is another package's.
+        unknown = re.search(r": unknown (?!key )", error.what) and ADVICE not in error.what
+        where = str(folder / "config.json")
+        raise BraidError(f"this configuration cannot be read:\n{error}", where, ADVICE if unknown else None) from error
+
+
+def load_lineage(folder: Path | str) -> dict[str, Any] | None:
+    """Where a model came from, if its folder says."""
+    path = Path(folder) / "lineage.json"
+    return read_json(path) if path.is_file() else None
+
+
+def check_weights(folder: Path, config: BraidConfig) -> None:
+    """Every tensor is there, none is left over, and each has its shape; only the file's header is read."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
+    model = skeleton(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        expected.pop("head.weight", None)
+        found.pop("head.weight", None)
+    problems = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
+    problems += [f"left over {n} {list(s)}" for n, s in found.items() if n not in expected]
+    problems += [
+        f"{n} is {list(found[n])}, the configuration says {list(s)}"
+        for n, s in expected.items()
+        if n in found and found[n] != s
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise BraidError(
+            f"the weights do not fit the configuration: {shown}",
+            str(folder),
+            "config.json and model.safetensors must come from the same model.",
+        )
+
+
+def check_vocabulary(vocab_size: int, tokenizer: FolderTokenizer, where: str) -> None:
+    """A model may have more rows than the tokenizer has tokens (padding), never fewer."""
+    if vocab_size < tokenizer.vocab_size:
+        raise BraidError(
+            f"the model has a vocabulary of {vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens",
+            where,
+            "Leave out model.vocab_size (it is taken from the tokenizer), or use the tokenizer the model was made for.",
+        )
+
+
+def versions() -> dict[str, str]:
+    """The versions that made a file."""
+    found = {"braidlm": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Report pages and figures."""

@@ -1,0 +1,1 @@
+"""The corpora that Braid generates itself: stories and maths."""

@@ -1,0 +1,85 @@
+"""What the word problems are made of: two people, things to count, and a draw of numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from braidlm.data.corpora.names import FORMS, NAMES, split
+from braidlm.data.corpora.rng import Dice
+
+
+@dataclass(frozen=True)
+class Person:
+    """Someone in a problem, with the pronouns that agree."""
+
+    name: str
+    he: str
+    him: str
+    his: str
+
+    @property
+    def He(self) -> str:
+        return self.he.capitalize()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Noun:
+    """A thing to count."""
+
+    one: str
+    many: str
+
+    def of(self, count: int) -> str:
+        """'1 apple', '2 apples', '0 apples'."""
+        return f"{count} {self.one if count == 1 else self.many}"
+
+
+def noun(one: str) -> Noun:
+    """A noun with a regular plural, or its two forms with a slash between them."""
+    if "/" in one:
+        return Noun(*one.split("/"))
+    return Noun(one, f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s")
+
+
+PEOPLE = tuple(Person(name, *FORMS[pronoun][:3]) for name, pronoun in NAMES)
+ITEMS = tuple(
+    map(
+        noun,
+        split(
+            "apple pencil marble sticker book card shell button coin stamp orange cookie pear flower stone crayon "
+            "bead ribbon balloon cupcake nut peach plum lemon block badge ticket photo star cherry/cherries "
+            "postcard candle eraser carrot muffin seed leaf/leaves"
+        ),
+    )
+)
+HOLDERS = tuple(map(noun, split("box bag basket jar packet bowl tray drawer")))
+GOODS = tuple(map(noun, split("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")))
+DEAR = tuple(map(noun, split("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")))
+DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK = map(noun, ("dollar", "year", "hour", "minute", "day", "week"))
+METER, KILOMETER, PAGE, FRIEND = map(noun, ("meter", "kilometer", "page", "friend"))
+
+
+class Scene:
+    """The two people of one problem and the dice for everything else; the first person is always named first."""
+
+    __slots__ = ("a", "b", "between", "dice", "pick")
+
+    def __init__(self, dice: Dice, a: Person, b: Person):
+        self.dice, self.a, self.b = dice, a, b
+        self.pick, self.between = dice.pick, dice.between
+
+    def size(self) -> int:
+        """A count: often small, sometimes in the hundreds."""
+        return self.between(2, self.pick((20, 50, 100, 400)))
+
+
+Parts = tuple[str, str, int]
+"""Question, solution, answer."""
+Kind = Callable[[Scene], Parts]
+
+
+def are(count: int) -> str:
+    """The verb for a count."""
+    return "is" if count == 1 else "are"

@@ -1,0 +1,207 @@
+"""What the stories are made of: characters, things, places, and the openings and scenery that every plot shares."""
+
+from dataclasses import dataclass, field
+
+from braidlm.data.corpora.names import FORMS, split
+from braidlm.data.corpora.rng import Dice
+
+SLOTS = ("he", "him", "his", "hers", "himself")
+"""How a template asks for a form of a pronoun, whoever the character is: {h.his} may become 'her'."""
+
+
+def a(phrase: str) -> str:
+    """The phrase with its article; no word of the stories has a silent h or a vowel that sounds like 'you'."""
+    return f"an {phrase}" if phrase[0] in "aeiou" else f"a {phrase}"
+
+
+class Character:
+    """Someone in a story; templates read its attributes, and {h} alone is the name."""
+
+    # Filled from SLOTS; declared for the reader and the type checker.
+    he: str
+    him: str
+    his: str
+    hers: str
+    himself: str
+    He: str
+    His: str
+
+    def __init__(self, key: str, name: str, pronoun: str, kind: str, trait: str, marked: bool):
+        self.name, self.pronoun, self.kind = name, pronoun, kind
+        self.a = a(f"{trait} {kind}")
+        self.hand = "hand" if kind in ("girl", "boy") else "paw"
+        # A mark tells tests and pronoun pairs who is meant by each pronoun.
+        self.__dict__.update(_MARKED[pronoun, key] if marked else _PLAIN[pronoun])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _forms(pronoun: str, key: str | None) -> dict[str, str]:
+    forms = {}
+    for slot, form in zip(SLOTS, FORMS[pronoun], strict=True):
+        mark = f"<{key}.{slot}>" if key else ""
+        forms[slot] = form + mark
+        forms[slot.capitalize()] = form.capitalize() + mark
+    return forms
+
+
+_PLAIN = {pronoun: _forms(pronoun, None) for pronoun in FORMS}
+_MARKED = {(pronoun, key): _forms(pronoun, key) for pronoun in FORMS for key in "hfgc"}
+
+
+class Phrase(str):
+    """A choice of a plot; {food.a} is the phrase with its article."""
+
+    @property
+    def a(self) -> str:
+        return a(self)
+
+
+class Thing:
+    """An object with a property that stays with it: {t} is 'red ball', {t.a} 'a red ball', {t.noun} 'ball'."""
+
+    def __init__(self, look: str, noun: str):
+        self.look, self.noun = look, noun
+        self.full = f"{look} {noun}"
+        self.a = a(self.full)
+
+    def __str__(self) -> str:
+        return self.full
+
+
+class Place:
+    """Somewhere outside: {p} is 'park', {p.at} 'in the park', {p.to} 'to the park'."""
+
+    def __init__(self, name: str, preposition: str):
+        self.name = name
+        self.at, self.to = f"{preposition} the {name}", f"to the {name}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ANIMALS = split("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
+CREATURES = split("bird duckling owl lamb goose deer swan foal turtle calf")
+TRAITS = split("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
+GROWN_UPS = (("mom", "she"), ("dad", "he"), ("grandma", "she"), ("grandpa", "he"))
+LOOKS = split("red blue green yellow pink purple orange white brown golden shiny striped")
+CARRIED = (*split("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
+BREAKABLE = ("kite", "toy boat", "toy train", "toy truck", "wagon", "drum", "doll", "robot", "toy plane", "cart")
+PLACES = (
+    *(Place(name, "in") for name in split("park garden field forest meadow yard")),
+    *(Place(name, "by") for name in split("pond river lake")),
+    *(Place(name, "on") for name in split("hill farm")),
+)
+Beat = tuple[str, ...]
+"""The ways to tell one moment; exactly one of them is told."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A problem and its end. {h} is the hero, {f} a friend, {g} a grown-up, {c} a creature, {t} a thing."""
+
+    name: str
+    problem: tuple[Beat, ...]
+    solution: tuple[Beat, ...]
+    ends: Beat
+    choices: dict[str, Beat] = field(default_factory=dict)
+    """Words that are chosen once and stay the same for the whole story."""
+    looks: tuple[str, ...] = LOOKS
+    things: tuple[str, ...] = CARRIED
+    scenery: bool = False
+    """Whether a line about fine weather fits after the first beat."""
+    spare: tuple[int, ...] = ()
+    """Beats that a shorter telling leaves out, counted through problem and solution."""
+
+
+HOMES = (
+    "in a small house near the woods",
+    "in a little town by the sea",
+    "on a quiet street",
+    "in a house with a green door",
+    "near a big river",
+    "at the edge of a village",
+    "on the top of a hill",
+    "next to an old bridge",
+    "behind a tall hedge",
+    "in a house with many windows",
+)
+HOBBIES = (
+    "sing songs",
+    "climb trees",
+    "draw pictures",
+    "look at the clouds",
+    "run in the grass",
+    "dance",
+    "tell stories",
+    "pick flowers",
+    "jump in puddles",
+    "play outside",
+    "count the stars",
+    "collect stones",
+    "listen to the birds",
+    "look at books",
+    "bake cookies",
+    "play hide and seek",
+)
+WHEN = (
+    "One day",
+    "One morning",
+    "One sunny morning",
+    "One warm afternoon",
+    "One bright day",
+    "Early one morning",
+    "One spring day",
+    "One summer day",
+    "On Saturday",
+    "On Sunday",
+    "After breakfast",
+    "After lunch",
+)
+SAD = ("sad", "upset", "unhappy")
+GLAD = ("happy", "glad", "cheerful", "joyful")
+
+OPENINGS = (
+    "Once upon a time, there was {h.a} named {h}.",
+    "Once there was {h.a} named {h} who lived {home}.",
+    "{h} was {h.a} who lived {home}.",
+    "A long time ago, {h.a} named {h} lived {home}.",
+    "There once was {h.a} called {h}.",
+    "In a house {near} lived {h.a} named {h}.",
+)
+LIKINGS = (
+    "{h.He} loved to {hobby}.",
+    "Every day, {h.he} liked to {hobby}.",
+    "{h} loved to {hobby} and to {hobby2}.",
+    "Most of all, {h.he} loved to {hobby}.",
+    "{h.He} liked to {hobby}, and {h.he} liked to {hobby2} even more.",
+    "When the sun was out, {h.he} loved to {hobby}.",
+)
+FRIENDS = (
+    "{h.His} best friend was {f.a} named {f}.",
+    "{h.He} had a good friend named {f}, {f.a}.",
+    "{h} and {h.his} friend {f}, {f.a}, played together almost every day.",
+    "{h.His} friend {f} was {f.a} who lived close by.",
+    "Next door to {h.him} lived {f.a} named {f}, and the two were good friends.",
+)
+NEAR = ("near the lake", "by the road", "under a big oak tree", "at the end of a long path", "between two hills")
+SCENERY = (
+    "The sky was blue and the birds were singing.",
+    "The sun was warm and a soft wind blew.",
+    "Bees flew from flower to flower.",
+    "White clouds moved slowly across the sky.",
+    "The air smelled of fresh grass.",
+    "A frog croaked and a duck answered.",
+    "The leaves danced in the wind.",
+    "Everything was green and bright.",
+    "Two butterflies flew by.",
+    "It was a lovely day.",
+    "Far away, a cow said moo.",
+)
+
+
+def opening(dice: Dice) -> list[str]:
+    """The templates that introduce the hero and the friend; the friend always comes after the hero."""
+    first, friend = dice.pick(OPENINGS), dice.pick(FRIENDS)
+    return [first, friend] if dice.chance() < 0.4 else [first, dice.pick(LIKINGS), friend]

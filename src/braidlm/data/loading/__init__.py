@@ -1,0 +1,1 @@
+"""From packed data sets to batches: chunking, mixing, order, held-out text."""

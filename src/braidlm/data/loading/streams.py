@@ -1,0 +1,143 @@
+"""One packed data set, or a sub-collection of its documents, as one circular stream of tokens."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from braidlm.core.errors import BraidError
+from braidlm.data.loading.seeding import shuffled
+from braidlm.data.packing.packed import PackedData
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A share of a data set's documents; shares of one seed that do not overlap have no document in common."""
+
+    start: float = 0.0
+    """Where the share begins in the seeded random order of the documents, as a fraction."""
+    stop: float = 1.0
+    """Where it ends: 0 to 0.6 and 0.6 to 1 are two parts that together are everything."""
+    seed: int = 0
+    """Seed of the order; parts that must not overlap share it."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.start < self.stop <= 1.0:
+            raise BraidError(f"a subset needs 0 <= start < stop <= 1, got start {self.start:g} and stop {self.stop:g}")
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0.0 and self.stop == 1.0
+
+    def choose(self, documents: int) -> np.ndarray:
+        """The chosen documents' numbers, in file order so that reading them stays sequential."""
+        # The data set's name is not in the key: renaming a data set must not move documents between the parts.
+        order = shuffled(documents, "subset", self.seed)
+        return np.sort(order[round(self.start * documents) : round(self.stop * documents)])
+
+
+class TokenStream:
+    """The chosen documents of a packed data set end to end; after the last token comes the first again."""
+
+    def __init__(self, data: PackedData, subset: Subset | None = None, name: str | None = None):
+        self.data = data
+        self.name = name or data.manifest.name
+        self.subset = subset or Subset()
+        manifest = data.manifest
+        self._chosen = None if self.subset.is_whole else self.subset.choose(manifest.documents)
+        if self._chosen is None:
+            self.documents, self.words, self.bytes = manifest.documents, manifest.words, manifest.bytes
+            run_lengths = np.array([manifest.tokens], np.int64)
+            self._sources = np.zeros(1, np.int64)
+        else:
+            if not len(self._chosen):
+                raise BraidError(
+                    f"the part from {self.subset.start:g} to {self.subset.stop:g} of {manifest.documents} documents "
+                    "is empty",
+                    str(data.folder),
+                    "Take a larger part, or more documents.",
+                )
+            self.documents = len(self._chosen)
+            self.words = int(data.document_words[self._chosen].sum(dtype=np.int64))
+            self.bytes = int(data.document_bytes[self._chosen].sum(dtype=np.int64))
+            self._sources, run_lengths = _runs(np.asarray(data.document_starts), self._chosen)
+        # Run r holds the stream's tokens [_begins[r], _begins[r + 1]), which stand at _sources[r] in the file.
+        self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(run_lengths)])
+        self._size = int(self._begins[-1])
+        # Plain views: NumPy's memmap class makes every slice and gather slower.
+        self._tokens = np.asarray(data.tokens)
+        self._word_starts = np.asarray(data.word_starts)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`length` tokens from `start` on, with how many words begin in each; circular."""
+        positions = self.positions(np.array([start]), length)[0]
+        return self._tokens[positions], self._word_starts[positions]
+
+    def positions(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """[starts, length]: where in the file the `length` tokens from each start on stand; circular."""
+        starts = np.asarray(starts, np.int64)
+        first, last = self._run_of(starts), self._run_of(starts + length - 1)
+        counts = last - first + 1
+        row = np.repeat(np.arange(len(starts)), counts)
+        run = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        turn, run = np.divmod(run, len(self._sources))
+        begin = self._begins[run] + turn * self._size
+        end = self._begins[run + 1] + turn * self._size
+        overlap = np.minimum(end, starts[row] + length) - np.maximum(begin, starts[row])
+        shift = np.repeat(self._sources[run] - begin, overlap)
+        return starts[:, None] + np.arange(length) + shift.reshape(len(starts), length)
+
+    def tokens_at(self, positions: np.ndarray) -> np.ndarray:
+        """The tokens at file positions, as int64."""
+        return self._tokens.take(positions).astype(np.int64)
+
+    def word_starts_at(self, positions: np.ndarray) -> np.ndarray:
+        """How many words begin in the tokens at file positions, as uint8."""
+        return self._word_starts.take(positions)
+
+    def first_documents(self, max_tokens: int | None = None) -> tuple[int, int, int]:
+        """Tokens, words and bytes of the first whole documents that fit into `max_tokens`, at least of one."""
+        if max_tokens is None or max_tokens >= len(self):
+            return len(self), self.words, self.bytes
+        starts = np.asarray(self.data.document_starts)
+        if self._chosen is None:
+            chosen, ends = np.arange(self.documents), starts[1:]
+        else:
+            chosen = self._chosen
+            ends = np.cumsum(starts[chosen + 1] - starts[chosen])
+        count = max(int(np.searchsorted(ends, max_tokens, side="right")), 1)
+        words = self.data.document_words[chosen[:count]].sum(dtype=np.int64)
+        return int(ends[count - 1]), int(words), int(self.data.document_bytes[chosen[:count]].sum(dtype=np.int64))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a saved position in this stream to mean the same tokens."""
+        manifest = self.data.manifest
+        return {
+            "tokenizer": manifest.tokenizer,
+            "tokens": manifest.tokens,
+            "documents": manifest.documents,
+            "words": manifest.words,
+            "bytes": manifest.bytes,
+            "subset": asdict(self.subset),
+        }
+
+    def _run_of(self, positions: np.ndarray) -> np.ndarray:
+        """The run of each stream position, counted on from turn to turn round the circle."""
+        turn, place = np.divmod(positions, self._size)
+        return turn * len(self._sources) + np.searchsorted(self._begins, place, side="right") - 1
+
+
+def _runs(document_starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """File start and length of the runs of neighbouring documents among the chosen ones."""
+    starts, stops = document_starts[chosen], document_starts[chosen + 1]
+    opens = np.concatenate([np.ones(1, bool), starts[1:] != stops[:-1]])
+    first = np.flatnonzero(opens)
+    last = np.concatenate([first[1:], [len(chosen)]]) - 1
+    lengths = stops[last] - starts[first]
+    filled = lengths > 0
+    if not filled.any():
+        filled[0] = True  # an empty stream is one empty run
+    return starts[first][filled], lengths[filled]

@@ -1,0 +1,1 @@
+"""From text to packed token files: shards, worker processes, assembly."""

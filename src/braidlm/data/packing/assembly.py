@@ -1,0 +1,122 @@
+"""Finished shards into one packed data set: streamed together, checked, renamed into place."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from braidlm import __version__
+from braidlm.core.errors import BraidError
+from braidlm.core.files import write_json
+from braidlm.data.packing.packed import MANIFEST, Manifest, token_dtype
+from braidlm.data.packing.shards import ShardFacts
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+
+BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a data set may hold, in whole documents from the beginning."""
+
+    documents: int | None = None
+    words: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.documents is not None or self.words is not None
+
+    def reached_by(self, shards: Sequence[ShardFacts]) -> bool:
+        """Whether these shards hold all that may be taken."""
+        documents, words = sum(shard.documents for shard in shards), sum(shard.words for shard in shards)
+        return (self.documents is not None and documents >= self.documents) or (
+            self.words is not None and words >= self.words
+        )
+
+    def take(self, rows: np.ndarray, documents: int, words: int) -> int:
+        """How many documents of [tokens, words, bytes] rows fit behind those already taken."""
+        fit = len(rows) if self.documents is None else min(len(rows), self.documents - documents)
+        if self.words is not None:
+            fit = min(fit, int(np.searchsorted(np.cumsum(rows[:, 1]), self.words - words, side="right")))
+        return fit
+
+
+def assemble(
+    folder: Path,
+    out: Path,
+    *,
+    name: str,
+    tokenizer: BraidTokenizer,
+    shards: Sequence[ShardFacts],
+    limit: Limit,
+    source: dict[str, Any],
+) -> None:
+    """Write the packed data set inside the work folder, then rename it to `out`; what was there gives way last."""
+    final = folder / "final"
+    shutil.rmtree(final, ignore_errors=True)
+    final.mkdir()
+    dtype = token_dtype(tokenizer.vocab_size)
+    totals = _join(folder / "shards", final, shards, limit, dtype)
+    if not totals[0]:
+        raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
+    documents, tokens, words, size = totals
+    tokenizer.save(final / "tokenizer")
+    manifest = Manifest(
+        name=name,
+        tokens=tokens,
+        documents=documents,
+        words=words,
+        bytes=size,
+        dtype=dtype.name,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        tokenizer=tokenizer.fingerprint,
+        source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
+    )
+    write_json(final / MANIFEST, manifest.as_dict())
+    if out.exists():
+        os.rename(out, folder / "replaced")
+    os.rename(final, out)
+
+
+def _join(
+    shards_folder: Path, final: Path, shards: Sequence[ShardFacts], limit: Limit, dtype: np.dtype
+) -> tuple[int, int, int, int]:
+    """Concatenate the shards' files up to the limit: (documents, tokens, words, bytes)."""
+    documents = tokens = words = size = 0
+    with (
+        open(final / "tokens.bin", "wb") as tokens_file,
+        open(final / "words.bin", "wb") as words_file,
+        open(final / "documents.bin", "wb") as documents_file,
+        open(final / "lengths.bin", "wb") as lengths_file,
+    ):
+        np.zeros(1, dtype=np.int64).tofile(documents_file)
+        for index in range(len(shards)):
+            rows = np.fromfile(shards_folder / f"{index:06d}.documents", dtype=np.int64).reshape(-1, 3)
+            taken = limit.take(rows, documents, words)
+            whole = taken == len(rows)
+            rows = rows[:taken]
+            held = int(rows[:, 0].sum())
+            _copy(shards_folder / f"{index:06d}.tokens", tokens_file, held * dtype.itemsize)
+            _copy(shards_folder / f"{index:06d}.words", words_file, held)
+            (tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
+            rows[:, 1:].astype(np.uint32).tofile(lengths_file)
+            documents, tokens = documents + taken, tokens + held
+            words, size = words + int(rows[:, 1].sum()), size + int(rows[:, 2].sum())
+            if not whole:
+                break
+        for file in (tokens_file, words_file, documents_file, lengths_file):
+            file.flush()
+            os.fsync(file.fileno())
+    return documents, tokens, words, size
+
+
+def _copy(path: Path, target: BinaryIO, size: int) -> None:
+    with open(path, "rb") as file:
+        while size > 0 and (block := file.read(min(BLOCK, size))):
+            target.write(block)
+            size -= len(block)
+    assert size == 0, f"{path} is shorter than its facts"

@@ -1,0 +1,273 @@
+"""`braid prepare`: text from anywhere into packed token files. Parallel, resumable, atomic.
+
+Work happens in `OUT.part`: the tokenizer, then a set of files for every finished shard. The same command run again
+goes on from there; the finished folder appears under its name in one rename.
+"""
+
+import codecs
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.console import count, progress, say, warn
+from braidlm.core.errors import BraidError
+from braidlm.core.files import explained_disk_errors, read_json
+from braidlm.data.packing.assembly import Limit, assemble
+from braidlm.data.packing.packed import FORMAT, PackedData, is_packed, token_dtype
+from braidlm.data.packing.shards import ShardFacts, finished_shard
+from braidlm.data.packing.work_folder import work_folder
+from braidlm.data.packing.workers import Job, pack_all
+from braidlm.data.sources import Plan, Reading, plan
+from braidlm.data.sources import documents as documents_of
+from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer, train_bpe
+
+USUAL_VOCABULARY = 16_384
+MEGABYTE = 1_000_000
+
+
+def prepare(
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    name: str | None = None,
+    tokenizer: str | Path = "bpe",
+    vocab_size: int | None = None,
+    special_tokens: Mapping[str, str] | Sequence[str] | None = None,
+    fields: str | Sequence[str] = ("text",),
+    joiner: str = "\n",
+    separator: str = "blank",
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    documents: int = 10_000,
+    first: int = 0,
+    seed: int = 0,
+    split: str = "train",
+    subset: str | None = None,
+    limit_documents: int | None = None,
+    limit_words: int | None = None,
+    sample_mb: float = 64,
+    workers: int | None = None,
+    replace: bool = False,
+    shard_mb: float | None = None,
+) -> PackedData:
+    """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
+
+    `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
+    folder or file, or a name on the Hub. See `Reading` for how documents are read. With a limit, only documents
+    within it are read, also to train the tokenizer.
+    """
+    reading = Reading(
+        fields=(fields,) if isinstance(fields, str) else tuple(fields),
+        joiner=joiner,
+        separator=separator,
+        encoding=encoding,
+        errors=errors,
+        documents=documents,
+        first=first,
+        seed=seed,
+        split=split,
+        subset=subset,
+    )
+    _check(reading, workers)
+    named = [sources] if isinstance(sources, str | Path) else list(sources)
+    out = Path(out).expanduser()
+    choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
+    shards = plan(named, reading, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    limit = Limit(limit_documents, limit_words)
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "name": name or out.resolve().name,
+        "sources": shards.facts,
+        "reading": asdict(reading),
+        "tokenizer": choice.facts,
+        "limit": asdict(limit),
+        # Where the pieces are cut, too: half of the work cut one way and half another would lose documents.
+        "shards": [[shard.place, shard.start, shard.stop] for shard in shards.shards],
+    }
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if (finished := _finished(out, key, replace)) is not None:
+        return finished
+    origin = {"sources": [str(source) for source in named], "reading": asdict(reading), "key": key}
+    with explained_disk_errors(out), work_folder(out, key) as folder:
+        made = _tokenizer(choice, shards, reading, limit, folder)
+        done = _pack(Job(folder, reading, shards.shards), made, limit, workers or os.cpu_count() or 1)
+        _report(done, made, named)
+        assemble(folder, out, name=facts["name"], tokenizer=made, shards=done, limit=limit, source=origin)
+    return PackedData(out)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A tokenizer that is there, or one to train; `facts` tell either from any other."""
+
+    ready: BraidTokenizer | None
+    special: SpecialTokens
+    vocab_size: int
+    sample_bytes: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        if self.ready is not None:
+            return self.ready.identity()
+        return {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
+
+
+def _choose_tokenizer(
+    tokenizer: str | Path,
+    vocab_size: int | None,
+    special_tokens: Mapping[str, str] | Sequence[str] | None,
+    sample_mb: float,
+) -> _Choice:
+    special = SpecialTokens() if special_tokens is None else SpecialTokens.of(special_tokens)
+    ready: BraidTokenizer | None = None
+    if str(tokenizer) == "bytes":
+        ready = bytes_tokenizer(special)
+    elif str(tokenizer) != "bpe":
+        ready = load_tokenizer(tokenizer)
+        ready = ready if special_tokens is None else ready.with_roles(special)
+    if ready is not None and vocab_size is not None and vocab_size != ready.vocab_size:
+        raise BraidError(
+            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {ready.vocab_size} tokens",
+            todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
+        )
+    return _Choice(ready, special, vocab_size or USUAL_VOCABULARY, int(sample_mb * MEGABYTE))
+
+
+def _check(reading: Reading, workers: int | None) -> None:
+    try:
+        codecs.lookup(reading.encoding)
+    except LookupError:
+        raise BraidError(f"unknown encoding '{reading.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
+    if reading.errors not in ("strict", "replace", "ignore"):
+        raise BraidError(f"errors cannot be '{reading.errors}'", todo="Choose strict, replace or ignore.")
+    if not reading.separator:
+        raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
+    if workers is not None and workers < 1:
+        raise BraidError(f"{workers} workers cannot work", todo="Give `--workers 1` or more.")
+
+
+def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
+    """The data set that an earlier run of the same command finished; an error if something else is in the way."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    if not is_packed(out):
+        raise BraidError("this exists already and is not a packed data set", str(out), "Choose another `--out`.")
+    if read_json(out / "data.json").get("source", {}).get("key") == key:
+        say(f"{out} is finished already: the same sources, options and tokenizer")
+        return PackedData(out)
+    if not replace:
+        raise BraidError(
+            "this data set exists already and was made from other sources or options",
+            str(out),
+            "Choose another `--out`, or pass `--replace` to put the new one in its place.",
+        )
+    return None
+
+
+def _tokenizer(choice: _Choice, shards: Plan, reading: Reading, limit: Limit, folder: Path) -> BraidTokenizer:
+    """The tokenizer of this work: kept from an earlier run, chosen, or trained now."""
+    saved = folder / "tokenizer"
+    if (saved / "tokenizer_config.json").is_file():  # the last file that is written
+        return load_tokenizer(saved)
+    made = choice.ready
+    if made is None:
+        begun, total = time.monotonic(), round(min(choice.sample_bytes, shards.size) / MEGABYTE, 1)
+        with progress("reading for the tokenizer", total, "MB") as advance:
+            texts = _counted(_sample(shards, reading, limit, choice.sample_bytes), advance)
+            backend = train_bpe(texts, choice.vocab_size, choice.special.order)
+        made = BraidTokenizer(backend, choice.special)
+        say(f"trained a tokenizer of {made.vocab_size:,} tokens in {time.monotonic() - begun:.1f} s")
+        if made.vocab_size < choice.vocab_size:
+            warn(f"the text gives a vocabulary of only {made.vocab_size} of the {choice.vocab_size} asked for")
+    made.save(saved)
+    return made
+
+
+def _sample(shards: Plan, reading: Reading, limit: Limit, most: int) -> Iterator[str]:
+    """Documents to train a tokenizer on: the beginning of every shard, or what the limit allows."""
+    share = min(1.0, most / max(1, shards.size))
+    left, documents_left, words_left = most, limit.documents, limit.words
+    for shard in shards.shards:
+        # Under a limit the beginning of the data is all there is.
+        quota = left if limit else min(left, int(share * shard.size) if share < 1 else left)
+        for text in documents_of(shard, reading):
+            if not text.strip():
+                continue
+            if words_left is not None and (words_left := words_left - len(text.split())) < 0:
+                return
+            if documents_left is not None and (documents_left := documents_left - 1) < 0:
+                return
+            yield text
+            quota, left = quota - len(text), left - len(text)
+            if quota <= 0:
+                break
+        if left <= 0:
+            return
+
+
+def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
+    done, seen = 0, False
+    for text in texts:
+        seen, done = True, done + len(text)
+        advance(round(done / MEGABYTE, 1), "")
+        yield text
+    if not seen:
+        raise _no_documents()
+
+
+def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardFacts]:
+    """Pack every shard that is not there yet; the facts of all of them in order, or of as many as the limit needs."""
+    job.save()
+    job.results.mkdir(exist_ok=True)
+    dtype = token_dtype(tokenizer.vocab_size)
+    known = {i: facts for i in range(len(job.shards)) if (facts := finished_shard(job.results, i, dtype))}
+    left = [index for index in range(len(job.shards)) if index not in known]
+    if known and left:
+        say(f"going on with an earlier run: {len(known)} of {len(job.shards)} pieces are there")
+    total = round(sum(job.shards[index].size for index in left) / MEGABYTE, 1)
+    begun, read, text = time.monotonic(), 0.0, 0.0
+    with progress("packing", total, "MB") as advance:
+        packing = pack_all(job, left, workers)
+        try:
+            while not (limit and limit.reached_by(_in_order(known))):
+                index, facts = next(packing, (None, None))
+                if index is None or facts is None:
+                    break
+                known[index] = facts
+                read, text = read + job.shards[index].size / MEGABYTE, text + facts.bytes / MEGABYTE
+                advance(round(read, 1), f"{text / (time.monotonic() - begun):.1f} MB/s")
+        finally:
+            packing.close()  # type: ignore[attr-defined]
+    return _in_order(known)
+
+
+def _in_order(known: Mapping[int, ShardFacts]) -> list[ShardFacts]:
+    """The shards up to the first that is missing."""
+    return [known[index] for index in takewhile(known.__contains__, range(len(known)))]
+
+
+def _report(shards: Sequence[ShardFacts], tokenizer: BraidTokenizer, sources: Sequence[str | Path]) -> None:
+    if not sum(shard.documents for shard in shards):
+        raise _no_documents(", ".join(map(str, sources)))
+    if empty := sum(shard.empty for shard in shards):
+        say(f"left out {count(empty)} empty documents")
+    if marked := sum(shard.marked for shard in shards):
+        eos = tokenizer.special.eos
+        warn(
+            f"{count(marked)} documents contain the text '{eos}', which was packed as plain text. "
+            f"If it parts documents, run again with --separator '{eos}'"
+        )
+    if tokenizer.eos_id is None:
+        warn("the tokenizer has no end-of-text token: documents follow each other without a mark")
+
+
+def _no_documents(where: str | None = None) -> BraidError:
+    return BraidError(
+        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
+    )

@@ -1,0 +1,175 @@
+"""Where tokenizers come from: train a byte-level BPE, plain bytes, or any Hugging Face fast tokenizer."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from braidlm.core.errors import BraidError
+from braidlm.core.files import read_json
+from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
+from braidlm.data.tokenizing.words import parts_of
+
+__all__ = ["BraidTokenizer", "SpecialTokens", "bytes_tokenizer", "differences", "load_tokenizer", "train_bpe"]
+
+USUAL_NAMES = {
+    "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]", "[SEP]"),
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]"),
+    "pad": ("<|pad|>", "<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+"""For files that do not say which token plays which role."""
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = SpecialTokens.order) -> Tokenizer:
+    """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given."""
+    smallest = 256 + len(special_tokens)
+    if vocab_size < smallest:
+        raise BraidError(
+            f"a vocabulary of {vocab_size} is too small for a byte-level BPE",
+            todo=f"Choose at least {smallest}: 256 bytes and {len(special_tokens)} special tokens.",
+        )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator((part for text in texts for part in parts_of(text)), trainer)
+    return backend
+
+
+def bytes_tokenizer(special: SpecialTokens | None = None) -> "BraidTokenizer":
+    """Plain bytes: byte b has id b, special tokens follow from 256."""
+    special = special or SpecialTokens()
+    backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.order])
+    return BraidTokenizer(backend, special)
+
+
+def load_tokenizer(source: str | Path) -> BraidTokenizer:
+    """From a folder or file of a tokenizer, GPT-2's vocab.json and merges.txt, "bytes", or a name on the Hub."""
+    if str(source) == "bytes":
+        return bytes_tokenizer()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path)
+    if path.is_file():
+        return _from_file(path, path.with_name("tokenizer_config.json"))
+    if path.suffix == ".json" or path.is_absolute() or str(source).startswith(".") or str(source).count("/") > 1:
+        raise BraidError(
+            "there is no tokenizer here",
+            str(source),
+            "Give a folder with a tokenizer.json, 'bytes', 'bpe' to train one, or a name on the Hub such as 'gpt2'.",
+        )
+    return _from_hub(str(source))
+
+
+def _from_folder(folder: Path) -> BraidTokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return _from_file(folder / "tokenizer.json", folder / "tokenizer_config.json")
+    if (folder / "tokenizer" / "tokenizer.json").is_file():  # a packed data set
+        return _from_folder(folder / "tokenizer")
+    vocab, merges = sorted(folder.glob("*vocab.json")), sorted(folder.glob("*merges.txt"))
+    if len(vocab) == len(merges) == 1:
+        return _from_vocab_and_merges(vocab[0], merges[0], folder / "tokenizer_config.json")
+    raise BraidError(
+        "this folder holds no tokenizer: neither tokenizer.json nor one vocab.json with its merges.txt",
+        str(folder),
+        "A slow tokenizer becomes a fast one with transformers: "
+        "`AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER)`.",
+    )
+
+
+def _from_file(path: Path, config: Path) -> BraidTokenizer:
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise BraidError(f"this is not a tokenizer.json of a fast tokenizer ({error})", str(path)) from None
+    settings = read_json(config) if config.is_file() else {}
+    return BraidTokenizer(backend, _roles(backend, settings), settings)
+
+
+def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidTokenizer:
+    try:
+        model = models.BPE.from_file(str(vocab), str(merges))
+    except Exception as error:
+        raise BraidError(f"these are not the vocabulary and merges of a BPE ({error})", str(vocab)) from None
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = {name for usual in USUAL_NAMES.values() for name in usual}
+    special = sorted((backend.token_to_id(name), name) for name in names if backend.token_to_id(name) is not None)
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for _, name in special])
+    settings = read_json(config) if config.is_file() else {}
+    return BraidTokenizer(backend, _roles(backend, settings), settings)
+
+
+def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:
+    """The roles as the settings name them; where they are silent, by the usual names of special tokens."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    roles: dict[str, str | None] = {}
+    for role in ROLES:
+        named = settings.get(f"{role}_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        if named is not None and backend.token_to_id(named) is None:
+            named = None  # several published configurations name a token that their vocabulary lacks
+        roles[role] = named or next((name for name in USUAL_NAMES[role] if name in special), None)
+    return SpecialTokens(**roles)  # type: ignore[arg-type]
+
+
+def _from_hub(name: str) -> BraidTokenizer:
+    """A tokenizer by its name on the Hub, from the local cache where it is there."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
+    except ImportError:
+        raise BraidError(
+            f"'{name}' is not here, and huggingface_hub, which could fetch it, is not installed",
+            todo="pip install 'braidlm[data]'",
+        ) from None
+
+    def fetch(file: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(name, file))
+        except LocalEntryNotFoundError:
+            raise  # a kind of EntryNotFoundError that means: no connection
+        except EntryNotFoundError:
+            return None
+
+    try:
+        tokenizer, config = fetch("tokenizer.json"), fetch("tokenizer_config.json")
+        if tokenizer is not None:
+            return _from_file(tokenizer, config or tokenizer.with_name("none"))
+        vocab, merges = fetch("vocab.json"), fetch("merges.txt")
+    except (RepositoryNotFoundError, HFValidationError):
+        raise BraidError(
+            f"there is no folder or file '{name}', and no model of that name on the Hub",
+            todo="Check the spelling; for a private model log in with `hf auth login`.",
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise BraidError(
+            f"there is no folder or file '{name}', and the Hub cannot be reached ({type(error).__name__})",
+            todo="Check the path; or connect once so that the tokenizer gets into the cache; or copy its "
+            "tokenizer.json and tokenizer_config.json into a folder and give that.",
+        ) from None
+    if vocab is None or merges is None:
+        raise BraidError(
+            f"'{name}' has no fast tokenizer (no tokenizer.json) on the Hub",
+            todo="Convert it with transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`.",
+        )
+    return _from_vocab_and_merges(vocab, merges, config or vocab.with_name("none"))

@@ -1,0 +1,1 @@
+"""The BabyLM 2025 challenge: its own tasks, averages and files."""

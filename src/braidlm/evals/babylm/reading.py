@@ -1,0 +1,182 @@
+"""Reading times: does a model's surprisal say where people read slowly?
+
+As the BabyLM pipeline of 2025 defines it, on the data of de Varda, Marelli and Amenta (2023): for every word of 205
+sentences its surprisal given what stands before it, added to a regression of reading times.
+
+- Eye tracking: four measures; the baseline is frequency, length, place and their products of two; the mean of the
+  gains.
+- Self-paced reading: one measure; the baseline also has length and surprisal of the word before (spill-over).
+
+A word is encoded **without the space before it**, as the pipeline does: "Check whether tokenizer adds a whitespace",
+its source says. Of a tokenizer that does not, it asks for "Arthur placedthe", and gains shrink. That
+is the score here too, since it is the one that others report; what words with their space give stands beside it
+(`also`).
+"""
+
+import csv
+import io
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.evals.files.json_rows import files_of, sha256_of_files, text_of
+from braidlm.evals.reports.results import Part, TaskResult
+from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.scoring.forest import Forest
+from braidlm.evals.scoring.scorer import Advance
+from braidlm.evals.scoring.word_surprisal import WordRequests, word_requests
+from braidlm.evals.statistics.regression import Table, gain, jackknife_error
+
+EYE_TRACKING = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
+SELF_PACED = "self_paced_reading_time"
+BASE = ("Subtlex_log10", "length", "context_length")
+NUMBERS = (*BASE, "prev_length", *EYE_TRACKING, SELF_PACED)
+WORDS = ("item", "word", "prev_item", "prev_word", "sent_id")
+MISSING = frozenset({"", "None", "nan", "NaN", "NA", "N/A", "null"})
+"""What the pipeline's reader of tables takes for nothing; a sentence that begins with "None" is in the data."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word after its context, and the one before it, if that has a context too."""
+
+    context: str
+    word: str
+    before: tuple[str, str] | None
+
+
+@dataclass
+class ReadingTimes:
+    """All words, read and checked."""
+
+    words: list[Word]
+    table: Table
+    sentences: np.ndarray
+    """[words] which sentence each is of."""
+    sha256: str
+    _laid: dict[tuple, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        return len(self.words)
+
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+        """The mean of the gains for eye tracking and for self-paced reading; each is a part."""
+        surprisal, before = self.surprisals(model, advance)
+        table = {**self.table, "surprisal": surprisal, "before": before}
+        gains = {name: gain(table, name, BASE, "surprisal") for name in EYE_TRACKING}
+        eyes, paced = float(np.mean(list(gains.values()))), self_paced(table)
+        also = {}
+        if model.tokenizer.encode("the") != model.tokenizer.encode(" the"):
+            surprisal_too, before_too = self.surprisals(model, advance, space=" ")
+            spaced = {**self.table, "surprisal": surprisal_too, "before": before_too}
+            also = {
+                "eye tracking, words with their space": eye_tracking(spaced),
+                "self-paced, words with their space": self_paced(spaced),
+            }
+        return TaskResult(
+            task=task,
+            metric="gain in explained variance, % (mean of eye tracking and self-paced)",
+            score=(eyes + paced) / 2,
+            count=self.count,
+            standard_error=jackknife_error(table, self.sentences, reading_score),
+            chance=0.0,
+            parts={
+                "eye_tracking": Part(eyes, self.count),
+                "self_paced": Part(paced, self.count),
+                **{name: Part(value, self.count) for name, value in gains.items()},
+            },
+            also=also,
+            notes=self._requests(model, "")[0].too_long(model.scorer.context),
+            items={
+                "surprisal": surprisal.tolist(),
+                "before": [None if math.isnan(value) else value for value in before.tolist()],
+            },
+        )
+
+    def surprisals(
+        self, model: Contestant, advance: Advance | None = None, space: str = ""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[words] in nats, and those of the words before; NaN where there is no such word."""
+        requests, forest = self._requests(model, space)
+        found = requests.surprisals(model.scorer.score_forest(forest, advance).sums)
+        before = np.full(self.count, np.nan)
+        before[[word.before is not None for word in self.words]] = found[self.count :]
+        return found[: self.count], before
+
+    def _requests(self, model: Contestant, space: str) -> tuple[WordRequests, Forest]:
+        """Of all words and those before them, and their rows; kept, because a run's checkpoints have one tokenizer."""
+        key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share, space)
+        if key not in self._laid:
+            asked = [(word.context, word.word) for word in self.words]
+            asked += [word.before for word in self.words if word.before is not None]
+            requests = word_requests(model.tokenizer, [(context, space + word) for context, word in asked])
+            kept = {known: value for known, value in self._laid.items() if known[:-1] == key[:-1]}
+            self._laid = {**kept, key: (requests, model.scorer.lay(requests.requests))}
+        return self._laid[key]
+
+    def predictions(self, result: TaskResult) -> dict[str, Any]:
+        """Surprisals as the BabyLM pipeline writes them."""
+        items = enumerate(zip(result.items["surprisal"], result.items["before"], strict=True))
+        answers = [
+            {"id": at, "pred": value, "prev_pred": math.nan if before is None else before}
+            for at, (value, before) in items
+        ]
+        return {"reading": {"predictions": answers}}
+
+
+def eye_tracking(table: Table) -> float:
+    """The mean gain over the four measures, in percent."""
+    return float(np.mean([gain(table, name, BASE, "surprisal") for name in EYE_TRACKING]))
+
+
+def self_paced(table: Table) -> float:
+    """The gain over a baseline that knows the word before, in percent."""
+    return gain(table, SELF_PACED, (*BASE, "prev_length", "before"), "surprisal")
+
+
+def reading_score(table: Table) -> float:
+    """The mean of both."""
+    return (eye_tracking(table) + self_paced(table)) / 2
+
+
+def read_reading_times(place: Path | str) -> ReadingTimes:
+    """The table of words: a CSV file, or a folder with one."""
+    files = files_of(place, ".csv")
+    if len(files) != 1:
+        raise BraidError(f"there are {len(files)} .csv files here, and reading times are one", str(place))
+    where = files[0].where
+    reader = csv.DictReader(io.StringIO(text_of(files[0])))
+    for name in (*WORDS, *NUMBERS):
+        if name not in (reader.fieldnames or ()):
+            known = did_you_mean(name, reader.fieldnames or ()).replace("There are", "It has")
+            raise BraidError(f"there is no column '{name}'.{known}", where)
+    rows = [(f"{where}, line {reader.line_num}", row) for row in reader]
+    if not rows:
+        raise BraidError("the file is empty", where)
+    words = [_word(row, at) for at, row in rows]
+    table = {name: np.array([_number(row, name, at) for at, row in rows]) for name in NUMBERS}
+    sentences = np.array([row["sent_id"] for _, row in rows])
+    return ReadingTimes(words, table, sentences, sha256_of_files(files))
+
+
+def _word(row: dict[str, str], where: str) -> Word:
+    if not (row["word"] or "").strip():
+        raise BraidError("'word' is empty", where)
+    context = "None" if row["item"] in MISSING else row["item"]
+    before = None if row["prev_item"] in MISSING else (row["prev_item"], row["prev_word"])
+    return Word(context, row["word"], before)
+
+
+def _number(row: dict[str, str], name: str, where: str) -> float:
+    value = row[name]
+    if value is None or value in MISSING:
+        return math.nan
+    try:
+        return float(value)
+    except ValueError:
+        raise BraidError(f"'{name}' is to be a number, not '{value}'", where) from None

@@ -1,0 +1,1 @@
+"""Reading the data files of tasks."""

@@ -1,0 +1,54 @@
+"""Accuracy over sets: the percentage of each, and means of those, as the BabyLM pipeline makes them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from braidlm.evals.reports.results import Part, TaskResult
+from braidlm.evals.statistics.influence import KEY, of_sets
+
+
+def set_accuracy(
+    task: str,
+    metric: str,
+    sets: Sequence[str],
+    right: Sequence[bool],
+    chances: Sequence[float],
+    splits: Mapping[str, str] | None = None,
+) -> TaskResult:
+    """The mean over sets of the percentage that is right; where sets belong to splits, first over those of a split.
+
+    `sets` says of each item to which set it belongs, `chances` how probable it is that guessing is right.
+    """
+    hits: dict[str, list[bool]] = {}
+    guesses: dict[str, list[float]] = {}
+    for name, hit, chance in zip(sets, right, chances, strict=True):
+        hits.setdefault(name, []).append(bool(hit))
+        guesses.setdefault(name, []).append(chance)
+    parts = {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
+    weights = _weights(list(parts), splits or {})
+    # The variance of a weighted mean: that of its parts, each times the square of its weight.
+    variance = sum(weights[name] ** 2 * _variance(part) for name, part in parts.items())
+    return TaskResult(
+        task=task,
+        metric=metric,
+        score=sum(weights[name] * part.score for name, part in parts.items()),
+        count=len(sets),
+        standard_error=100 * math.sqrt(variance),
+        chance=round(100 * sum(weights[name] * float(np.mean(some)) for name, some in guesses.items()), 6),
+        parts=parts,
+        notes={"sets": len(parts)},
+        items={KEY: of_sets(100.0 * np.array(right, dtype=np.float64), sets, weights)},
+    )
+
+
+def _weights(sets: Sequence[str], splits: Mapping[str, str]) -> dict[str, float]:
+    of = {name: splits.get(name, "") for name in sets}
+    sizes = {split: sum(other == split for other in of.values()) for split in of.values()}
+    return {name: 1 / (len(sizes) * sizes[split]) for name, split in of.items()}
+
+
+def _variance(part: Part) -> float:
+    rate = part.score / 100
+    return rate * (1 - rate) / part.count

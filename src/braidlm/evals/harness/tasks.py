@@ -1,0 +1,265 @@
+"""Tasks of lm-evaluation-harness, by its Python interface, on the model in memory: `harness:NAME` in tables.
+
+A task of the harness comes with its package and gets its data from the Hub. Tasks of your own, or copies of its tasks
+that read local files, are YAML files in a folder: then nothing is looked for anywhere else.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.evals.reports.results import Part, TaskResult
+from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.scoring.scorer import Advance
+
+PREFIX = "harness:"
+PERCENT = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1", "em")
+"""Metrics that the harness gives as a share and that are shown in percent, like everything else here."""
+PREFERRED = "acc_norm"
+"""The metric that is the score where a task has it; else it is the first that the task names."""
+RESAMPLES = 1000
+"""For the standard errors of metrics that have no formula."""
+FEWSHOT_SEED = 1234
+"""The harness's own."""
+
+
+@dataclass
+class HarnessTask:
+    """One task (or group, or tag) of the harness with its data open."""
+
+    name: str
+    loaded: Any
+    """What its TaskManager made of the name: tasks and groups."""
+    sha256: str
+    """Of everything that is asked: prompts with their examples, options, settings of generation."""
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        return self.loaded["tasks"]
+
+    @property
+    def count(self) -> int:
+        return sum(len(task.eval_docs) for task in self.tasks.values())
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a table says of it."""
+        import lm_eval
+
+        task = next(iter(self.tasks.values()))
+        kinds = sorted({str(each.OUTPUT_TYPE) for each in self.tasks.values()})
+        return {
+            "description": f"lm-evaluation-harness {lm_eval.__version__}, {', '.join(kinds)}",
+            "metric": shown_name(headline(list(task.higher_is_better()))),
+            "licence": "that of its data set",
+            "version": f"{lm_eval.__version__}/{task.VERSION}",
+        }
+
+    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+        """Let the harness ask and count."""
+        from lm_eval import evaluator
+
+        from braidlm.evals.harness.model import HarnessModel
+
+        with hushed() as aloud, single_process():
+            asked = HarnessModel(model, advance, aloud)
+            found = evaluator.evaluate(asked, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
+        return self._result(task, found, dict(asked.too_long))
+
+    def _result(self, task: str, found: dict[str, Any], too_long: dict[str, int]) -> TaskResult:
+        each = {name: _values(found["results"][name]) for name in self.tasks}
+        own = _values(found["results"].get(self.name, {})) or _mean(list(each.values()))
+        chosen = headline(list(own))
+        error = own[chosen][1]
+        better = [task.higher_is_better().get(chosen.partition(",")[0], True) for task in self.tasks.values()]
+        counts = {name: int(found["n-samples"][name]["effective"]) for name in self.tasks}
+        return TaskResult(
+            task=task,
+            metric=shown_name(chosen),
+            score=own[chosen][0],
+            count=sum(counts.values()),
+            standard_error=error,
+            higher_is_better=all(better),
+            chance=self._chance() if chosen.partition(",")[0] in ("acc", "acc_norm", "acc_bytes") else None,
+            parts={name: Part(values[chosen][0], counts[name]) for name, values in each.items() if chosen in values}
+            if len(each) > 1
+            else {},
+            also={shown_name(name): value for name, (value, _) in own.items() if name != chosen},
+            notes={"shots": max(int(shots) for shots in found["n-shot"].values()), **too_long},
+        )
+
+    def _chance(self) -> float | None:
+        """What guessing among the options gives, over all questions."""
+        guesses: list[float] = []
+        for task in self.tasks.values():
+            if task.OUTPUT_TYPE != "multiple_choice":
+                return None
+            options = Counter(instance.doc_id for instance in task.instances)
+            guesses += [1 / count for count in options.values()]
+        return 100 * sum(guesses) / len(guesses)
+
+
+def open_harness(name: str, folder: Path | str | None = None, shots: int | None = None) -> HarnessTask:
+    """Find a task of the harness, its data, and everything that it asks; `folder` holds task files of your own."""
+    where = f"{PREFIX}{name}"
+    manager = _manager_for(name, folder, where)
+    try:
+        with hushed(), seeded():
+            loaded = manager.load([name])
+            for task in loaded["tasks"].values():
+                _prepare(task, shots)
+    except BraidError:
+        raise
+    except Exception as error:  # the data of any package, from anywhere
+        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BraidError(
+            f"this task of lm-evaluation-harness cannot be opened: {what}",
+            where,
+            "Its data comes from the Hub. Offline, give a folder with a task file that reads local files "
+            "(`dataset_path: json`): `--harness-tasks FOLDER`.",
+        ) from error
+    for task in loaded["tasks"].values():
+        if getattr(task, "UNSAFE_CODE", False):
+            raise BraidError(
+                "this task of lm-evaluation-harness runs programs that the model writes, without a fence",
+                where,
+                "Braid's own tasks run them in a sandbox: `braid list tasks`.",
+            )
+    return HarnessTask(name, loaded, _hash(loaded["tasks"]))
+
+
+def headline(metrics: list[str]) -> str:
+    """The metric that is the score; metrics may have a filter behind a comma."""
+    return next((name for name in metrics if name.partition(",")[0] == PREFERRED), metrics[0])
+
+
+def shown_name(metric: str) -> str:
+    """`acc,none` as `acc, %`."""
+    name, _, of = metric.partition(",")
+    return name + (f" ({of})" if of not in ("", "none") else "") + (", %" if name in PERCENT else "")
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[Callable[[], contextlib.AbstractContextManager]]:
+    """What the harness prints is not ours to show; gives a context in which printing is as before."""
+    out, error = sys.stdout, sys.stderr
+
+    @contextlib.contextmanager
+    def aloud() -> Iterator[None]:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            yield
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield aloud
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Tasks that draw at random draw the same, and nobody else notices."""
+    state = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@contextlib.contextmanager
+def single_process() -> Iterator[None]:
+    """The harness resamples in this process: a pool would copy one that holds a model."""
+    variable = "DISABLE_MULTIPROC"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
+    """A TaskManager that knows the name: of the folder alone if that is enough."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        raise BraidError(
+            "lm-evaluation-harness is not installed", where, "`pip install 'braidlm[eval]'` gets it."
+        ) from None
+    if folder is not None and not Path(folder).is_dir():
+        raise BraidError("there is no such folder of task files", str(folder))
+    known: list[str] = []
+    for defaults in (False, True) if folder is not None else (True,):
+        manager = _manager(None if folder is None else str(Path(folder).absolute()), defaults)
+        if name in manager.all_tasks:
+            return manager
+        known = manager.all_tasks
+    raise BraidError(f"lm-evaluation-harness has no task '{name}'.{_nearest(name, known)}", where)
+
+
+@functools.lru_cache(maxsize=4)
+def _manager(folder: str | None, defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    with hushed():
+        return TaskManager(include_path=folder, include_defaults=defaults)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The nearest names, of thousands those that begin alike."""
+    alike = [each for each in known if each[:2] == name[:2]]
+    return did_you_mean(name, alike) if len(known) < 50 or alike else ""
+
+
+def _prepare(task: Any, shots: int | None) -> None:
+    """Examples and requests, as the harness's own command sets them up."""
+    given = task.get_config("num_fewshot")
+    if shots is not None and given != 0:
+        task.set_config("num_fewshot", shots)
+    elif given is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    task.build_all_requests()
+
+
+def _hash(tasks: dict[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name, task in sorted(tasks.items()):
+        digest.update(f"{name} {task.VERSION}\n".encode())
+        for instance in task.instances:
+            asked = [instance.request_type, list(instance.args), str(task.doc_to_target(instance.doc))]
+            digest.update(json.dumps(asked, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _values(found: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """By metric its value and standard error, in percent where that is usual."""
+    values: dict[str, tuple[float, float | None]] = {}
+    for key, value in found.items():
+        name, comma, of = key.partition(",")
+        if not comma or name.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        scale = 100.0 if name in PERCENT else 1.0
+        error = found.get(f"{name}_stderr,{of}")
+        values[key] = (scale * value, scale * error if isinstance(error, (int, float)) else None)
+    return values
+
+
+def _mean(each: list[dict[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
+    """Over the tasks of a tag, which the harness does not sum up."""
+    if len(each) == 1:
+        return each[0]
+    shared = [key for key in each[0] if all(key in values for values in each)]
+    return {key: (sum(values[key][0] for values in each) / len(each), None) for key in shared}

@@ -1,0 +1,114 @@
+"""Learning dynamics: how the scores of a run's checkpoints move around their mean (Figures 3 to 5 of MoEP).
+
+For each task: the deviation of every checkpoint from the task's mean over all checkpoints, in the task's standard
+deviations over the checkpoints, so that tasks of unlike scales have one axis and one voice; where less is better (bits
+per byte) the sign is turned, so that up is always better. Then smoothed: a centred moving average of three checkpoints,
+of two at the ends. The best checkpoint is the one whose smoothed deviation is highest on average over the tasks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from braidlm.evals.reports.results import ModelResults
+
+SMOOTHING = 3
+"""Checkpoints that a smoothed value is the mean of."""
+NOISE = 2.0
+"""A task whose checkpoints differ by less than this many standard errors of one score is called noisy."""
+UNITS = ("words", "tokens", "steps")
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """One run."""
+
+    run: str
+    unit: str
+    """What `amounts` count: words, tokens or steps of training; `checkpoint` where folders do not say."""
+    amounts: list[float]
+    names: list[str]
+    scores: dict[str, list[float]]
+    """By task, as they were measured."""
+    deviations: dict[str, list[float]]
+    """By task: from its mean, in its standard deviations, up is better."""
+    smoothed: dict[str, list[float]]
+    noisy: dict[str, tuple[float, float]]
+    """Tasks that hardly move: their standard deviation over the checkpoints, and the standard error of a score."""
+
+    @property
+    def mean(self) -> list[float]:
+        """Smoothed deviation of each checkpoint, on average over the tasks."""
+        return np.mean(list(self.smoothed.values()), axis=0).tolist()
+
+    @property
+    def best(self) -> int:
+        """The checkpoint where that is highest; of equal ones the first."""
+        return int(np.argmax(self.mean))
+
+
+Scale = Mapping[str, tuple[float, float]]
+"""For each task the mean and the standard deviation."""
+
+
+def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | None = None) -> Dynamics:
+    """How one run went; deviations are from its own mean unless another scale is given."""
+    scores = {task: [model.tasks[task].score for model in checkpoints] for task in checkpoints[0].tasks}
+    scale = scale or task_scale([checkpoints])
+    unit, amounts = _amounts(checkpoints)
+    deviations = {}
+    for task, values in scores.items():
+        mean, spread = scale[task]
+        sign = 1.0 if checkpoints[0].tasks[task].higher_is_better else -1.0
+        deviations[task] = [sign * (value - mean) / spread if spread > 0 else 0.0 for value in values]
+    return Dynamics(
+        run=run,
+        unit=unit,
+        amounts=amounts,
+        names=[model.name.removeprefix(f"{run}/") for model in checkpoints],
+        scores=scores,
+        deviations=deviations,
+        smoothed={task: smooth(values) for task, values in deviations.items()},
+        noisy=_noisy(checkpoints),
+    )
+
+
+def compared(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
+    """Several runs on one scale: deviations are from the mean over the checkpoints of all of them."""
+    scale = task_scale(list(runs.values()))
+    return [run_dynamics(name, checkpoints, scale) for name, checkpoints in runs.items()]
+
+
+def task_scale(runs: Sequence[Sequence[ModelResults]]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each task over all checkpoints."""
+    found = {}
+    for task in runs[0][0].tasks:
+        values = np.array([model.tasks[task].score for checkpoints in runs for model in checkpoints])
+        found[task] = (float(values.mean()), float(values.std()))
+    return found
+
+
+def smooth(values: Sequence[float], width: int = SMOOTHING) -> list[float]:
+    """A centred moving average; at the ends over as many as there are."""
+    half = width // 2
+    return [float(np.mean(values[max(0, at - half) : at + half + 1])) for at in range(len(values))]
+
+
+def _noisy(checkpoints: Sequence[ModelResults]) -> dict[str, tuple[float, float]]:
+    found = {}
+    for task, (_, spread) in task_scale([checkpoints]).items():
+        errors = [model.tasks[task].standard_error for model in checkpoints]
+        known = [error for error in errors if error is not None]
+        if known and spread < NOISE * float(np.mean(known)):
+            found[task] = (spread, float(np.mean(known)))
+    return found
+
+
+def _amounts(checkpoints: Sequence[ModelResults]) -> tuple[str, list[float]]:
+    """How far each checkpoint is trained, in the first unit that all of them know."""
+    for unit in UNITS:
+        known = [getattr(model, unit) for model in checkpoints]
+        if all(known):
+            return unit, [float(amount) for amount in known]
+    return "checkpoint", [float(at) for at in range(1, len(checkpoints) + 1)]

@@ -1,0 +1,1 @@
+"""One scorer for every task: log-probabilities of tokens, and completions."""

@@ -1,0 +1,1 @@
+"""Statistics of scores: correlations, regressions, curve fits, the error of a difference."""

@@ -1,0 +1,197 @@
+"""Bias and activation of a feed-forward part, gated or not: one pass over memory forward and one backward.
+
+The pass backward also sums the gradient of the bias.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.ops.column_sums import Sums
+from braidlm.kernels.ops.launching import is_nvidia, programs_for
+from braidlm.kernels.weight_stacks import Place
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+ROWS, COLUMNS, WARPS = 4, 256, 1
+PROGRAMS_PER_PROCESSOR = 16
+
+
+@triton.jit
+def _logistic(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(-x)); the hardware's own exponential and reciprocal, where they are, are exact to some 2^-22."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .f32 e;
+            mul.ftz.f32 e, $1, 0fBFB8AA3B;
+            ex2.approx.ftz.f32 e, e;
+            add.ftz.f32 e, e, 0f3F800000;
+            rcp.approx.ftz.f32 $0, e;
+            }""",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def value_and_slope(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    if KIND == "relu":
+        value = tl.maximum(x, 0.0)
+        slope = tl.where(x > 0.0, 1.0, 0.0)
+    elif KIND == "silu":
+        share = _logistic(x, FAST)
+        value = x * share
+        slope = share + value * (1.0 - share)
+    elif KIND == "gelu_new":
+        # 0.5 (1 + tanh(u)) is the logistic function of 2u.
+        square = x * x
+        share = _logistic(x * (1.5957691216057308 + 0.07135481282987854 * square), FAST)
+        value = x * share
+        slope = share + value * (1.0 - share) * (1.5957691216057308 + 0.21406443848963562 * square)
+    else:
+        tl.static_assert(KIND == "gelu")
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        value = x * share
+        slope = share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return value, slope
+
+
+@triton.jit
+def _activation_forward(  # type: ignore[no-untyped-def]
+    inner,
+    bias,
+    outer,
+    rows,
+    width,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    FAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    real = column < width
+    inside = (row < rows) & real
+    place = row.to(tl.int64) * width * (2 if GATED else 1) + column
+    x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        x += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+    value, _ = value_and_slope(x, KIND, FAST)
+    if GATED:
+        up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
+        if bias is not None:
+            up += tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
+        value *= up
+    tl.store(outer + row.to(tl.int64) * width + column, value.to(outer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activation_backward(  # type: ignore[no-untyped-def]
+    inner, bias, outer_gradient, inner_gradient, sums, rows, width,
+    KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(1), tl.num_programs(1)
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    real = column < width
+    x_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if bias is not None:
+        x_bias = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+        if GATED:
+            up_bias = tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = (begin + tl.arange(0, ROWS))[:, None]
+        inside = (row < rows) & real
+        place = row.to(tl.int64) * width * (2 if GATED else 1) + column
+        x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
+        if bias is not None:
+            x += x_bias
+        value, slope = value_and_slope(x, KIND, FAST)
+        x_gradient = gradient * slope
+        if GATED:
+            up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
+            if bias is not None:
+                up += up_bias
+            x_gradient *= up
+            up_gradient = gradient * value
+            tl.store(inner_gradient + place + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+            if bias is not None:
+                up_sum += up_gradient
+        tl.store(inner_gradient + place, x_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+        if bias is not None:
+            x_sum += x_gradient
+    if bias is not None:
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        start = sums + program * width * (2 if GATED else 1) + column
+        tl.store(start, tl.sum(x_sum, 0), mask=column < width)
+        if GATED:
+            tl.store(start + width, tl.sum(up_sum, 0), mask=column < width)
+
+
+class Activation(torch.autograd.Function):
+    """inner [rows, width], or gate and value side by side [rows, 2 width]; a bias as wide, or None -> [rows, width].
+
+    `inner_place` is of the layer that made inner, `outer_place` of the one that reads what comes out.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inner: Tensor,
+        bias: Tensor | None,
+        kind: str,
+        gated: bool,
+        sums: Sums,
+        inner_place: Place | None,
+        outer_place: Place | None,
+    ) -> Tensor:
+        rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
+        outer = inner.new_empty(rows, width) if outer_place is None else outer_place.input
+        grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
+        _activation_forward[grid](
+            inner, bias, outer, rows, width, kind, gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS
+        )
+        ctx.save_for_backward(inner, bias)
+        ctx.kind, ctx.gated, ctx.sums, ctx.inner_place = kind, gated, sums, inner_place
+        return outer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inner, bias = ctx.saved_tensors
+        rows, width = outer_gradient.shape
+        gradient = torch.empty_like(inner) if ctx.inner_place is None else ctx.inner_place.gradient
+        columns = triton.cdiv(width, COLUMNS)
+        tiles = columns * triton.cdiv(rows, ROWS)
+        programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
+        sums = None if bias is None else ctx.sums.place(programs, inner.shape[1], inner.device)
+        _activation_backward[(columns, programs)](
+            inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
+            ctx.kind, ctx.gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+        if sums is None:
+            return gradient, *[None] * 6
+        return gradient, ctx.sums.total(), *[None] * 5
+
+
+def plain_activation(inner: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+    """The reference, in torch's operations."""
+    inner = inner if bias is None else inner + bias
+    gate, up = inner.chunk(2, dim=-1) if gated else (inner, None)
+    tanh = {"approximate": "tanh"} if kind == "gelu_new" else {}
+    value = getattr(F, kind.removesuffix("_new"))(gate, **tanh)
+    return value if up is None else value * up

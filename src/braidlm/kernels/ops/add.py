@@ -1,0 +1,79 @@
+"""Adding to the stream what a layer has written: one pass over memory, and backward none but for the bias."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.ops.dropout import after_chance, dropped, threshold
+from braidlm.kernels.side_stream import Aside, beside
+from braidlm.kernels.weight_stacks import Place
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+NUMBERS = 2048
+"""That a program works on."""
+
+
+@triton.jit
+def _add(  # type: ignore[no-untyped-def]
+    stream, delta, bias, seed, summed, size, width, keep_scale, THRESHOLD: tl.constexpr, NUMBERS: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = place < size
+    added = tl.load(delta + place, mask=inside).to(tl.float32)
+    if bias is not None:
+        added += tl.load(bias + place % width, mask=inside).to(tl.float32)
+    x = tl.load(stream + place, mask=inside).to(tl.float32)
+    x += after_chance(added, seed, place, keep_scale, THRESHOLD)
+    tl.store(summed + place, x.to(summed.dtype.element_ty), mask=inside)
+
+
+class AddDelta(torch.autograd.Function):
+    """stream, delta [rows, width], a bias [width] or None -> their sum; delta with its bias may be dropped by chance.
+
+    The bias has its gradient made aside. `place` is of the layer that made delta.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        delta: Tensor,
+        bias: Tensor | None,
+        aside: Aside | None,
+        dropout: float = 0.0,
+        seed: Tensor | None = None,
+        place: Place | None = None,
+    ) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.aside, ctx.dropout, ctx.place = aside, dropout, place
+        summed = torch.empty_like(stream)
+        grid = (triton.cdiv(stream.numel(), NUMBERS),)
+        _add[grid](
+            stream, delta, bias, seed, summed, stream.numel(), stream.shape[1], 1 / (1 - dropout), threshold(dropout),
+            NUMBERS, num_warps=4,
+        )  # fmt: skip
+        return summed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
+        if ctx.dropout:
+            to = torch.empty_like(gradient) if ctx.place is None else ctx.place.gradient
+            delta_gradient = dropped(gradient.contiguous(), ctx.dropout, seed, to)
+        if ctx.needs_input_grad[2]:
+            with beside(ctx.aside, delta_gradient, urgent=True):
+                bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
+        return gradient, delta_gradient, bias_gradient, *[None] * 4
+
+
+def plain_add(stream: Tensor, delta: Tensor, bias: Tensor | None) -> Tensor:
+    """The reference, in torch's operations."""
+    return stream + delta if bias is None else stream + delta + bias

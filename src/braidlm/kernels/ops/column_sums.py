@@ -1,0 +1,58 @@
+"""The second stage of sums over rows: what a kernel's programs have each summed becomes one vector.
+
+Kernels of several layers leave their sums side by side, and the last of them has all brought together by one launch.
+"""
+
+import torch
+from torch import Tensor
+
+from braidlm.kernels.side_stream import Aside, beside
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+ROWS, COLUMNS, WARPS = 512, 8, 4
+
+
+@triton.jit
+def _column_sums(sums, totals, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums += tl.program_id(1).to(tl.int64) * rows * width
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(0, rows, ROWS):
+        row = (begin + tl.arange(0, ROWS))[:, None]
+        total += tl.load(sums + row * width + column[None, :], mask=(row < rows) & (column < width)[None, :], other=0.0)
+    tl.store(totals + tl.program_id(1) * width + column, tl.sum(total, 0), mask=column < width)
+
+
+class Sums:
+    """The sums [programs, width] of some kernels of one shape, and their totals [width]."""
+
+    def __init__(self, kernels: int, aside: Aside | None):
+        self.kernels, self.waiting, self.aside = kernels, kernels, aside
+        self.sums: Tensor | None = None
+        self.totals: Tensor | None = None
+
+    def place(self, programs: int, width: int, device: torch.device) -> Tensor:
+        """Where the next kernel's programs leave their sums."""
+        if self.sums is None:
+            self.sums = torch.empty(self.kernels, programs, width, dtype=torch.float32, device=device)
+            self.totals = self.sums.new_empty(self.kernels, width)
+        assert self.sums.shape == (self.kernels, programs, width)
+        return self.sums[self.waiting - 1]
+
+    def total(self) -> Tensor:
+        """The total of the sums that were written last: complete when all kernels have come and all is joined."""
+        assert self.sums is not None
+        assert self.totals is not None
+        self.waiting -= 1
+        if not self.waiting:
+            _, programs, width = self.sums.shape
+            with beside(self.aside, self.sums, urgent=True):
+                _column_sums[(triton.cdiv(width, COLUMNS), self.kernels)](
+                    self.sums, self.totals, programs, width, ROWS, COLUMNS, num_warps=WARPS
+                )
+        return self.totals[self.waiting].data

@@ -1,0 +1,101 @@
+"""Tokens and positions into the stream: one pass over memory forward and one backward."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.side_stream import Aside, Owed, beside
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+TILE = 512
+"""Numbers a warp works on at once."""
+
+
+@triton.jit
+def _embed_forward(  # type: ignore[no-untyped-def]
+    ids, tokens, positions, stream, rows, time, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None] & (column < width)
+    token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
+    x = tl.load(tokens + token * width + column, mask=inside, other=0.0).to(tl.float32)
+    if positions is not None:
+        x += tl.load(positions + (row % time)[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(stream + row.to(tl.int64)[:, None] * width + column, x.to(stream.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _embed_backward(  # type: ignore[no-untyped-def]
+    ids, gradient, token_gradient, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None] & (column < width)
+    token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
+    x = tl.load(gradient + row.to(tl.int64)[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.atomic_add(token_gradient + token * width + column, x, mask=inside, sem="relaxed")
+
+
+class Embed(torch.autograd.Function):
+    """ids [batch, time], tokens [vocabulary, width], positions [context, width] or None -> [batch * time, width]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        ids: Tensor,
+        tokens: Tensor,
+        positions: Tensor | None,
+        dtype: torch.dtype,
+        aside: Aside | None,
+        tied: Owed | None,
+    ) -> Tensor:
+        width, time = tokens.shape[1], ids.shape[1]
+        stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
+        tile = _tile(width)
+        grid = (triton.cdiv(len(stream), tile["ROWS"]),)
+        _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
+        ctx.save_for_backward(ids)
+        ctx.vocabulary, ctx.context, ctx.aside = len(tokens), None if positions is None else len(positions), aside
+        ctx.tied = tied
+        return stream
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        (rows, width), tile = gradient.shape, _tile(gradient.shape[1])
+        gradient = gradient.contiguous()
+        positions = None
+        if ctx.context is not None:
+            with beside(ctx.aside, gradient, urgent=True):
+                positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
+                if len(positions) < ctx.context:
+                    positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))
+        if ctx.tied is None:
+            tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
+        else:
+            tokens = ctx.tied.take()
+        _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
+        if ctx.aside is not None:
+            ctx.aside.join()  # nothing comes after the embedding, and whoever shares its matrix would be added now
+        return None, tokens, positions, *[None] * 4
+
+
+def _tile(width: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(width)
+    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
+
+
+def plain_embed(ids: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """The reference, in torch's operations."""
+    embedded = F.embedding(ids, tokens)
+    return (embedded if positions is None else embedded + positions[: ids.shape[1]]).flatten(0, 1)

@@ -1,0 +1,207 @@
+"""Adding to the stream and normalising it: one pass over memory forward and one backward.
+
+The pass backward also sums the gradients of the norm's scale and bias, and of the bias of the layer that made what was
+added: each program sums its rows, and a second, small sum makes them one.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.ops.column_sums import Sums
+from braidlm.kernels.ops.dropout import after_chance, threshold
+from braidlm.kernels.ops.launching import programs_for
+from braidlm.kernels.weight_stacks import Place
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+TILE = 512
+"""Numbers a warp works on at once: a row never waits for another warp if it fits into one."""
+VECTORS = 3
+"""Summed backward: for the norm's scale, for its bias, for the bias of the layer before (some may not be wanted)."""
+PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
+"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
+AHEAD = tl.constexpr(3)
+
+
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
+    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps, keep_scale,
+    CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    real = column < width
+    inside = (row < rows)[:, None] & real
+    place = row.to(tl.int64)[:, None] * width + column
+    x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        if delta_bias is not None:
+            added += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
+        x += after_chance(added, seed, place, keep_scale, THRESHOLD)
+        rounded = x.to(summed.dtype.element_ty)
+        tl.store(summed + place, rounded, mask=inside)
+        x = rounded.to(tl.float32)  # what is normalised is the stream as everyone else sees it
+    if CENTRED:
+        mean = tl.sum(x, 1) / width
+        tl.store(means + row, mean, mask=row < rows)
+        x = tl.where(inside, x - mean[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
+    tl.store(scales + row, scale, mask=row < rows)
+    y = x * scale[:, None]
+    if weight is not None:
+        y *= tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    if bias is not None:
+        y += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+    tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_backward(  # type: ignore[no-untyped-def]
+    normed_gradient, summed_gradient, summed, weight, means, scales, seed, gradient, delta_gradient, sums, rows, width,
+    keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
+    VECTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    real = column < width
+    if weight is not None:
+        w = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=AHEAD):  # some rows are asked for ahead
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & real
+        place = row.to(tl.int64)[:, None] * width + column
+        x = tl.load(summed + place, mask=inside, other=0.0).to(tl.float32)
+        y_gradient = tl.load(normed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
+        if CENTRED:
+            x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
+        x = tl.where(inside, x * scale, 0.0)
+        x_gradient = y_gradient
+        if weight is not None:
+            weight_sum += y_gradient * x
+            x_gradient = y_gradient * w
+        if BIASED:
+            bias_sum += y_gradient
+        along = tl.sum(x_gradient * x, 1)[:, None] / width
+        if CENTRED:
+            x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
+        x_gradient = (x_gradient - x * along) * scale
+        if summed_gradient is not None:
+            x_gradient += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
+        if THRESHOLD:
+            x_gradient = after_chance(x_gradient, seed, place, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + place, x_gradient.to(delta_gradient.dtype.element_ty), mask=inside)
+        if DELTA_BIASED:
+            delta_bias_sum += tl.where(inside, x_gradient, 0.0)
+    if sums is not None:
+        column = tl.arange(0, COLUMNS)
+        sums += program * width * VECTORS + column
+        if weight is not None:
+            tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
+        if BIASED:
+            tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
+        if DELTA_BIASED:
+            tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
+
+
+class AddNorm(torch.autograd.Function):
+    """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
+
+    Delta with its bias may be dropped by chance. Without `weight` the norm has no scale (and no bias).
+
+    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        delta: Tensor | None,
+        delta_bias: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        sums: Sums,
+        normed_place: Place | None,
+        delta_place: Place | None,
+        dropout: float = 0.0,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        rows, width = stream.shape
+        summed = stream if delta is None else torch.empty_like(stream)
+        normed = torch.empty_like(stream) if normed_place is None else normed_place.input
+        scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
+        means = torch.empty_like(scales) if centred else None
+        tile = _tile(width)
+        _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
+            stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps,
+            1 / (1 - dropout), centred, threshold(dropout), **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(summed, weight, means, scales, seed)
+        ctx.dropout, ctx.centred, ctx.sums, ctx.delta_place = dropout, centred, sums, delta_place
+        ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
+        ctx.set_materialize_grads(False)
+        return summed, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        summed, weight, means, scales, seed = ctx.saved_tensors
+        rows, width = summed.shape
+        summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
+        delta_gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
+        tile = _tile(width)
+        wanted = weight is not None or ctx.delta_biased
+        tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if wanted else 1))
+        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles) if wanted else tiles
+        sums = ctx.sums.place(programs, VECTORS * width, summed.device) if wanted else None
+        _norm_backward[(programs,)](
+            normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, seed, gradient,
+            delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
+            threshold(ctx.dropout), VECTORS, **tile,
+        )  # fmt: skip
+        given = (gradient, delta_gradient if ctx.adds else None)
+        if not wanted:
+            return *given, *[None] * 10
+        weight_sum, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
+        weight_gradient = weight_sum if weight is not None else None
+        bias_gradient = bias_sum if ctx.biased else None
+        delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
+        return *given, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
+
+
+def _tile(width: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(width)
+    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
+
+
+def plain_add_norm(
+    stream: Tensor,
+    delta: Tensor | None,
+    delta_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """The reference, in torch's operations."""
+    if delta is not None:
+        stream = stream + (delta if delta_bias is None else delta + delta_bias)
+    norm = F.layer_norm(stream, weight.shape, weight, bias, eps) if centred else None
+    return stream, F.rms_norm(stream, weight.shape, weight, eps) if norm is None else norm

@@ -1,0 +1,282 @@
+"""Products of rows sorted by expert with one matrix per expert, forward and backward.
+
+What stands before and after a product costs no pass over memory of its own: reading a token for each of its rows,
+adding a bias, the activation forward and its slope backward. Padding rows hold finite numbers forward; backward they
+hold zeros, so that a sum over an expert's tiles is one over its rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from braidlm.kernels.ops.activation import value_and_slope
+from braidlm.kernels.ops.dropout import kept, threshold
+from braidlm.kernels.ops.launching import is_nvidia
+from braidlm.kernels.routed.placement import Placement
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What one program of a product makes, [rows, columns], how much of the sum it reads at once, and by how many."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    """Of a thread at most, where fewer let a processor take two programs at once."""
+
+    @property
+    def launch(self) -> dict[str, int]:
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+EXACT = Blocks(64, 64, 32, 4, 2)
+"""For float32, which takes twice the memory."""
+SMALLEST = 16
+"""The least that a tensor core takes of any dimension."""
+
+
+@triton.jit
+def products(  # type: ignore[no-untyped-def]
+    left, right, column, INNER: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """left [M, INNER] @ right, and, unless APART is 0, left @ the matrix that begins APART numbers after right."""
+    WHOLE: tl.constexpr = (INNER % BLOCK_K == 0) and (COLUMNS % BLOCK_N == 0)
+    at = tl.arange(0, BLOCK_K)
+    one = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    two = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for begin in range(0, INNER, BLOCK_K):
+        if WHOLE:
+            a = tl.load(left)
+            b = tl.load(right)
+        else:
+            there = begin + at < INNER
+            inside = there[:, None] & (column < COLUMNS)[None, :]
+            a = tl.load(left, mask=there[None, :], other=0.0)
+            b = tl.load(right, mask=inside, other=0.0)
+        one = tl.dot(a, b, one, input_precision="ieee")
+        if APART:
+            if WHOLE:
+                b = tl.load(right + APART)
+            else:
+                b = tl.load(right + APART, mask=inside, other=0.0)
+            two = tl.dot(a, b, two, input_precision="ieee")
+        left += BLOCK_K
+        right += BLOCK_K * STEP
+    return one, two
+
+
+@triton.jit
+def _grouped_forward(  # type: ignore[no-untyped-def]
+    rows, weight, bias, base, seed, made, value, source, tile_expert, keep_scale,
+    INNER: tl.constexpr, COLUMNS: tl.constexpr, GATHER: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
+    THRESHOLD: tl.constexpr, FAST: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """`made` is the product with its bias, `value` its activation; COLUMNS are of the latter if it is gated."""
+    WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
+    programs = tl.cdiv(COLUMNS, BLOCK_N)  # of one tile of rows: they follow each other, so its rows are read once
+    block = tl.program_id(0) // programs
+    expert = tl.load(tile_expert + block * BLOCK_M // TILE)
+    if expert < 0:
+        return
+    first = block.to(tl.int64) * BLOCK_M
+    row = tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % programs * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.arange(0, BLOCK_K)
+    if GATHER:
+        token = tl.maximum(tl.load(source + first + row), 0)  # padding reads the first: any finite numbers will do
+        left = rows + token.to(tl.int64)[:, None] * INNER + at[None, :]
+    else:
+        left = rows + first * INNER + row[:, None] * INNER + at[None, :]
+    right = weight + expert.to(tl.int64) * INNER * WIDTH + at[:, None] * WIDTH + column[None, :]
+    APART: tl.constexpr = COLUMNS if GATED else 0
+    total, up = products(left, right, column, INNER, COLUMNS, WIDTH, APART, BLOCK_M, BLOCK_N, BLOCK_K)
+
+    real = column < COLUMNS
+    inside = tl.broadcast_to(real[None, :], [BLOCK_M, BLOCK_N])
+    if bias is not None:
+        bias += expert * WIDTH + column
+        total += tl.load(bias, mask=real, other=0.0).to(tl.float32)[None, :]
+    made += first * WIDTH
+    place = row[:, None] * WIDTH + column[None, :]
+    if THRESHOLD:
+        total = tl.where(kept(seed, first * WIDTH + place, THRESHOLD), total * keep_scale, 0.0)
+    if base is not None:
+        total += tl.load(base + first * WIDTH + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(made + place, total.to(made.dtype.element_ty), mask=inside)
+    if KIND is not None:
+        activated, _ = value_and_slope(total, KIND, FAST)
+        if GATED:
+            if bias is not None:
+                up += tl.load(bias + COLUMNS, mask=real, other=0.0).to(tl.float32)[None, :]
+            tl.store(made + place + COLUMNS, up.to(made.dtype.element_ty), mask=inside)
+            activated *= up
+        place = row[:, None] * COLUMNS + column[None, :]
+        tl.store(value + first * COLUMNS + place, activated.to(value.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _grouped_backward(  # type: ignore[no-untyped-def]
+    gradient, weight, inner, made, sums, tile_expert,
+    INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """gradient [R, INNER] through the weight [E, COLUMNS, INNER], and through an activation if there is one.
+
+    What is made is summed over each program's rows, for the bias of the layer before.
+    """
+    WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
+    programs = tl.cdiv(COLUMNS, BLOCK_N)
+    block = tl.program_id(0) // programs
+    expert = tl.load(tile_expert + block * BLOCK_M // TILE)
+    if expert < 0:
+        return
+    first = block.to(tl.int64) * BLOCK_M
+    row = tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % programs * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.arange(0, BLOCK_K)
+    left = gradient + first * INNER + row[:, None] * INNER + at[None, :]
+    right = weight + expert.to(tl.int64) * INNER * COLUMNS + column[None, :] * INNER + at[:, None]
+    inside = tl.broadcast_to((column < COLUMNS)[None, :], [BLOCK_M, BLOCK_N])
+    place = row[:, None] * WIDTH + column[None, :]
+    if KIND is not None:  # asked for before the product, to be there after it
+        inner += first * WIDTH
+        x = tl.load(inner + place, mask=inside, other=0.0)
+        if GATED:
+            up = tl.load(inner + place + COLUMNS, mask=inside, other=0.0)
+    total, _ = products(left, right, column, INNER, COLUMNS, 1, 0, BLOCK_M, BLOCK_N, BLOCK_K)
+
+    made += first * WIDTH
+    if KIND is not None:
+        value, slope = value_and_slope(x.to(tl.float32), KIND, FAST)
+        if GATED:
+            other = total * value
+            tl.store(made + place + COLUMNS, other.to(made.dtype.element_ty), mask=inside)
+            if sums is not None:
+                tl.store(sums + block * WIDTH + COLUMNS + column, tl.sum(other, 0), mask=column < COLUMNS)
+            slope *= up.to(tl.float32)
+        total *= slope
+    tl.store(made + place, total.to(made.dtype.element_ty), mask=inside)
+    if sums is not None:
+        tl.store(sums + block * WIDTH + column, tl.sum(total, 0), mask=column < COLUMNS)
+
+
+def grouped_forward(
+    rows: Tensor,
+    weight: Tensor,
+    placement: Placement,
+    bias: Tensor | None = None,
+    gather: bool = False,
+    activation: str | None = None,
+    gated: bool = False,
+    blocks: Blocks | None = None,
+    base: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    value: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """rows [R, in], or tokens [N, in] to be gathered, through weight [E, in, out] -> [R, out] and None.
+
+    With an activation: its value [R, out], or [R, out / 2] if it is gated, and what it was taken of [R, out]. Without
+    one, the product may be dropped by chance and added to `base` [R, out]. `value` is where the activation's goes.
+    """
+    experts, inputs, outputs = weight.shape
+    assert experts == placement.experts
+    assert rows.shape == (len(placement.slots) if gather else placement.rows, inputs)
+    assert weight.is_contiguous()
+    columns = outputs // 2 if gated else outputs
+    rule = _product_blocks if activation is None else _activated_blocks
+    blocks = blocks or rule(outputs, rows.dtype)
+    m, n, k = fitted(blocks, placement.tile, columns, inputs)
+    n = max(SMALLEST, n // 2) if gated else n  # it makes two products
+    made = rows.new_empty(placement.rows, outputs)
+    if activation is not None and value is None:
+        value = rows.new_empty(placement.rows, columns)
+    _grouped_forward[(placement.rows // m * triton.cdiv(columns, n),)](
+        rows.contiguous(), weight, bias, base, seed, made, value, placement.source, placement.tile_expert,
+        1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
+        placement.tile, m, n, k, **blocks.launch,
+    )  # fmt: skip
+    return (made, None) if value is None else (value, made)
+
+
+def grouped_backward(
+    gradient: Tensor,
+    weight: Tensor,
+    placement: Placement,
+    inner: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    blocks: Blocks | None = None,
+    made: Tensor | None = None,
+    summed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """gradient [R, out] through weight [E, in, out] -> [R, in], or into `made`, and None.
+
+    With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner. If `summed`,
+    also the sums of what is made over blocks of rows, float32 [blocks, width], of used tiles only.
+    """
+    experts, columns, outputs = weight.shape
+    assert experts == placement.experts
+    assert gradient.shape == (placement.rows, outputs)
+    assert weight.is_contiguous()
+    assert (inner is None) == (activation is None)
+    blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
+    m, n, k = fitted(blocks, placement.tile, columns, outputs)
+    n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
+    if made is None:
+        made = gradient.new_empty(placement.rows, columns * 2 if gated else columns)
+    sums = gradient.new_empty(placement.rows // m, made.shape[1], dtype=torch.float32) if summed else None
+    _grouped_backward[(placement.rows // m * triton.cdiv(columns, n),)](
+        gradient.contiguous(), weight, inner, made, sums, placement.tile_expert,
+        outputs, columns, activation, gated, is_nvidia(gradient), placement.tile, m, n, k, **blocks.launch,
+    )  # fmt: skip
+    return made, sums
+
+
+# The shapes of blocks below were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.
+
+
+def _product_blocks(columns: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
+    if dtype == torch.float32:
+        return EXACT
+    return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 and not summed else Blocks(128, 64, 64, 4, 3)
+
+
+def _activated_blocks(columns: int, dtype: torch.dtype) -> Blocks:
+    if dtype == torch.float32:
+        return EXACT
+    return Blocks(128, 128 if columns % 128 == 0 else 64, 64, 8, 3)
+
+
+def fitted(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:
+    """No block is much larger than what there is of a dimension."""
+    sizes = zip((blocks.rows, blocks.columns, blocks.inner), (rows, columns, inner), strict=True)
+    m, n, k = (min(block, max(SMALLEST, triton.next_power_of_2(size))) for block, size in sizes)
+    return m, n, k
+
+
+def plain_grouped(
+    rows: Tensor, weight: Tensor, placement: Placement, bias: Tensor | None = None, gather: bool = False
+) -> Tensor:
+    """The reference of a product: every expert on every row, and what is not its own hidden."""
+    rows = rows[placement.source.clamp_min(0).long()] if gather else rows
+    owner = placement.tile_expert.repeat_interleave(placement.tile)
+    made = rows.new_zeros(placement.rows, weight.shape[2])
+    for expert in range(len(weight)):
+        own = rows @ weight[expert]
+        own = own if bias is None else own + bias[expert]
+        made = torch.where((owner == expert)[:, None], own, made)
+    return made

@@ -1,0 +1,107 @@
+"""The output projections of banks, what they add to the rows of their tokens, and the norm of that: one kernel forward.
+
+It is `GroupedLinear` and then `AddNormRows`, for rows so narrow that a program holds whole ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.ops.dropout import kept, threshold
+from braidlm.kernels.routed.grouped_layers import check_place, gradient_of_rows, parameter_gradients
+from braidlm.kernels.routed.grouped_products import Blocks, fitted, products
+from braidlm.kernels.routed.placement import Placement
+from braidlm.kernels.routed.rows import Norm, Normed, leave_normed, rows_gradients
+
+try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+WIDEST = 256
+"""Channels of a row that a program can hold together with its product."""
+BLOCKS = {torch.bfloat16: Blocks(64, WIDEST, 32, 4, 3), torch.float32: Blocks(32, WIDEST, 32, 8, 2)}
+"""The first is the fastest of nine on an H200 for 192 channels."""
+
+
+@triton.jit
+def _project_add_norm(  # type: ignore[no-untyped-def]
+    rows, weight, bias, stream, source, tile_expert, seed, summed, normed, means, scales, eps, keep_scale,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    expert = tl.load(tile_expert + block * BLOCK_M // TILE)
+    if expert < 0:
+        return
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, COLUMNS)
+    at = tl.arange(0, BLOCK_K)
+    token = tl.load(source + row)
+    real = (column < WIDTH)[None, :]
+    inside = (token >= 0)[:, None] & real
+    x = tl.load(stream + token.to(tl.int64)[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    left = rows + row.to(tl.int64)[:, None] * INNER + at[None, :]
+    right = weight + expert.to(tl.int64) * INNER * WIDTH + at[:, None] * WIDTH + column[None, :]
+    y, _ = products(left, right, column, INNER, WIDTH, WIDTH, 0, BLOCK_M, COLUMNS, BLOCK_K)
+    if bias is not None:
+        y += tl.load(bias + expert * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    if THRESHOLD:
+        y = tl.where(kept(seed, place, THRESHOLD), y * keep_scale, 0.0)
+    leave_normed(
+        x.to(tl.float32) + y, inside, row, place, column[None, :], summed, normed, means, scales, eps, WIDTH, CENTRED
+    )
+
+
+class ProjectAddNormRows(torch.autograd.Function):
+    """rows [R, in], weight [E, in, width], its copy, a bias [E, width] or None, stream [N, width] -> each row's token
+    plus (dropped) the projection of the row, and that normalised, [R, width]. Width is at most `WIDEST`.
+
+    Gradients that come back are zero in padding rows, and so are those that are made.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        copy: Tensor,
+        bias: Tensor | None,
+        stream: Tensor,
+        placement: Placement,
+        norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        check_place(norm.delta_place, rows)
+        experts, inputs, width = weight.shape
+        assert experts == placement.experts
+        assert rows.shape == (placement.rows, inputs)
+        assert width <= WIDEST
+        made, blocks = Normed.empty(stream, placement, norm), BLOCKS[rows.dtype]
+        m, n, k = fitted(blocks, placement.tile, width, inputs)
+        _project_add_norm[(placement.rows // m,)](
+            rows.contiguous(), copy, bias, stream, placement.source, placement.tile_expert, norm.seed, *made, norm.eps,
+            norm.keep_scale, inputs, width, norm.centred, threshold(norm.dropout), placement.tile, m, n, k,
+            **blocks.launch,
+        )  # fmt: skip
+        ctx.save_for_backward(rows, copy, made.summed, made.means, made.scales)
+        ctx.placement, ctx.norm = placement, norm
+        ctx.set_materialize_grads(False)
+        return made.summed, made.rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, copy, *saved), placement = ctx.saved_tensors, ctx.placement
+        needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
+        stream_gradient, gradient = rows_gradients(summed_gradient, normed_gradient, saved, placement, ctx.norm)
+        weight_gradient = bias_gradient = None
+        if needs_weight or needs_bias:
+            weight_gradient, bias_gradient = parameter_gradients(
+                ctx.norm.delta_place, ctx.norm.aside, rows, gradient, placement, False, needs_bias
+            )
+        found = gradient_of_rows(gradient, copy, placement, False) if needs_rows else None
+        return found, weight_gradient, None, bias_gradient, stream_gradient, None, None

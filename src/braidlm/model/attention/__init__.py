@@ -1,0 +1,1 @@
+"""How tokens read each other: softmax attention, banks of it, and positions."""

@@ -1,0 +1,128 @@
+"""How a model knows where a token stands: learned vectors, rotations of queries and keys, or nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config.registry import Registry
+from ..errors import BraidError
+
+position_kinds = Registry("positions", third_party=True)
+
+
+class Rotation(Protocol):
+    """Turns queries and keys [batch, time, head, dim] by their positions."""
+
+    def __call__(self, heads_BTNH: Tensor) -> Tensor: ...
+
+
+class Positions(nn.Module):
+    """The contract: add something to the embedding, or give a rotation for heads of a size, or neither."""
+
+    limit: int | None = None
+    """The longest sequence it can serve, if there is one."""
+
+    def check(self, head_dim: int) -> None:
+        """Refuse heads of a size it cannot serve, when a model is built."""
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden
+
+    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
+        return None
+
+
+@position_kinds.register("none")
+class NoPositions(Positions):
+    """Nothing: order is known through the causal mask alone."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+
+
+@position_kinds.register("learned")
+class LearnedPositions(Positions):
+    """A learned vector for each of `context` positions, added to the embedding (GPT-2)."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, width))
+        self.limit = context
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden + F.embedding(positions, self.weight)
+
+
+@position_kinds.register("rope")
+class RotaryPositions(Positions):
+    """Rotary embedding: pairs of channels of queries and keys turn with the position."""
+
+    @dataclass
+    class Config:
+        theta: float = 10000.0
+        """Base of the wavelengths."""
+        pairs: Literal["half", "interleaved"] = "half"
+        """Which channels form a pair: i with i + dim/2 (Llama on Hugging Face) or 2i with 2i + 1 (PaPaformer)."""
+
+        def __post_init__(self) -> None:
+            if self.theta <= 0:
+                raise BraidError(f"theta must be above 0, got {self.theta}")
+
+    def __init__(self, config: Config, width: int, context: int):
+        super().__init__()
+        self.config = config
+
+    def check(self, head_dim: int) -> None:
+        if head_dim % 2:
+            raise BraidError(f"rotary positions need an even head size, got {head_dim}")
+
+    def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        swap = self._swap
+        cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
+
+        def turn(heads_BTNH: Tensor) -> Tensor:
+            if len(cos) == 1:
+                return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
+            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # a stack's members follow one another in the batch
+            return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
+
+        return turn
+
+    def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [batch or 1, time, dim], the sine with signs: x becomes x cos + (x swapped in pairs) sin."""
+        # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
+        exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+        frequency = self.config.theta**-exponent
+        angle_BTH = positions[..., None].float() * frequency
+        if self.config.pairs == "half":
+            angle_BTH = torch.cat((angle_BTH, angle_BTH), dim=-1)
+        else:
+            angle_BTH = angle_BTH.repeat_interleave(2, dim=-1)
+        # A pair (a, b) becomes (a cos - b sin, b cos + a sin).
+        channel = torch.arange(head_dim, device=positions.device)
+        sign = torch.where(self._swap(channel) > channel, -1.0, 1.0)
+        return angle_BTH.cos(), angle_BTH.sin() * sign
+
+    @property
+    def _swap(self) -> Callable[[Tensor], Tensor]:
+        return _swap_halves if self.config.pairs == "half" else _swap_neighbours
+
+
+def _swap_halves(x: Tensor) -> Tensor:
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def _swap_neighbours(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

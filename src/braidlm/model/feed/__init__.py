@@ -1,0 +1,1 @@
+"""What a block does to each token on its own."""

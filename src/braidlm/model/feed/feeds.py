@@ -1,0 +1,140 @@
+"""Feed-forward parts: what a block does to each token on its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config.registry import Registry
+from ..eager_cpu import SiluProduct, pays
+from ..errors import BraidError
+from ..routing.dispatch import Groups
+from ..routing.experts import ExpertsConfig
+from ..routing.routing import Routings
+from ..routing.stacked import along, linear, through, vector
+
+feeds = Registry("feed-forward", third_party=True)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def gated_hidden(width: int) -> int:
+    """Two thirds of 4 x width rounded up to 64: a gated part then costs what the plain one does."""
+    return (8 * width // 3 + 63) // 64 * 64
+
+
+@dataclass
+class FeedExpertsConfig(ExpertsConfig):
+    """A bank of feed-forward parts."""
+
+    shared: int | None = None
+    """Inner size of one more part that serves every token beside its experts; by default there is none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared is not None and self.shared < 1:
+            raise BraidError(f"shared must be at least 1, got {self.shared}")
+
+
+@dataclass
+class FeedConfig:
+    """What every feed-forward part has."""
+
+    hidden: int | None = None
+    """Inner size."""
+    experts: FeedExpertsConfig | None = None
+    """How many parts of this shape there are to choose from, or their names and router; by default one."""
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise BraidError(f"hidden must be at least 1, got {self.hidden}")
+
+
+@feeds.register("mlp")
+class MLP(nn.Module):
+    """Two matrices with an activation between (GPT-2)."""
+
+    stackable = True
+
+    @dataclass
+    class Config(FeedConfig):
+        hidden: int | None = None
+        """Inner size; by default 4 x width."""
+        activation: Literal["gelu", "gelu_new", "relu"] = "gelu"
+        """gelu_new is the tanh approximation that GPT-2 uses."""
+        bias: bool = False
+        """Whether both matrices have biases."""
+
+    def __init__(self, config: Config, width: int, stack: int | None = None):
+        super().__init__()
+        hidden = config.hidden or 4 * width
+        self.up = linear(stack, width, hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
+        self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
+
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        return through(self.out, self.activation(through(self.up, hidden, groups)), groups), ()
+
+
+@feeds.register("swiglu")
+class SwiGLU(nn.Module):
+    """Swish-gated unit (Llama); one fused product makes gate and value."""
+
+    stackable = True
+
+    @dataclass
+    class Config(FeedConfig):
+        hidden: int | None = None
+        """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
+        bias: bool = False
+        """Whether the matrices have biases."""
+        learned_beta: bool = False
+        """Swish with a learned steepness per channel, as in PaPaformer."""
+
+    def __init__(self, config: Config, width: int, stack: int | None = None):
+        super().__init__()
+        hidden = config.hidden or gated_hidden(width)
+        self.stack = stack
+        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
+        self.beta = vector(stack, hidden) if config.learned_beta else None
+
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        gate_up = through(self.gate_up, hidden, groups)
+        if self.beta is None and pays(gate_up):
+            return through(self.out, SiluProduct.apply(gate_up), groups), ()
+        gate, up = gate_up.chunk(2, dim=-1)
+        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(along(self.beta, gate, groups) * gate)
+        return through(self.out, swish * up, groups), ()
+
+
+@feeds.register("geglu")
+class GEGLU(nn.Module):
+    """GELU-gated unit."""
+
+    stackable = True
+
+    @dataclass
+    class Config(FeedConfig):
+        hidden: int | None = None
+        """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
+        bias: bool = False
+        """Whether the matrices have biases."""
+
+    def __init__(self, config: Config, width: int, stack: int | None = None):
+        super().__init__()
+        hidden = config.hidden or gated_hidden(width)
+        self.gate_up = linear(stack, width, 2 * hidden, config.bias)
+        self.out = linear(stack, hidden, width, config.bias)
+
+    def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
+        gate, up = through(self.gate_up, hidden, groups).chunk(2, dim=-1)
+        return through(self.out, F.gelu(gate) * up, groups), ()

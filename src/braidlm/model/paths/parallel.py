@@ -1,0 +1,304 @@
+"""Parallel: layers of named paths, joined into one stream after each layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.softmax import AttentionExpertsConfig
+from ..block import Block, BlockConfig, can_stack
+from ..config.options import merge_options
+from ..config.registry import Choice
+from ..config.strict import PartOf
+from ..errors import BraidError
+from ..feed.feeds import FeedExpertsConfig
+from ..routing.dispatch import place
+from ..routing.experts import count_share
+from ..routing.routed_parts import count_attention_share, seen
+from ..routing.router import RouterConfig
+from ..routing.routing import Routing, Routings
+from ..routing.stacked import StackedLinear, carrier
+from ..routing.ways import faster_way
+from ..span import Span
+from ..stages import Stage, stage_kinds
+from .joins import JoinShape, joins
+from .routed_join import Routed
+
+BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}
+
+
+@dataclass
+class PathConfig(BlockConfig):
+    """One path: a name, and blocks like those of any model."""
+
+    name: str = ""
+    """What the path is called, everywhere."""
+    width: int | None = None
+    """Channels of its blocks; by default the stream's, or with concat an equal part of it."""
+    depth: int | None = None
+    """How many blocks it has; by default one per layer."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "_").isidentifier():
+            raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
+        if hasattr(nn.ModuleDict, self.name):
+            raise BraidError(f"a path cannot be called '{self.name}': that is a word of torch's")
+        for key in ("width", "depth"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise BraidError(f"{key} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class SettledPath:
+    """A path whose width and depth are known."""
+
+    blocks: PathConfig
+    width: int
+    depth: int
+
+
+def blocks_in_layer(depth: int, layers: int, layer: int) -> range:
+    """Which of a path's `depth` blocks stand in one of `layers` layers: spread evenly, in order, none left out."""
+    return range(layer * depth // layers, (layer + 1) * depth // layers)
+
+
+@stage_kinds.register("parallel")
+class ParallelStage(Stage):
+    """Layers of parallel paths. Paths of one shape are computed as one stacked product, others one by one."""
+
+    @dataclass
+    class Config:
+        paths: list[PathConfig]
+        """Names, or names with options of their own; those not given are the stage's, then the model's `block`."""
+        layers: int = 1
+        """How many times the paths run side by side and are joined."""
+        join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
+        """How the paths become one stream after each layer."""
+        to: int | None = None
+        """The width after the last layer; by default that of the stream that came in (concat: the paths' sum)."""
+        stacked: bool = True
+        """Whether paths of one shape are computed as one; false keeps a module for each, the plain reference."""
+
+        def __post_init__(self) -> None:
+            if self.layers < 1:
+                raise BraidError(f"layers must be at least 1, got {self.layers}")
+            if not self.paths:
+                raise BraidError("paths: at least one is needed")
+            names = [path.name for path in self.paths]
+            for twice in sorted({name for name in names if names.count(name) > 1}):
+                raise BraidError(f"paths: '{twice}' is listed twice")
+
+    @classmethod
+    def spell_out(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+        """Give each path the stage's and the model's block options that it does not set itself."""
+        own = {key: value for key, value in options.items() if key in BLOCK_OPTIONS}
+        shared = merge_options(template, own)
+        rest = {key: value for key, value in options.items() if key not in BLOCK_OPTIONS}
+        if "paths" in rest:
+            rest["paths"] = _spelled_paths(rest["paths"], shared)
+        return rest
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        paths = _settled(config, width)
+        self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
+        last = config.layers - 1
+        self.layers = nn.ModuleList()
+        if isinstance(config.join.options, Routed.Config) and config.join.options.per == "sublayer":
+            block = _experts_for_paths(config, paths, width)
+            self.layers.extend(Block(block, width) for _ in range(config.layers))
+            self.width_out = width
+            return
+        for index in range(config.layers):
+            layer = ParallelLayer(config, paths, index, width, config.to if index == last else None)
+            width = layer.width_out
+            self.layers.append(layer)
+        self.width_out = width
+
+
+class ParallelLayer(nn.Module):
+    """Some blocks of each path side by side, and their join."""
+
+    def __init__(self, config: ParallelStage.Config, paths: list[SettledPath], index: int, width: int, to: int | None):
+        super().__init__()
+        counts = [len(blocks_in_layer(path.depth, config.layers, index)) for path in paths]
+        self.names = tuple(path.blocks.name for path in paths)
+        self.widths = tuple(path.width for path in paths)
+        join_kind = joins[config.join.kind]
+        self.reads_own = join_kind.keeps_apart and width == sum(self.widths)
+        sizes = {n: w for n, w in zip(self.names, self.widths, strict=True) if w != width and not self.reads_own}
+        self.stack: nn.ModuleList | None = None
+        self.paths: nn.ModuleDict | None = None
+        self.enter: nn.Module | None = None
+        if config.stacked and len(paths) > 1 and _of_one_shape(paths):
+            self.stack = _blocks(paths[0], counts[0], stack=len(paths))
+            self.enter = carrier(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
+        else:
+            self.paths = nn.ModuleDict()
+            for path, count in zip(paths, counts, strict=True):
+                self.paths[path.blocks.name] = _blocks(path, count)
+            self.enter = nn.ModuleDict(
+                {name: carrier(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
+            )
+        natural = sum(self.widths) if join_kind.keeps_apart else width
+        self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
+        self.width_out: int = self.join.width_out
+        if isinstance(self.join, Routed):
+            self._count_share(config.join.options.top_k / len(paths))
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        if isinstance(self.join, Routed):
+            return self._routed(self.join, hidden, span)
+        outputs, routings = self.outputs(hidden, span)
+        joined, made = self.join(outputs, hidden)
+        return joined, routings + made
+
+    def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
+        """What each path makes of the stream."""
+        if self.stack is not None:
+            return self._stacked_outputs(hidden, span), ()  # stackable parts route nothing
+        outputs: list[Tensor] = []
+        routings: Routings = ()
+        for index, (name, stream) in enumerate(zip(self.names, self._read(hidden), strict=True)):
+            own = span if span.present is None else replace(span, present=span.present[index : index + 1])
+            for block in self.blocks(name):
+                stream, made = block(stream, own)
+                routings += made
+            outputs.append(stream)
+        return outputs, routings
+
+    def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Choose first, then compute: the chosen blocks only, or all of them, whichever is faster."""
+        routing = join.router(hidden)
+        way = "dense"
+        if self._can_be_sparse(join):
+            bare = span.bare()
+            way = faster_way(
+                join.compute,
+                self,
+                (routing.chosen_BTK.shape[-1], join.scope, span.time),
+                hidden,
+                routing,
+                lambda x, chosen: self._sparse(join, x, chosen, seen(chosen, bare, join.scope)),
+                lambda x, chosen: join.weigh(self.outputs(x, seen(chosen, bare, join.scope))[0], chosen),
+            )
+        span = seen(routing, span, join.scope)
+        if way == "sparse":
+            return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
+        outputs, routings = self.outputs(hidden, span)
+        joined = join.weigh(outputs, routing)
+        return (hidden + joined if join.residual else joined), (*routings, routing)
+
+    def _can_be_sparse(self, join: Routed) -> bool:
+        """Blocks of one shape, and one of them where it reads every token: the next would need the others' outputs."""
+        if self.stack is None or self.enter is not None or len(join.leave):
+            return False
+        return len(self.stack) == 1 or (join.scope == "routed" and len(self.stack) > 1)
+
+    def _sparse(self, join: Routed, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
+        assert self.stack is not None
+        placed = place(routing.chosen_BTK.flatten(0, 1), len(self.names))
+        rows = placed.gather(hidden.flatten(0, 1))
+        for block in self.stack:
+            assert isinstance(block, Block)
+            rows = block.routed(rows, placed, span, hidden if join.scope == "all" else None)
+        return placed.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
+
+    def _count_share(self, share: float) -> None:
+        assert isinstance(self.join, Routed)
+        if not self._can_be_sparse(self.join):
+            return
+        assert self.stack is not None
+        for block in self.stack:
+            count_share(block, share)
+            count_attention_share(block.attention, share, self.join.scope)
+
+    def blocks(self, name: str) -> Iterator[nn.Module]:
+        """The modules of one path here, where each path has its own."""
+        assert self.paths is not None
+        return self.paths[name].children()
+
+    def _read(self, hidden: Tensor) -> list[Tensor]:
+        """What each path reads: the whole stream, its own part of it, or the stream projected to its width."""
+        if self.reads_own:
+            return list(hidden.split(self.widths, dim=-1))
+        assert isinstance(self.enter, nn.ModuleDict)
+        return [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
+
+    def _stacked_outputs(self, hidden: Tensor, span: Span) -> list[Tensor]:
+        assert self.stack is not None
+        if self.reads_own:
+            stream = torch.stack(hidden.split(self.widths, dim=-1))
+        else:
+            stream = hidden[None] if self.enter is None else self.enter(hidden[None])
+        for block in self.stack:
+            stream, _ = block(stream, span)
+        return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0))
+
+
+def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.ModuleList:
+    """The blocks of a path, or of a stack of paths like it, in one layer."""
+    try:
+        return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
+    except BraidError as error:
+        raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
+
+
+def _experts_for_paths(config: ParallelStage.Config, paths: list[SettledPath], width: int) -> BlockConfig:
+    """A block whose attention and feed-forward are each chosen among the paths' own."""
+    join, first = config.join.options, paths[0]
+    if not _of_one_shape(paths):
+        raise BraidError("paths chosen per sublayer must be of one shape: give them the same options")
+    if first.width != width or (config.to or width) != width:
+        todo = "Leave out width and `to`; heads, head_dim and hidden make the paths narrow."
+        raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
+    if first.depth != config.layers:
+        raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
+    names = [path.blocks.name for path in paths]
+    router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
+    attention = replace(first.blocks.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
+    feed = replace(first.blocks.feed.options, experts=FeedExpertsConfig(names, router))
+    own = {field.name: getattr(first.blocks, field.name) for field in fields(BlockConfig)}
+    return BlockConfig(
+        **own
+        | {
+            "attention": Choice(first.blocks.attention.kind, attention),
+            "feed": Choice(first.blocks.feed.kind, feed),
+        }
+    )
+
+
+def _settled(config: ParallelStage.Config, width: int) -> list[SettledPath]:
+    share = width
+    if joins[config.join.kind].keeps_apart:
+        share, rest = divmod(width, len(config.paths))
+        if rest and any(path.width is None for path in config.paths):
+            raise BraidError(f"width {width} does not divide into {len(config.paths)} paths; give each a width")
+    return [SettledPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
+
+
+def _of_one_shape(paths: list[SettledPath]) -> bool:
+    first = paths[0]
+    if not can_stack(first.blocks):
+        return False
+    unnamed = replace(first.blocks, width=None, depth=None)
+    return all(
+        (path.width, path.depth) == (first.width, first.depth)
+        and replace(path.blocks, name=unnamed.name, width=None, depth=None) == unnamed
+        for path in paths
+    )
+
+
+def _spelled_paths(paths: Any, shared: dict[str, Any]) -> Any:
+    """`2`, `[stories, maths]` or `{stories: {width: 64}, maths: }` as a list of paths with all their options."""
+    if isinstance(paths, int) and not isinstance(paths, bool):
+        paths = [f"path_{number + 1}" for number in range(paths)]
+    if isinstance(paths, dict):
+        paths = [{"name": name, **(own or {})} if isinstance(own or {}, dict) else own for name, own in paths.items()]
+    if not isinstance(paths, list):
+        return paths  # decoding says what is wrong with it
+    named = [{"name": path} if isinstance(path, str) else path for path in paths]
+    return [merge_options(shared, path) if isinstance(path, dict) else path for path in named]

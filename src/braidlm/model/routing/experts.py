@@ -1,0 +1,49 @@
+"""A bank of experts: modules of one shape, named, of which a router chooses a few for each token."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..errors import BraidError
+from .router import RouterConfig
+from .stacked import StackedLinear
+
+
+@dataclass
+class ExpertsConfig:
+    """The experts' names and their router."""
+
+    names: list[str] | int
+    """One for each expert, or how many there are: they are then called expert_1, expert_2 and so on."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.names, int):
+            self.names = [f"expert_{number + 1}" for number in range(self.names)]
+        if not self.names:
+            raise BraidError("at least one expert is needed")
+        if len(set(self.names)) < len(self.names):
+            raise BraidError(f"a name is given twice: {', '.join(self.names)}")
+        if self.router.top_k > len(self.names):
+            raise BraidError(f"top_k is {self.router.top_k}, and there are only {len(self.names)} experts")
+
+    @classmethod
+    def from_shorthand(cls, count: Any) -> dict[str, Any]:
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise BraidError(f"expected a number of experts or a mapping, got '{count}'")
+        return {"names": count}
+
+    @property
+    def listed(self) -> list[str]:
+        """The names."""
+        assert isinstance(self.names, list)
+        return self.names
+
+
+def count_share(bank: nn.Module, share: float) -> None:
+    """Of a bank's parameters and products, only this share serves a token: the accounts should know."""
+    for module in bank.modules():
+        module.active_share = share  # type: ignore[assignment]
+        if isinstance(module, StackedLinear):
+            module.product_share = share

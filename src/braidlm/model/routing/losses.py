@@ -1,0 +1,176 @@
+"""Losses of routing: pure functions of a routing and of which tokens are real; padding never counts.
+
+Each is minimised. Where a paper's formula or code pushes the other way than its text, the plain name does what the text
+says, and the formula and the code have names of their own.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config.registry import Registry
+from ..errors import BraidError, did_you_mean
+from .routing import Routing, Routings
+
+HAS_KERNELS = False
+with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from braidlm.kernels.routed.choice_means import Means, choice_means
+
+    HAS_KERNELS = True
+
+routing_losses = Registry("routing loss", third_party=True)
+
+Measure = Callable[[Routing, Tensor], Tensor]
+"""A function of a routing and of which tokens are real [batch, time]."""
+
+
+@routing_losses.register("token_entropy")
+def token_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Keeps each token's probabilities soft: 0 when they are equal, log N when one choice has it all."""
+    return math.log(len(routing.choices)) - _mean(_entropy(routing.probabilities_BTN), real_BT)
+
+
+@routing_losses.register("token_entropy_as_printed")
+def token_entropy_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper says it does."""
+    return _mean(_entropy(routing.probabilities_BTN), real_BT)
+
+
+@routing_losses.register("token_entropy_as_coded")
+def token_entropy_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's code: minus the entropy of the sampled weights, which is 0 whenever the sample is hard."""
+    return -_mean(_entropy(routing.weights_BTN), real_BT)
+
+
+@routing_losses.register("load_balance")
+def load_balance(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Spreads the tokens evenly: 0 when all choices are used alike, log N when one has all tokens."""
+    return math.log(len(routing.choices)) - _entropy(_mean(routing.probabilities_BTN, real_BT))
+
+
+@routing_losses.register("load_balance_as_printed")
+def load_balance_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so it rewards collapse."""
+    return _entropy(_mean(routing.probabilities_BTN, real_BT))
+
+
+@routing_losses.register("load_balance_as_coded")
+def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
+    """PaPaformer's code: Eq. 9 on the sampled weights; it rewards collapse too."""
+    return _entropy(_mean(routing.weights_BTN, real_BT))
+
+
+@routing_losses.register("switch")
+def switch(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Switch Transformer's: N x the sum of mean probability x share of the picks; 1 when even, N when one has all."""
+    picks = (routing.weights_BTN.detach() > 0).float()
+    share = _mean(picks / picks.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
+    return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
+
+
+@routing_losses.register("z_loss")
+def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Keeps the router's scores small: the mean square of their log-sum-exp."""
+    if routing.scores_BTN is None:
+        raise BraidError(f"{routing.name}: this router does not give its scores, which z_loss needs")
+    return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
+
+
+def routing_loss(routings: Routings, real_BT: Tensor) -> Tensor:
+    """Everything the model's routers ask to be added to the training loss, summed over routers."""
+    total = torch.zeros((), device=real_BT.device)
+    for alike in _alike(routings):
+        for name, weight in alike[0].losses.items():
+            total = total + weight * _of_each(routing_losses[name], alike, real_BT).sum()
+    return total
+
+
+def usages(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    """For each router by name, the share of the real tokens' weight that each of its choices has, [N]."""
+    return _by_name(usage, routings, real_BT)
+
+
+def loads(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    """For each router by name, the share of the real tokens' picks that each of its choices has, [N]."""
+    return _by_name(load, routings, real_BT)
+
+
+def _by_name(measure: Measure, routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for alike in _alike(routings):
+        found |= zip((r.name for r in alike), _of_each(measure, alike, real_BT).detach().unbind(), strict=True)
+    return {routing.name: found[routing.name] for routing in routings}
+
+
+def _alike(routings: Routings) -> list[list[Routing]]:
+    """Routings that one computation can serve: of one shape, with the same losses."""
+    groups: dict[object, list[Routing]] = {}
+    for routing in routings:
+        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None)
+        groups.setdefault((shapes, len(routing.choices), tuple(sorted(routing.losses.items()))), []).append(routing)
+    return list(groups.values())
+
+
+def _of_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    """Of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
+    if not real_BT.is_cuda or torch.compiler.is_compiling():
+        return torch.stack([measure(routing, real_BT) for routing in alike])
+    if HAS_KERNELS and measure in OF_MEANS:
+        return OF_MEANS[measure](choice_means(alike, real_BT))
+    return _at_once(measure, alike, real_BT)
+
+
+def _at_once(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
+    names += ["scores_BTN"] if alike[0].scores_BTN is not None else []
+
+    def one(*parts: Tensor) -> Tensor:
+        changed: dict[str, Any] = dict(zip(names, parts, strict=True))
+        return measure(replace(alike[0], **changed), real_BT)
+
+    return torch.vmap(one)(*(torch.stack([getattr(routing, name) for routing in alike]) for name in names))
+
+
+def check_losses(names: Iterable[str]) -> None:
+    """Refuse a name that is not a routing loss."""
+    for name in names:
+        if name not in routing_losses:
+            raise BraidError(f"losses: unknown routing loss '{name}'.{did_you_mean(name, routing_losses)}")
+
+
+def usage(routing: Routing, real_BT: Tensor) -> Tensor:
+    """The share of the real tokens' weight that each choice has, [N]."""
+    share = _mean(routing.weights_BTN, real_BT)
+    return share / share.sum().clamp_min(1e-9)
+
+
+def load(routing: Routing, real_BT: Tensor) -> Tensor:
+    """The share of the real tokens' picks that each choice has, whatever the picks count, [N]."""
+    picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
+    share = _mean(picks, real_BT)
+    return share / share.sum().clamp_min(1e-9)
+
+
+OF_MEANS: dict[Measure, Callable[["Means"], Tensor]] = {
+    switch: lambda means: means.probability.shape[-1] * (means.probability * means.share).sum(-1),
+    usage: lambda means: means.weight / means.weight.sum(-1, keepdim=True).clamp_min(1e-9),
+    load: lambda means: means.picked / means.picked.sum(-1, keepdim=True).clamp_min(1e-9),
+}
+"""What needs of all choices only their means, which one kernel finds for all routers."""
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    """In nats, over the last dimension; 0 log 0 is 0, and its gradient finite."""
+    return -(probabilities.float() * probabilities.float().clamp_min(1e-9).log()).sum(-1)
+
+
+def _mean(values_BT: Tensor, real_BT: Tensor) -> Tensor:
+    """Over real tokens; further dimensions stay."""
+    real = real_BT.to(torch.float32)
+    weighted = values_BT.float() * real[(...,) + (None,) * (values_BT.ndim - 2)]
+    return weighted.sum((0, 1)) / real.sum().clamp_min(1.0)

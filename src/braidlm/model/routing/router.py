@@ -1,0 +1,109 @@
+"""Routers: for each token the top k of N named things, with the record of the choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config.registry import Choice
+from ..config.strict import PartOf
+from ..errors import BraidError
+from ..norms import norms
+from .losses import check_losses
+from .routing import Routing
+from .ways import Compute
+
+
+@dataclass
+class RouterConfig:
+    """How a router chooses."""
+
+    top_k: int = 2
+    """How many things serve each token."""
+    renormalise: bool = True
+    """Whether the chosen things' weights are made to add up to 1 (MoEP), or stay as the softmax gave them."""
+    norm: Annotated[Choice, PartOf(norms)] | None = None
+    """A normalisation of what the router reads; by default it reads what it is given."""
+    bias: bool = True
+    """Whether the scores have a bias."""
+    noise: float = 0.0
+    """Standard deviation of noise on the scores in training; it changes what is chosen, not what it then counts."""
+    losses: dict[str, float] = field(default_factory=lambda: {"switch": 0.01})
+    """Routing losses and their weights."""
+    balance_rate: float = 0.0
+    """Balancing without a loss: after each step, things with too many tokens become so much less likely to be chosen,
+    and those with too few more likely; what a chosen thing counts does not change. 0.001 is usual."""
+    compute: Compute = "measured"
+    """Whether only the chosen are computed, or all and then hidden; by default the faster, measured once per shape."""
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise BraidError(f"top_k must be at least 1, got {self.top_k}")
+        for name in ("noise", "balance_rate"):
+            if getattr(self, name) < 0:
+                raise BraidError(f"{name} must be 0 or more, got {getattr(self, name):g}")
+        check_losses(self.losses)
+
+
+class TopKRouter(nn.Module):
+    """Linear scores, softmax over all, then the top k. Computed in float32 or wider."""
+
+    def __init__(self, config: RouterConfig, width: int, choices: Sequence[str]):
+        super().__init__()
+        if config.top_k > len(choices):
+            raise BraidError(f"top_k is {config.top_k}, and there are only {len(choices)} to choose from")
+        self.config, self.choices = config, tuple(choices)
+        self.address = ""
+        """The model's name for this router; the model sets it."""
+        self.silent: frozenset[str] = frozenset()
+        """Things that are never chosen."""
+        self.norm = norms.build(config.norm, width) if config.norm is not None else None
+        self.scores = nn.Linear(width, len(self.choices), bias=config.bias)
+        if config.balance_rate:
+            self.register_buffer("balance", torch.zeros(len(self.choices)))
+        else:
+            self.balance = None
+
+    def forward(self, hidden: Tensor) -> Routing:
+        scores_BTN = self.score(hidden)
+        shut_N = None
+        if self.silent:
+            shut_N = torch.tensor([name in self.silent for name in self.choices], device=hidden.device)
+            scores_BTN = scores_BTN.masked_fill(shut_N, -torch.inf)
+        probabilities_BTN = scores_BTN.softmax(-1)
+        self._check(probabilities_BTN)
+        ranked_BTN = scores_BTN.detach()
+        if self.training and self.config.noise:
+            ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
+        if self.balance is not None:
+            ranked_BTN = ranked_BTN.softmax(-1) + self.balance
+            ranked_BTN = ranked_BTN if shut_N is None else ranked_BTN.masked_fill(shut_N, -torch.inf)
+        chosen_BTK = ranked_BTN.topk(self.config.top_k, dim=-1).indices
+        weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
+        if self.config.renormalise:
+            weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
+        losses = dict(self.config.losses)
+        return Routing(self.address, self.choices, probabilities_BTN, chosen_BTK, weights_BTK, losses, scores_BTN)
+
+    def score(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            read = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+            return F.linear(read if self.norm is None else self.norm(read), self.scores.weight, self.scores.bias)
+
+    @torch.no_grad()
+    def rebalance(self, load_N: Tensor) -> None:
+        """After a step in which the choices had these shares of the picks."""
+        if self.balance is not None:
+            self.balance += self.config.balance_rate * (load_N.mean() - load_N).sign()
+
+    def _check(self, probabilities_BTN: Tensor) -> None:
+        """On a CPU, where looking costs nothing; on a GPU the training loop looks at the usage."""
+        if probabilities_BTN.is_cpu and not torch.compiler.is_compiling() and bool(probabilities_BTN.isnan().any()):
+            raise BraidError(
+                "the router's scores are not numbers",
+                self.address or "router",
+                "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that.",
+            )

@@ -1,0 +1,158 @@
+"""Choosing tokens against a slow reference, and the decoding loop's ends and limits."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
+from braidlm.core.errors import BraidError
+from tiny_models import random_ids, tiny_model
+
+
+def slow_probabilities(logits: list[float], temperature: float, top_k: int | None, top_p: float | None) -> list[float]:
+    """Sorted lists and sums; slow and easy to believe."""
+    if temperature == 0:
+        best = max(range(len(logits)), key=lambda i: logits[i])
+        return [float(i == best) for i in range(len(logits))]
+    best = max(logits)
+    weights = [math.exp((logit - best) / temperature) for logit in logits]
+    ranked = sorted(range(len(logits)), key=lambda i: -logits[i])[:top_k]
+    total = sum(weights[i] for i in ranked)
+    kept, mass = [], 0.0
+    for i in ranked:
+        if top_p is not None and mass >= top_p:
+            break
+        kept.append(i)
+        mass += weights[i] / total
+    total = sum(weights[i] for i in kept)
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+
+
+@given(
+    st.lists(st.integers(-800, 800), min_size=1, max_size=12, unique=True),
+    st.just(0.0) | st.floats(0.3, 3),
+    st.none() | st.integers(1, 15),
+    st.none() | st.sampled_from([0.001, 0.1, 0.371, 0.5, 0.777, 0.93, 0.999, 1.0]),
+)
+def test_probabilities_are_the_slow_ones(
+    hundredths: list[int], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    logits = [h / 100 for h in hundredths]
+    expected = slow_probabilities(logits, temperature, top_k, top_p)
+    got = Sampling(temperature, top_k, top_p).probabilities(torch.tensor([logits]))[0]
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, seed=1), Sampling(1.0, top_k=3), Sampling(1.3, top_p=0.7)], ids=str)
+def test_tokens_come_as_often_as_their_probability(sampling: Sampling) -> None:
+    logits = torch.tensor([2.0, 1.5, 0.2, 0.0, -1.0, -3.0])
+    draws = 20_000
+    chosen = sampling.choose(logits.expand(draws, 6), torch.Generator().manual_seed(7))
+    frequency = torch.bincount(chosen, minlength=6) / draws
+    expected = sampling.probabilities(logits[None])[0]
+    assert (frequency - expected).abs().max() < 4 * 0.5 / math.sqrt(draws)
+    assert (frequency[expected == 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_impossible_choices_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(BraidError, match=text.replace(".", r"\.")):
+        Sampling(**options)
+
+
+PROMPTS = [[3, 1, 4], [1, 5]]
+
+
+def texts(
+    prompts: list[list[int]], new: int, sampling: Sampling, eos_id: int | None = None, length: int = 32
+) -> list[list[int | None]]:
+    decoder = Decoder(tiny_model(), len(prompts), length)
+    return [tokens for tokens, _ in decode_tokens(decoder, prompts, new, sampling, eos_id)]
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    first, again, other = (texts(PROMPTS, 12, Sampling(1.0, seed=seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_the_cut_to_one_token_is_greedy() -> None:
+    assert texts(PROMPTS, 8, Sampling(1.7, top_k=1)) == texts(PROMPTS, 8, Sampling(0))
+
+
+def test_logits_come_with_the_tokens_chosen_from_them() -> None:
+    model = tiny_model()
+    decoder = Decoder(model, 1, 32)
+    row = list(PROMPTS[0])
+    for (token,), logits in decode_tokens(decoder, [list(row)], 5, Sampling(0)):
+        with torch.no_grad():
+            expected = model(torch.tensor([row])).logits[0, -1]
+        torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-4)
+        assert token == int(expected.argmax())
+        row.append(token)
+
+
+def test_a_text_ends_at_eos_and_all_ended_ends_the_work() -> None:
+    free = texts(PROMPTS, 12, Sampling(1.0, seed=3))
+    columns = list(zip(*free, strict=True))
+    eos = next(t for t in columns[0] if t in columns[1] and columns[0].index(t) != columns[1].index(t))
+    ended = texts(PROMPTS, 12, Sampling(1.0, seed=3), eos_id=eos)
+    places = [column.index(eos) for column in columns]
+    assert len(ended) == max(places) + 1
+    for column, free_column, place in zip(zip(*ended, strict=True), columns, places, strict=True):
+        assert list(column[: place + 1]) == list(free_column[: place + 1])
+        assert set(column[place + 1 :]) <= {None}
+    assert any(None in step for step in ended)
+
+
+def test_decoding_stops_at_the_number_asked_for_and_at_the_limit() -> None:
+    assert len(texts(PROMPTS, 4, Sampling(0))) == 4
+    assert texts(PROMPTS, 0, Sampling(0)) == []
+    assert len(texts(PROMPTS, 100, Sampling(0), length=10)) == 10 - 3 + 1
+
+
+def test_learned_positions_limit_the_decoder() -> None:
+    decoder = Decoder(tiny_model(positions="learned", context=8), 1, 100)
+    assert decoder.length == 8
+    assert len(list(decode_tokens(decoder, [[1, 2, 3]], 50, Sampling(0)))) == 6
+    with pytest.raises(BraidError, match="the text has reached the model's limit of 8 tokens"):
+        decoder.step(torch.tensor([1]))
+
+
+def test_prompts_that_cannot_be_continued_are_refused() -> None:
+    decoder = Decoder(tiny_model(), 2, 8)
+    with pytest.raises(BraidError, match="the prompt has 8 tokens, and the model's limit is 8") as caught:
+        decoder.prefill(random_ids(2, 8))
+    assert "Shorten the prompt." in str(caught.value)
+    with pytest.raises(BraidError, match="a prompt has no tokens"):
+        decoder.prefill(torch.zeros(2, 0, dtype=torch.long))
+    with pytest.raises(BraidError, match="a prompt has no tokens"):
+        list(decode_tokens(decoder, [[1, 2], []], 3, Sampling(0)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_replayed_graph_gives_what_plain_steps_do(positions: str, window: int | None) -> None:
+    model = tiny_model(positions=positions, block={"attention": {"heads": 4, "kv_heads": 2, "window": window}}).cuda()
+    ids, mask = random_ids(3, 6).cuda(), torch.ones(3, 6).cuda()
+    mask[1, :4] = 0
+    plain, replayed = Decoder(model, 3, 20, graph=False), Decoder(model, 3, 20, graph=True)
+    for seed in (1, 2):  # the graph is captured once and serves the next prompts too
+        torch.testing.assert_close(replayed.prefill(ids, mask), plain.prefill(ids, mask), rtol=0, atol=1e-4)
+        for tokens in random_ids(3, 10, seed).cuda().T:
+            torch.testing.assert_close(replayed.step(tokens), plain.step(tokens), rtol=0, atol=1e-4)
+        mask.fill_(1.0)
+        mask[2, :1] = 0

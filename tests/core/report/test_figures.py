@@ -1,0 +1,157 @@
+"""Charts: what is drawn, and that the SVG can stand with others in a page, light or dark."""
+
+import itertools
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from braidlm.core.errors import BraidError
+from braidlm.core.report import figures
+from braidlm.core.report.figures import COLOURS, bar_chart, line_chart, save_png, to_svg
+from braidlm.core.report.page import PNG, Page
+
+STEPS = list(range(1, 101))
+LOSS = [5 / step + 1 for step in STEPS]
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def chart() -> "figures.Figure":
+    return line_chart({"train": (STEPS, LOSS)}, "step", "bits per byte", "Loss", {"unigram": 4.0, "trigram": 1.5})
+
+
+def test_a_line_chart_names_its_lines_levels_and_axes() -> None:
+    found = texts(to_svg(chart()))
+    assert {"train", "unigram", "trigram", "step", "bits per byte", "Loss"} <= set(found)
+
+
+def test_names_of_users_are_drawn_as_they_are() -> None:
+    names = ["_private", "$5 & <$6>", 'id="x"']
+    figure = line_chart({name: ([0, 1], [i, i]) for i, name in enumerate(names)}, "x", "y")
+    assert set(names[:2]) <= set(texts(to_svg(figure)))
+    assert set(names[:2]) <= set(texts(to_svg(bar_chart({"g": dict.fromkeys(names, 1.0)}, "v"))))
+
+
+def test_several_svgs_in_one_page_share_no_ids() -> None:
+    svgs = [to_svg(figure) for figure in (chart(), chart(), bar_chart({"a": 1.0}, "v"))]
+    ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in svgs]
+    everything = list(itertools.chain(*ids))
+    assert len(everything) == len(set(everything))
+    for svg, own in zip(svgs, ids, strict=True):
+        used = re.findall(r'(?:url\(#|href="#)([^")]+)', svg)
+        assert used
+        assert set(used) <= set(own)
+        # A rule that names no id would reach the rest of the page.
+        for rules in re.findall(r"<style[^>]*>(.*?)</style>", svg):
+            assert all(
+                rule.strip().startswith(f"#{own[0]}") for rule in re.findall(r"(?:^|[{}])\s*(#?[^@{}]+)\{", rules)
+            )
+
+
+def test_the_svg_follows_light_and_dark_and_loads_nothing() -> None:
+    svg = to_svg(chart())
+    assert "prefers-color-scheme: dark" in svg
+    drawn = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) - {svg.split('"')[1].split("-")[1]} <= set(COLOURS)
+    assert "currentColor" in drawn
+    assert "<metadata" not in svg
+    assert Page("t").figure(svg).html().count("<svg") == 2
+
+
+def test_the_same_chart_is_the_same_svg(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh() -> str:
+        monkeypatch.setattr(figures, "_serial", itertools.count())
+        return to_svg(chart())
+
+    assert fresh() == fresh()
+
+
+SIGHT = {
+    "usual": np.eye(3),
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+"""How linear RGB is seen: Machado, Oliveira and Fernandes (2009), full severity."""
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIE L*a*b*, in which distances are about what an eye sees."""
+    x, y, z = np.cbrt(TO_XYZ @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#16171a"])
+def test_colours_stand_out_on_light_and_dark(paper: str) -> None:
+    for colour in COLOURS:
+        darker, lighter = sorted((TO_XYZ @ linear(c))[1] for c in (colour, paper))
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_are_told_apart(sight: str) -> None:
+    seen = [lab(np.array(SIGHT[sight]) @ linear(colour)) for colour in COLOURS]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 20
+
+
+def test_names_that_would_overlap_move_apart() -> None:
+    assert figures._spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert figures._spread([0.5, 0.5, 0.52], 0.1) == pytest.approx([0.40667, 0.50667, 0.60667], abs=1e-4)
+    heights = figures._spread(sorted(np.random.default_rng(0).random(12)), 0.05)
+    assert min(np.diff(heights)) >= 0.05 - 1e-9
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-3, 1e6), (1.2, 1.9), (3, 40)])
+def test_logarithmic_axes_have_plain_round_ticks(low: float, high: float) -> None:
+    xs = list(np.geomspace(low, high, 30))
+    found = texts(to_svg(line_chart({"a": (xs, xs)}, "x", "y", log_x=True, log_y=True)))
+    ticks = [text for text in found if re.fullmatch(r"[\d.]+[kM]?", text)]
+    assert len(ticks) >= 6, found
+
+
+def test_holes_in_the_data_are_holes() -> None:
+    gaps = line_chart({"a": ([1, 2, 3], [1.0, float("nan"), 0.0]), "none": ([1], [float("nan")])}, "x", "y", log_y=True)
+    assert "a" in texts(to_svg(gaps))
+
+
+def test_bars_carry_their_values() -> None:
+    plain = texts(to_svg(bar_chart({"unigram": 2.4119, "model": 0.5}, "bits", digits=3, highlight="model")))
+    assert {"unigram", "model", "2.412", "0.500", "bits"} <= set(plain)
+    grouped = texts(to_svg(bar_chart({"g1": {"a": 1.0, "b": -2.0}, "g2": {"b": 1234.5}}, "v", "Title")))
+    assert {"g1", "g2", "a", "b", "1.00", "-2.00", "1,234.50", "Title"} <= set(grouped)
+
+
+def test_what_cannot_be_drawn_is_explained() -> None:
+    with pytest.raises(BraidError, match="nothing to draw"):
+        line_chart({}, "x", "y")
+    with pytest.raises(BraidError, match="nothing to draw"):
+        bar_chart({}, "v")
+    with pytest.raises(BraidError, match="line 'a': 2 xs but 1 ys"):
+        line_chart({"a": ([1, 2], [1])}, "x", "y")
+
+
+def test_png_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "chart.png"
+    save_png(chart(), path)
+    assert path.read_bytes().startswith(PNG)
+    assert [p.name for p in path.parent.iterdir()] == ["chart.png"]
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BraidError, match=re.escape("pip install 'braidlm[plot]'")):
+        chart()

@@ -1,0 +1,86 @@
+"""The built-in corpora as a whole: the same everywhere, in any order, and never the same document twice."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from itertools import islice
+from math import prod
+
+import pytest
+
+from braidlm.core.errors import BraidError
+from braidlm.data.corpora import maths, stories
+from braidlm.data.corpora.builtin import CORPORA, document, documents
+from braidlm.data.corpora.rng import Dice, spread
+
+NAMES = sorted(CORPORA)
+PROGRAM = """
+import hashlib
+from braidlm.data.corpora.builtin import CORPORA, documents
+text = "".join(text for name in sorted(CORPORA) for text in documents(name, 7, 5, 50))
+raise SystemExit(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("corpus", NAMES)
+def test_a_document_depends_on_its_arguments_alone(corpus):
+    forward = [document(corpus, 3, index) for index in range(200)]
+    backward = [document(corpus, 3, index) for index in reversed(range(200))]
+    assert forward == backward[::-1]
+    assert list(documents(corpus, 3, 50, 20)) == forward[50:70]
+    assert list(islice(documents(corpus, 3), 10)) == forward[:10]
+
+
+def test_another_process_makes_the_same_documents():
+    """String hashing differs between processes; nothing may depend on it."""
+    here = "".join(text for name in NAMES for text in documents(name, 7, 5, 50))
+    env = {**os.environ, "PYTHONHASHSEED": "12345"}
+    there = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, check=False)
+    assert there.stderr.strip() == hashlib.sha256(here.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("corpus", NAMES)
+def test_no_two_of_a_hundred_thousand_documents_are_alike(corpus):
+    digests = {hashlib.md5(text.encode()).digest() for text in documents(corpus, 0, 1_000, 100_000)}
+    assert len(digests) == 100_000
+
+
+@pytest.mark.parametrize("corpus", NAMES)
+def test_seeds_make_different_corpora(corpus):
+    first, second = (set(documents(corpus, seed, 0, 2_000)) for seed in (0, 1))
+    assert not first & second
+
+
+@pytest.mark.parametrize("sizes", [stories._SIZES, maths._SIZES])
+def test_difference_is_certain_and_not_luck(sizes):
+    """What every document shows repeats only after more than 100,000 documents."""
+    assert prod(sizes) >= 100_000
+
+
+@pytest.mark.parametrize("seed", [0, 1, -4, 10**30])
+@pytest.mark.parametrize("start", [0, 17, 10**12])
+def test_spread_visits_every_combination_once(seed, start):
+    sizes = (4, 7, 9)
+    seen = {tuple(spread(seed, start + index, sizes)) for index in range(prod(sizes))}
+    assert len(seen) == prod(sizes)
+    assert all(0 <= digit < size for digits in seen for digit, size in zip(digits, sizes, strict=True))
+
+
+def test_a_worker_that_takes_every_nth_document_meets_all_kinds():
+    for stride in (2, 16, len(maths.KINDS), 100):
+        assert len({spread(0, index * stride, maths._SIZES)[0] for index in range(2_000)}) == len(maths.KINDS)
+
+
+def test_dice_reach_both_ends():
+    dice = Dice("ends")
+    assert {dice.between(1, 3) for _ in range(100)} == {1, 2, 3}
+    assert {dice.pick("ab") for _ in range(50)} == {"a", "b"}
+    assert sorted(dice.split(5, range(5))) == [0, 1, 2, 3, 4]
+
+
+def test_an_unknown_corpus_gets_the_nearest_name():
+    with pytest.raises(BraidError, match=r"unknown corpus 'storys'\. Did you mean 'stories'\?"):
+        document("storys", 0, 0)
+    with pytest.raises(BraidError, match="There are: maths, stories"):
+        documents("wikipedia", 0)

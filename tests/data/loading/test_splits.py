@@ -1,0 +1,82 @@
+"""A corpus folder with splits, as one data set."""
+
+from pathlib import Path
+
+import pytest
+
+from braidlm.core.errors import BraidError
+from braidlm.data.loading.catalog import DataConfig, SetSpec, open_data
+from braidlm.data.loading.splits import splits
+from braidlm.model.config.strict import decode
+
+
+def corpus(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        text = "\n\n".join(f"Once {name} upon a time {n} there was a cat." for n in range(30))
+        (folder / name / f"text.{name.split('_')[0]}").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("train", "dev"), ("train", "dev")),
+        (("train_10M", "dev"), ("train_10M", "dev")),
+        (("train", "train_10M", "dev", "dev_small", "test"), ("train", "dev")),
+    ],
+)
+def test_splits_are_found_by_their_names(names: tuple[str, ...], found: tuple[str, str], tmp_path: Path) -> None:
+    corpus(tmp_path, *names)
+    assert splits(str(tmp_path), "train", "x") == tuple(str(tmp_path / name) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ((), "the corpus 'x' has no folder `train`"),
+        (("train",), "the corpus 'x' has no folder `dev`"),
+        (("train_10M", "train_100M", "dev"), "more than one folder that begins with `train`: train_100M, train_10M"),
+        (("train", "dev_1", "dev_2"), "more than one folder that begins with `dev`: dev_1, dev_2"),
+    ],
+)
+def test_what_is_missing_or_unclear_is_told(names: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        splits(str(corpus(tmp_path, *names)), "train", "x")
+    assert text in str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BraidError, match=r"the corpus 'x' is not there(.|\n)*domains\.x\.folder=DIR"):
+        splits(str(tmp_path / "none"), "train", "x")
+
+
+def test_one_of_several_is_chosen_by_name_and_validated_on_all_of_dev(tmp_path: Path) -> None:
+    folder = corpus(tmp_path / "corpus", "train_10M", "train_100M", "dev")
+    config = {
+        "sets": {"x": {"folder": str(folder), "split": "train_100M"}},
+        "tokenizer": "bytes",
+        "cache": str(tmp_path / "cache"),
+    }
+    data = open_data(decode(DataConfig, config))
+    trained = data.tokenizer.decode(data.train[0].read(0, len(data.train[0]))[0].tolist())
+    held = data.tokenizer.decode(data.validation[0].read(0, len(data.validation[0]))[0].tolist())
+    assert "train_100M" in trained
+    assert "train_10M" not in trained
+    assert "dev" not in trained
+    assert held.count("Once dev upon") == 30, "nothing is held out from the training text"
+    assert trained.count("Once") == 30
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "give either `path` (a packed folder), `source` (text to prepare) or `folder`"),
+        ({"folder": "a", "source": "b"}, "give either `path`"),
+        ({"folder": "a", "validation": "b"}, "`folder` brings its own text to validate on"),
+    ],
+)
+def test_a_data_set_has_one_place(given: dict[str, str], text: str) -> None:
+    with pytest.raises(BraidError) as caught:
+        decode(SetSpec, given)
+    assert text in str(caught.value)

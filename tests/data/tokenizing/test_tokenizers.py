@@ -1,0 +1,208 @@
+"""Training, loading, saving and comparing tokenizers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.build import (
+    BraidTokenizer,
+    SpecialTokens,
+    bytes_tokenizer,
+    differences,
+    load_tokenizer,
+    train_bpe,
+)
+
+TEXTS = ["Once upon a time there was a little fox.", "The fox said: it's 25 o'clock!\n\nÜber 你好."] * 5
+MOEP = ["unk=<unk>", "bos=<s>", "eos=</s>", "pad=<pad>", "mask=<mask>"]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> BraidTokenizer:
+    return BraidTokenizer(train_bpe(TEXTS, 300), SpecialTokens())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_comes_back(bpe: BraidTokenizer, text: str) -> None:
+    assert bpe.decode(bpe.encode(text)) == text
+    assert bytes_tokenizer().decode(bytes_tokenizer().encode(text)) == text
+
+
+def test_trained_vocabulary_and_default_roles(bpe: BraidTokenizer) -> None:
+    assert bpe.vocab_size == 300
+    assert (bpe.eos_id, bpe.bos_id, bpe.pad_id, bpe.unk_id) == (0, 0, 1, None)
+    assert len(bpe.encode("a little fox")) < len("a little fox")
+    assert bpe.encode_batch(["fox", ""]) == [bpe.encode("fox"), []]
+
+
+def test_order_of_special_tokens_fixes_their_ids() -> None:
+    special = SpecialTokens.of(MOEP)
+    made = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
+    assert (made.unk_id, made.bos_id, made.eos_id, made.pad_id, made.mask_id) == (0, 1, 2, 3, 4)
+    assert special == SpecialTokens.of(dict(item.split("=") for item in MOEP))
+
+
+def test_plain_bytes_have_their_own_value() -> None:
+    made = bytes_tokenizer()
+    assert made.encode("Aé\n") == list("Aé\n".encode())
+    assert (made.eos_id, made.pad_id, made.vocab_size) == (256, 257, 258)
+    assert made.is_plain_bytes
+    assert made.backend.get_vocab()[made.backend.id_to_token(0)] == 0
+
+
+def test_special_tokens_in_text_are_text(bpe: BraidTokenizer) -> None:
+    ids = bpe.encode("a <|endoftext|> b")
+    assert bpe.eos_id not in ids
+    assert bpe.decode(ids) == "a <|endoftext|> b"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["eof=</s>"], "unknown role 'eof' of a special token. Did you mean 'eos'?"),
+        (["eos=a", "eos=b"], "two special tokens have the role 'eos': 'a' and 'b'"),
+        (["eos="], "the special token of role 'eos' is empty"),
+    ],
+)
+def test_wrong_special_tokens(given: list[str], text: str) -> None:
+    with pytest.raises(BraidError) as caught:
+        SpecialTokens.of(given)
+    assert str(caught.value) == text
+
+
+def test_tokens_without_a_role_and_with_equals_signs() -> None:
+    special = SpecialTokens.of(["eos=<e>", "<user>", "<a=b>"])
+    assert special.order == ("<e>", "<user>", "<a=b>")
+    assert special.bos == "<e>"
+    assert special.pad is None
+
+
+def test_vocabulary_too_small() -> None:
+    with pytest.raises(BraidError, match="a vocabulary of 200 is too small for a byte-level BPE\nChoose at least 258"):
+        train_bpe(TEXTS, 200)
+
+
+def test_saved_folder_opens_in_transformers(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    moep = SpecialTokens.of(MOEP)
+    for number, made in enumerate(
+        (bpe, bytes_tokenizer(), BraidTokenizer(train_bpe(TEXTS, 300, moep.order), moep)),
+    ):
+        folder = tmp_path / str(number)
+        made.save(folder)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        for text in TEXTS[:2]:
+            assert theirs(text)["input_ids"] == made.encode(text)
+        assert (theirs.eos_token_id, theirs.bos_token_id, theirs.pad_token_id) == (
+            made.eos_id,
+            made.bos_id,
+            made.pad_id,
+        )
+        assert theirs.mask_token == made.special.mask
+        assert load_tokenizer(folder).identity() == made.identity()
+        theirs.save_pretrained(folder / "again")
+        assert load_tokenizer(folder / "again").identity() == made.identity()
+
+
+def test_fingerprint_ignores_formatting_padding_and_truncation(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    facts = json.loads(bpe.backend.to_str())
+    facts["model"]["merges"] = [" ".join(merge) for merge in facts["model"]["merges"]]
+    facts["model"]["vocab"] = dict(reversed(facts["model"]["vocab"].items()))
+    facts["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+    other = load_tokenizer(tmp_path / "tokenizer.json")
+    assert other.fingerprint == bpe.fingerprint
+    assert differences(other, bpe) == []
+    assert other.encode(TEXTS[0]) == bpe.encode(TEXTS[0])  # and the truncation is off
+
+
+def test_fingerprint_sees_one_token_and_differences_name_it(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    text = bpe.backend.to_str()
+    facts = json.loads(text)
+    vocab = facts["model"]["vocab"]
+    names = {index: token for token, index in vocab.items()}
+    vocab[names[2]], vocab[names[3]] = 3, 2
+    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+    other = load_tokenizer(tmp_path)
+    assert other.fingerprint != bpe.fingerprint
+    assert differences(bpe, other) == [
+        "id 2 is '!' in one and '\"' in the other",
+        "id 3 is '\"' in one and '!' in the other",
+    ]
+    assert differences(bpe, bytes_tokenizer())[0] == "the vocabularies have 300 and 258 tokens"
+    assert len(differences(bpe, bytes_tokenizer())) == 5
+
+
+def test_fingerprint_sees_the_first_token_and_the_order_of_merges(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    renamed = bpe.backend.to_str().replace("<|endoftext|>", "<|end|>")
+    (tmp_path / "a.json").write_text(renamed)
+    assert load_tokenizer(tmp_path / "a.json").fingerprint != bpe.fingerprint
+    facts = json.loads(bpe.backend.to_str())
+    facts["model"]["merges"][:2] = facts["model"]["merges"][1::-1]
+    (tmp_path / "b.json").write_text(json.dumps(facts))
+    other = load_tokenizer(tmp_path / "b.json")
+    assert differences(bpe, other) == ["they have the same tokens and merge them differently"]
+
+
+def test_gpt2_files(tmp_path: Path) -> None:
+    made = BraidTokenizer(train_bpe(TEXTS, 320, ["<|endoftext|>"]), SpecialTokens(pad=None))
+    facts = json.loads(made.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(facts["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(m) for m in facts["merges"]) + "\n")
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.identity() == made.identity()
+    assert loaded.eos_id == made.eos_id
+
+
+def test_roles_come_from_the_settings_or_the_usual_names(tmp_path: Path) -> None:
+    made = BraidTokenizer(
+        train_bpe(TEXTS, 300, ["</s>", "<pad>", "<end>"]), SpecialTokens(eos="</s>", bos=None, pad=None)
+    )
+    made.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path).special.eos == "</s>"
+    assert load_tokenizer(tmp_path).special.pad == "<pad>"
+    config = {"eos_token": {"content": "<end>"}, "unk_token": "<absent>", "chat_template": "{{ x }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.special.eos == "<end>"
+    assert loaded.special.unk is None
+    loaded.save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy/tokenizer_config.json").read_text())["chat_template"] == "{{ x }}"
+    assert loaded.with_roles(SpecialTokens.of(["eos=</s>"])).special.eos == "</s>"
+    with pytest.raises(BraidError, match="the tokenizer has no token '<x>' for the role 'eos'"):
+        loaded.with_roles(SpecialTokens.of(["eos=<x>"]))
+
+
+def test_loading_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BraidError, match="there is no tokenizer here"):
+        load_tokenizer(tmp_path / "absent")
+    with pytest.raises(BraidError, match=r"this folder holds no tokenizer: neither tokenizer.json nor one vocab.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BraidError, match=r"this is not a tokenizer.json of a fast tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_hub_names_offline_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(name: str, file: str) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    with pytest.raises(BraidError, match="no folder or file 'some/model', and the Hub cannot be reached"):
+        load_tokenizer("some/model")
+
+
+def test_hub_names_are_fetched(bpe: BraidTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    bpe.save(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    assert load_tokenizer("some/model").identity() == bpe.identity()

@@ -1,0 +1,99 @@
+"""LoRA: only adapters and the head are trained, in stacks too, and at the end they are part of the matrices."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from labelled_examples import STACKED, contestant, write_answerable
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, merge_adapters, targets
+from braidlm.evals.finetuning.classifier import classify, make_classifier
+from braidlm.evals.finetuning.hyperparameters import LORA, chosen
+from braidlm.evals.finetuning.loop import answer, fine_tune
+from braidlm.evals.scoring.contestant import Settings
+from braidlm.evals.tasks import TASKS
+
+QUICK = {"finetune_epochs": 8, "finetune_batch_size": 16, "finetune_learning_rate": 1e-2}
+KINDS = pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])
+
+
+def is_target(name: str) -> bool:
+    return any(f".{target}.weight" in name for target in TARGETS)
+
+
+def test_without_peft_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(BraidError, match="peft, which trains adapters, is not installed") as caught:
+        TASKS["glue_sst2"]().open(write_answerable(tmp_path)).evaluate("x", contestant(Settings(finetune="lora")))
+    assert caught.value.todo is not None
+    assert "braidlm[eval]" in caught.value.todo
+
+
+def test_stacks_are_found_as_parameters() -> None:
+    single, stacked = targets(make_classifier(contestant(**STACKED).model, 2))
+    assert single
+    assert all(name.rsplit(".", 1)[-1] in TARGETS for name in single)
+    assert stacked
+    assert all(name.endswith(".weight") and is_target(name) for name in stacked)
+    assert not targets(make_classifier(contestant().model, 2))[1]
+
+
+@KINDS
+def test_only_adapters_and_the_head_are_trained(architecture: dict[str, Any]) -> None:
+    pytest.importorskip("peft")
+    model: Any = make_classifier(contestant(**architecture).model, 2)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    single, stacked = targets(model)
+    adapted = add_adapters(model, LORA)
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name or ".score." in name for name in trained)
+    assert len([name for name in trained if "lora_A" in name]) == len(single) + len(stacked)
+    assert sum(parameter.numel() for parameter in adapted.parameters() if not parameter.requires_grad) == whole
+    logits, asked = classify(model, torch.tensor([[1, 2, 3]]), torch.tensor([2]))
+    (logits.sum() + asked).backward()
+    reached = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert reached == set(trained)
+
+
+@KINDS
+def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]) -> None:
+    pytest.importorskip("peft")
+    model: Any = make_classifier(contestant(**architecture).model, 2).eval()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    adapted = add_adapters(model, LORA).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    ids, lasts = torch.randint(0, 200, (4, 9)), torch.tensor([8, 3, 0, 5])
+    expected, _ = classify(model, ids, lasts)
+    merged = merge_adapters(adapted)
+    assert set(merged.state_dict()) == set(before)
+    found, _ = classify(merged, ids, lasts)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    plain, _ = classify(make_classifier(contestant(**architecture).model, 2), ids, lasts)
+    assert (found - plain).abs().max() > 1e-2
+    for name, weight in merged.state_dict().items():
+        assert torch.equal(weight, before[name]) != is_target(name), name
+        if is_target(name):  # what was added has the rank of the adapters, in every member of a stack
+            assert torch.linalg.matrix_rank(weight - before[name], rtol=1e-3).max() <= LORA.rank
+
+
+@KINDS
+def test_adapters_learn(tmp_path: Path, architecture: dict[str, Any]) -> None:
+    pytest.importorskip("peft")
+    task = TASKS["glue_sst2"]().open(write_answerable(tmp_path))
+    model = contestant(Settings(finetune="lora", **QUICK), **architecture)
+    before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
+    found = task.evaluate("glue_sst2", model)
+    assert found.score > 90
+    assert found.notes["method"] == "lora"
+    assert all(torch.equal(weight, before[name]) for name, weight in model.model.state_dict().items())
+    how = chosen("sst2", model.settings)
+    lesson = task.lesson(model, how)
+    tuned = fine_tune(model.model, lesson, how, 42)
+    assert tuned.trained == found.notes["trained parameters"]
+    assert answer(tuned.classifier, lesson, lesson.valid).tolist() == tuned.answers.tolist() == found.items["sst2"]

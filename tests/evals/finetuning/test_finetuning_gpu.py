@@ -1,0 +1,34 @@
+"""Recorded steps on a GPU against steps that are launched one by one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from labelled_examples import STACKED, contestant, write_answerable
+
+from braidlm.evals.finetuning.hyperparameters import chosen
+from braidlm.evals.finetuning.loop import fine_tune
+from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.tasks import TASKS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])
+def test_replayed_steps_are_the_same_steps(tmp_path: Path, method: Any, architecture: dict[str, Any]) -> None:
+    if method == "lora":
+        pytest.importorskip("peft")
+    task = TASKS["glue_sst2"]().open(write_answerable(tmp_path))
+    settings = Settings(finetune=method, finetune_epochs=4, finetune_batch_size=16, finetune_learning_rate=5e-3)
+    plain = contestant(settings, **architecture)
+    model = Contestant(Scorer(plain.model.cuda()), plain.tokenizer, settings=settings)
+    how = chosen("sst2", settings)
+    lesson = task.lesson(model, how)
+    replayed, launched = (fine_tune(model.model, lesson, how, 42, replay=replay) for replay in (True, False))
+    assert replayed.replayed
+    assert not launched.replayed
+    assert replayed.losses == pytest.approx(launched.losses, rel=0.05, abs=0.01)
+    assert replayed.scores[-1] == pytest.approx(launched.scores[-1], abs=5)

@@ -1,0 +1,109 @@
+"""pass@k by counting, and code cut and completed by the rules of the original harnesses."""
+
+import itertools
+import math
+
+import pytest
+
+from braidlm.evals.formats.code_texts import (
+    humaneval_program,
+    mbpp_program,
+    mbpp_prompt,
+    x_body,
+    x_is_finished,
+    x_program,
+)
+from braidlm.evals.scoring.stops import cut_at, has_any
+from braidlm.evals.statistics.pass_at_k import pass_at_k
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_is_the_share_of_choices_with_one_that_passes(samples: int) -> None:
+    for passed, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        choices = list(itertools.combinations([True] * passed + [False] * (samples - passed), k))
+        expected = sum(map(any, choices)) / len(choices)
+        assert pass_at_k(samples, passed, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_does_not_overflow() -> None:
+    for samples, passed, k in [(10_000, 3, 1000), (200, 1, 100), (2000, 1999, 1), (100_000, 1, 1)]:
+        exact = 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+        assert pass_at_k(samples, passed, k) == pytest.approx(exact, rel=1e-9)
+    assert pass_at_k(10, 0, 10) == 0.0
+    assert pass_at_k(10, 1, 10) == 1.0
+
+
+@pytest.mark.parametrize(("samples", "passed", "k"), [(5, 6, 1), (5, -1, 1), (5, 1, 6), (5, 1, 0)])
+def test_pass_at_k_of_what_cannot_be(samples: int, passed: int, k: int) -> None:
+    with pytest.raises(ValueError, match="cannot"):
+        pass_at_k(samples, passed, k)
+
+
+def test_stops() -> None:
+    assert cut_at("a\ndef b\nclass c", ["\nclass", "\ndef"]) == "a"
+    assert cut_at("abc", ["x"]) == "abc"
+    assert has_any("abc", ["x", "b"])
+    assert not has_any("abc", [])
+
+
+def test_humaneval() -> None:
+    row = {"prompt": "def f(x):\n", "test": "def check(f):\n    assert f(1) == 2", "entry_point": "f"}
+    program = humaneval_program(row, "    return x + 1\n\nprint(f(3))\ndef g(): pass")
+    assert program == "def f(x):\n    return x + 1\n\ndef check(f):\n    assert f(1) == 2\ncheck(f)"
+    exec(program, {})
+
+
+def test_mbpp() -> None:
+    first = {"text": "Add.", "test_list": ["assert f(1) == 2"], "code": "def f(x): return x + 1", "test_setup_code": ""}
+    row = {"text": "Double.", "test_list": ["assert g(1) == 2", "assert g(2) == 4"], "test_setup_code": "import math"}
+    prompt = mbpp_prompt(row, [first])
+    assert prompt == (
+        "You are an expert Python programmer, and here is your task: Add. Your code should pass these tests:\n\n"
+        "assert f(1) == 2\n[BEGIN]\ndef f(x): return x + 1\n[DONE]\n\n"
+        "You are an expert Python programmer, and here is your task: Double. Your code should pass these tests:\n\n"
+        "assert g(1) == 2\nassert g(2) == 4\n[BEGIN]\n"
+    )
+    program = mbpp_program(row, "def g(x):\n    return 2 * x\n[DONE]\nand more")
+    assert program == "def g(x):\n    return 2 * x\n\nimport math\nassert g(1) == 2\nassert g(2) == 4"
+    exec(program, {})
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "finished", "body"),
+    [
+        ("python", "    return 1\n\n    # more\n", False, "    return 1\n\n    # more\n"),
+        ("python", "    return 1\ndef g():\n    pass", True, "    return 1\n"),
+        ("python", "\treturn 1\n@x", True, "\treturn 1\n"),
+        ("cpp", "  if(x){ return 1; }\n", False, "  if(x){ return 1; }"),
+        ("cpp", "  return 1;\n}", True, "  return 1;\n}"),
+        ("cpp", "  return 1;\n}\nint g", True, "  return 1;\n}"),
+        ("js", "  return {a: 1}\n}\nx", True, "  return {a: 1}\n}"),
+        ("java", "        return 1;\n    }", True, "        return 1;\n    }\n}"),
+        ("java", "        return 1;\n    }\n}", False, "        return 1;\n    }\n}"),
+        ("java", "    return 1;\n  }\n  public static void main(String[] a) {", False, "    return 1;\n  }\n  }"),
+        ("go", "    return 1\n}\n// another\nfunc g() {}", True, "    return 1\n}"),
+        ("go", "    return 1\n}\nfunc main() {\n", False, "    return 1\n}"),
+    ],
+)
+def test_where_functions_of_humaneval_x_end(language: str, written: str, finished: bool, body: str) -> None:
+    assert x_is_finished(language, written) is finished
+    assert x_body(language, written) == body
+
+
+def test_programs_of_humaneval_x() -> None:
+    row = {"prompt": "def f(x):\n", "test": "assert f(4) == 2.0"}
+    exec(x_program("python", row, "    return math.sqrt(x)\n"), {})
+    cpp = x_program("cpp", {"prompt": "#include<vector>\nint f(){\n", "test": "int main(){}"}, "  return 1;\n}")
+    assert cpp.count("#include<vector>") == 1
+    assert cpp.endswith("#include<vector>\nint f(){\n  return 1;\n}\nint main(){}")
+    go = {
+        "prompt": 'import (\n    "math"\n)\nfunc F() float64 {\n',
+        "import": 'import (\n    "math"\n)\n',
+        "test_setup": 'package main\nimport (\n    "testing"\n    "fmt"\n)\n',
+        "test": "func TestF(t *testing.T) {}",
+    }
+    assert x_program("go", go, "  return math.Sqrt(rand.Float64() + fmt.X)\n}") == (
+        f'{go["test_setup"]}\nimport (\n    "math"\n    "math/rand"\n)\nfunc F() float64 {{\n'
+        "  return math.Sqrt(rand.Float64() + fmt.X)\n}\nfunc TestF(t *testing.T) {}"
+    )
+    assert "import (\n)" not in x_program("go", go, "  return 1\n}")

@@ -1,0 +1,69 @@
+"""Learning dynamics: deviations from the mean, smoothing, the best checkpoint, several runs on one scale."""
+
+import pytest
+
+from braidlm.evals.reports.dynamics import compared, run_dynamics, smooth
+from braidlm.evals.reports.page import best_sentence
+from braidlm.evals.reports.results import ModelResults, TaskResult
+
+
+def checkpoints(
+    run: str, blimp: list[float], bits: list[float] | None = None, **amounts: list[int]
+) -> list[ModelResults]:
+    found = []
+    for at, score in enumerate(blimp):
+        tasks = {"blimp_fast": TaskResult("blimp_fast", "accuracy, %", score, 10, 1.0)}
+        if bits is not None:
+            tasks["bits_per_byte"] = TaskResult("bits_per_byte", "bits", bits[at], 3, None, higher_is_better=False)
+        own = {unit: values[at] for unit, values in amounts.items()}
+        found.append(ModelResults(f"{run}/c{at}", "folder", "0", run, tasks=tasks, **own))
+    return found
+
+
+def test_smoothing_is_a_centred_mean_of_three() -> None:
+    assert smooth([0.0, 3.0, 6.0, 0.0]) == [1.5, 3.0, 3.0, 3.0]
+    assert smooth([5.0]) == [5.0]
+    assert smooth([1.0, 2.0, 3.0], width=1) == [1.0, 2.0, 3.0]
+
+
+def test_up_is_better_and_every_task_has_one_voice() -> None:
+    run = run_dynamics("r", checkpoints("r", [50, 60, 70], [3.0, 2.0, 1.0], words=[1, 2, 3]))
+    step = 1.5**0.5
+    assert run.deviations["blimp_fast"] == pytest.approx([-step, 0.0, step])
+    assert run.deviations["bits_per_byte"] == pytest.approx([-step, 0.0, step])
+    assert run.smoothed["bits_per_byte"] == pytest.approx([-step / 2, 0.0, step / 2])
+    assert run.scores["bits_per_byte"] == [3.0, 2.0, 1.0]
+    assert (run.unit, run.amounts, run.names) == ("words", [1.0, 2.0, 3.0], ["c0", "c1", "c2"])
+
+
+def test_the_best_checkpoint_has_the_highest_mean() -> None:
+    run = run_dynamics("r", checkpoints("r", [50, 61, 62, 58, 50], [3.0, 1.9, 1.5, 1.6, 2.2], steps=[1, 2, 3, 4, 5]))
+    assert run.names[run.best] == "c2"
+    assert run.mean[2] == max(run.mean)
+    assert run.unit == "steps"
+    alone = run_dynamics("r", checkpoints("r", [70, 50, 50, 50]))
+    assert alone.best == 0
+    assert (alone.unit, alone.amounts) == ("checkpoint", [1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_task_that_never_moves_says_nothing() -> None:
+    run = run_dynamics("r", checkpoints("r", [50, 50, 50], [3.0, 1.0, 2.0]))
+    assert run.deviations["blimp_fast"] == [0.0, 0.0, 0.0]
+    assert run.deviations["bits_per_byte"][1] > 0
+
+
+def test_tasks_that_are_mostly_chance_are_named() -> None:
+    still = run_dynamics("r", checkpoints("r", [50.0, 50.5, 50.0], [3.0, 1.0, 2.0]))
+    assert list(still.noisy) == ["blimp_fast"], "bits per byte of one document has no standard error"
+    assert still.noisy["blimp_fast"] == pytest.approx((0.2357, 1.0), abs=1e-4)
+    assert "standard error of one score: `blimp_fast` (0.24 and" in best_sentence(still)
+    moving = run_dynamics("r", checkpoints("r", [50, 60, 70]))
+    assert not moving.noisy
+    assert "Mind" not in best_sentence(moving)
+
+
+def test_several_runs_on_one_scale() -> None:
+    low, high = compared({"low": checkpoints("low", [50, 52]), "high": checkpoints("high", [60, 62])})
+    assert max(low.mean) < 0 < min(high.mean)
+    own = run_dynamics("low", checkpoints("low", [50, 52]))
+    assert own.deviations["blimp_fast"] == [-1.0, 1.0]

@@ -1,0 +1,89 @@
+"""Attention of the queries that are there, against torch's attention of all of them: values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from braidlm.model.attention import compact as compact_attention
+from braidlm.model.routing.dispatch import Placed, place
+from braidlm.model.routing.stacked import StackedLinear
+
+MEMBERS, BATCH, TIME, HEADS, SIZE = 3, 2, 21, 2, 4
+
+
+def choices(kind: str) -> Tensor:
+    """[token, choice]."""
+    if kind == "one never chosen":
+        return torch.tensor([[0], [2]]).repeat(BATCH * TIME // 2, 1)
+    if kind == "one has all":
+        return torch.full((BATCH * TIME, 1), 1)
+    top_k = int(kind[-1])
+    return torch.rand(BATCH * TIME, MEMBERS, generator=torch.Generator().manual_seed(0)).topk(top_k).indices
+
+
+def of_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    mixed = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value)), is_causal=True)
+    return mixed.transpose(1, 2)
+
+
+def rows_of(placed: Placed, every_STNH: Tensor) -> Tensor:
+    return placed.pick(every_STNH.reshape(MEMBERS, BATCH * TIME, HEADS * SIZE)).unflatten(1, (HEADS, SIZE))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+@pytest.mark.parametrize("kind", ["top 1", "top 2", "top 3", "one never chosen", "one has all"])
+def test_it_is_the_attention_of_all_tokens_at_the_rows(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact_attention, "CHUNK", chunk)
+    placed, generator = place(choices(kind), MEMBERS), torch.Generator().manual_seed(1)
+    found = []
+    streams = torch.randn(3, MEMBERS * BATCH, TIME, HEADS, SIZE, dtype=torch.float64, generator=generator)
+    for compact in (True, False):
+        query, key, value = (x.clone().requires_grad_() for x in streams)
+        if compact:
+            made = compact_attention.compact_attention(rows_of(placed, query), key, value, placed)
+        else:
+            made = rows_of(placed, of_all(query, key, value))
+        (made * torch.arange(made.numel()).view_as(made)).sum().backward()
+        found.append([made.detach(), query.grad, key.grad, value.grad])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-9)
+
+
+def test_it_serves_long_sequences_in_wide_numbers() -> None:
+    query = torch.zeros(5, 4)
+    assert compact_attention.serves(query, 128)
+    assert compact_attention.serves(query.double(), 128)
+    assert not compact_attention.serves(query, 127)
+    assert not compact_attention.serves(query.bfloat16(), 128)
+    assert not compact_attention.serves(query.to("meta"), 128)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", ["top 1", "top 3", "one never chosen"])
+def test_rows_through_their_members_are_products_one_by_one(kind: str, bias: bool) -> None:
+    """Written in place on a CPU, and under autocast in pieces that are put together."""
+    linear = StackedLinear(MEMBERS, 6, 10, bias).double()
+    for parameter in linear.parameters():
+        torch.nn.init.normal_(parameter)
+    placed = place(choices(kind), MEMBERS)
+    columns, found = slice(2, 9), []
+    for way in ("in place", "by hand"):
+        linear.zero_grad()
+        rows = torch.randn(len(placed.source_R), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        rows.requires_grad_()
+        if way == "in place":
+            made = linear(rows, placed.groups, columns)
+        else:
+            made = torch.stack(
+                [row @ linear.weight[e, :, columns] for row, e in zip(rows, placed.expert_R, strict=True)]
+            )
+            made = made if linear.bias is None else made + linear.bias[placed.expert_R, columns]
+        made.square().sum().backward()
+        found.append([made.detach(), rows.grad, *(p.grad.clone() for p in linear.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-10)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = linear.float()(rows.detach().float(), placed.groups, columns)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.double(), found[0][0], rtol=0.05, atol=0.1)

@@ -1,0 +1,301 @@
+"""Silent paths and frozen parts: what is switched off adds nothing, and nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parallel_layers import first_layer, path_model
+from transformers import AutoModelForCausalLM
+
+import braidlm
+from braidlm.core.errors import BraidError
+from braidlm.core.files import read_json
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.paths.joins import joins
+from braidlm.model.paths.switches import freeze, path_names, use_paths
+from braidlm.model.routing.router import TopKRouter
+from tiny_models import random_ids, tiny_model
+
+NAMES = ["stories", "maths", "code"]
+
+
+def logits(model: BraidForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return model(random_ids(2, 7), use_cache=False).logits
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
+
+
+def test_names_come_in_order_and_once() -> None:
+    stages = [{"parallel": {"paths": ["b", "a"]}}, {"parallel": {"paths": ["a", "c"], "layers": 2}}]
+    assert path_names(tiny_model(stages=stages)) == ("b", "a", "c")
+    assert path_names(tiny_model()) == ()
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_silent_path_is_one_whose_part_of_the_linear_layer_is_zero(stacked: bool) -> None:
+    model = path_model(paths=NAMES, layers=2, stacked=stacked)
+    whole = logits(model)
+    use_paths(model, ["stories", "code"])
+    silenced = logits(model)
+    assert not torch.allclose(silenced, whole)
+    use_paths(model, None)
+    close(logits(model), whole)
+    for layer in model.model.stages[0].layers:
+        layer.join.linear.weight.data[:, 16:32] = 0
+    close(logits(model), silenced)
+
+
+@pytest.mark.parametrize("kind", joins)
+def test_nothing_of_a_silent_path_is_left(kind: str) -> None:
+    """Its weights can be anything: a data owner who withdraws a part withdraws all of it."""
+    model = path_model(paths={"a": {}, "b": {}, "c": {}, "d": {}}, layers=2, join=kind, attention={"heads": 2})
+    use_paths(model, ["a", "c", "d"])
+    before = logits(model)
+    for layer in model.model.stages[0].layers:
+        for parameter in layer.stack.parameters():
+            parameter.data[1] += 1.0
+    close(logits(model), before)
+    use_paths(model, None)
+    assert not torch.allclose(logits(model), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("sample", ["gumbel", "softmax"])
+@pytest.mark.parametrize("kind", ["gumbel_v1", "gumbel_v2"])
+def test_a_router_never_chooses_a_silent_path(kind: str, sample: str, training: bool) -> None:
+    model = path_model(paths=NAMES, layers=2, join={"kind": kind, "sample": sample}).train(training)
+    for layer in model.model.stages[0].layers:
+        layer.join.router.bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0], dtype=torch.float64)  # all want maths
+    ids = random_ids(3, 20)
+    assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
+    use_paths(model, ["stories", "code"])
+    for routing in model(ids).routings:
+        assert routing.choices == (*NAMES, "combined")
+        assert routing.probabilities_BTN[..., 1].max() == 0
+        assert routing.weights_BTN[..., 1].max() == 0
+        torch.testing.assert_close(routing.weights_BTN.sum(-1), torch.ones(3, 20))
+    model.zero_grad()
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"scope": "routed"}, {"balance_rate": 0.1}, {"noise": 1.0}], ids=str)
+@pytest.mark.parametrize("per", ["block", "sublayer"])
+@pytest.mark.parametrize("compute", ["sparse", "dense"])
+def test_a_routed_join_never_chooses_a_silent_path(
+    compute: str, per: str, options: dict[str, Any], training: bool
+) -> None:
+    join = {"kind": "routed", "top_k": 1, "per": per, "compute": compute, **options}
+    model = path_model(paths=NAMES, layers=2, join=join).train(training)
+    routers = [part for part in model.modules() if isinstance(part, TopKRouter)]
+    assert len(routers) == (2 if per == "block" else 4)
+    for router in routers:  # all want maths
+        router.scores.bias.data = torch.tensor([0.0, 9.0, 0.0], dtype=torch.float64)
+        if router.balance is not None:
+            router.balance.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    ids = random_ids(3, 20)
+    assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
+    use_paths(model, ["stories", "code"])
+    for routing in model(ids).routings:
+        assert routing.choices == tuple(NAMES)
+        assert (routing.chosen_BTK != 1).all()
+        assert routing.probabilities_BTN[..., 1].max() == 0
+        torch.testing.assert_close(routing.weights_BTK.sum(-1), torch.ones(3, 20, dtype=torch.float64))
+    model.zero_grad()
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    use_paths(model, None)
+    assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
+
+
+def test_a_path_alone_serves_every_token_where_two_are_chosen() -> None:
+    model = path_model(paths=NAMES, join={"kind": "routed", "top_k": 2})
+    use_paths(model, ["code"])
+    (routing,) = model(random_ids(2, 7)).routings
+    torch.testing.assert_close(routing.weights_BTN, torch.tensor([0.0, 0.0, 1.0]).double().expand(2, 7, 3))
+
+
+def test_add_without_a_path_is_the_stream_and_the_other_changes() -> None:
+    layer, hidden, span, (a, _, c) = first_layer(paths=NAMES, join="add")
+    layer.join.silent = frozenset({"maths"})
+    close(layer(hidden, span)[0], hidden + (a - hidden) + (c - hidden))
+
+
+def test_concat_has_zeros_in_the_silent_place() -> None:
+    layer, hidden, span, (a, _) = first_layer(join="concat", attention={"heads": 2})
+    layer.join.silent = frozenset({"path_2"})
+    joined, _ = layer(hidden, span)
+    close(joined[..., :8], a)
+    assert joined[..., 8:].abs().max() == 0
+
+
+def test_a_name_silences_it_in_every_stage() -> None:
+    stages = [{"parallel": {"paths": ["a", "b"]}}, {"parallel": {"paths": ["b", "c"]}}]
+    model = tiny_model(stages=stages)
+    use_paths(model, ["a", "c"])
+    assert [stage.layers[0].join.silent for stage in model.model.stages] == [{"b"}, {"b"}]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["storis"], "the model has no path 'storis'. Did you mean 'stories'?"),
+        (["stories", "zzz"], "the model has no path 'zzz'. There are: code, maths, stories."),
+        ([], "at least one path must be heard\nThe model has stories, maths, code."),
+    ],
+)
+def test_paths_that_cannot_be_chosen(names: list[str], text: str) -> None:
+    model = path_model(paths=NAMES)
+    before = logits(model)
+    with pytest.raises(BraidError) as caught:
+        use_paths(model, names)
+    assert str(caught.value) == text
+    close(logits(model), before)
+
+
+def test_a_model_without_paths_has_none_to_choose() -> None:
+    with pytest.raises(BraidError, match="this model has no paths to choose from"):
+        use_paths(tiny_model(), ["stories"])
+    use_paths(tiny_model(), None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_model(path_model(paths=NAMES, layers=2).float(), tmp_path / "m", None, {"made_by": "a test"})
+
+
+def test_loading_with_chosen_paths(folder: Path) -> None:
+    whole = load_model(folder)
+    use_paths(whole, ["stories"])
+    expected = logits(whole)
+    for loaded in (
+        load_model(folder, paths=["stories"]),
+        braidlm.load_model(folder, paths=("stories",)),
+        BraidForCausalLM.from_pretrained(folder, paths=["stories"]).eval(),
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, paths=["stories"]).eval(),
+    ):
+        assert torch.equal(logits(loaded), expected)
+        assert loaded.config.paths == ["stories"]
+    assert load_model(folder).config.paths is None
+    assert not torch.equal(logits(load_model(folder)), expected)
+
+
+def test_a_folder_remembers_its_silent_paths(folder: Path, tmp_path: Path) -> None:
+    silenced = load_model(folder, paths=["stories", "code"])
+    again = save_model(silenced, tmp_path / "silenced", None, {"made_by": "a test"})
+    assert read_json(again / "config.json")["paths"] == ["stories", "code"]
+    assert torch.equal(logits(load_model(again)), logits(silenced))
+    assert torch.equal(logits(load_model(again, paths=NAMES)), logits(load_model(folder)))
+
+
+def test_loading_with_a_path_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        load_model(folder, paths=["maht"])
+    assert str(caught.value) == f"{folder}: the model has no path 'maht'. Did you mean 'maths'?"
+    with pytest.raises(BraidError, match=r"the model has no path 'maht'. Did you mean 'maths'\?"):
+        BraidForCausalLM.from_pretrained(folder, paths=["maht"])
+    plain = save_model(tiny_model(), tmp_path / "plain", None, {"made_by": "a test"})
+    with pytest.raises(BraidError) as caught:
+        load_model(plain, paths=["stories"])
+    assert str(caught.value) == f"{plain}: this model has no paths to choose from"
+
+
+WHOLE: dict[str, Any] = {
+    "positions": "learned",
+    "tie_embeddings": False,
+    "stages": [
+        "block",
+        {"project": {"to": 8}},
+        {"parallel": {"paths": ["a", "b"], "layers": 2, "join": {"kind": "gumbel_v1", "norm": "rms"}}},
+        {"parallel": {"paths": {"a": {"width": 16}, "b": {}}, "to": 16}},
+    ],
+    "block": {"attention": {"heads": 2}},
+}
+FROZEN: dict[str, tuple[str, ...]] = {
+    "paths": (".stack.", ".paths."),
+    "joins": (".join.", ".linear.", ".enter.", "model.norm."),
+    "embedding": ("model.embedding.", "model.positions."),
+    "head": ("head.",),
+}
+"""The tensors of each part: those whose names have one of these in them."""
+
+
+@pytest.mark.parametrize("part", FROZEN)
+def test_a_part_is_frozen_by_name_and_nothing_else(part: str) -> None:
+    model = tiny_model(**WHOLE)
+    freeze(model, [part])
+    for name, parameter in model.named_parameters():
+        theirs = any(mark in name for mark in FROZEN[part])
+        assert parameter.requires_grad != theirs, name
+    assert any(not p.requires_grad for p in model.parameters())
+
+
+ROUTED: dict[str, Any] = {
+    "stages": [
+        {"project": {"to": 16, "experts": 2}},
+        {"parallel": {"paths": ["a", "b"], "join": "routed"}},
+        {"parallel": {"paths": ["a", "b"], "join": {"kind": "routed", "per": "sublayer"}}},
+    ],
+}
+
+
+def test_routed_paths_are_frozen_without_their_routers() -> None:
+    model = tiny_model(**ROUTED)
+    freeze(model, ["paths"])
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad != (".stack." in name or ".bank." in name), name
+    model = tiny_model(**ROUTED)
+    freeze(model, ["joins"])
+    for name, parameter in model.named_parameters():
+        theirs = ".router." in name or name.startswith(("model.stages.0.", "model.norm.")) or "2.layers.0." in name
+        assert parameter.requires_grad != (theirs and ".bank." not in name), name
+
+
+def test_experts_of_a_plain_block_are_no_paths() -> None:
+    experts = {"block": {"attention": {"heads": 4, "experts": 2}, "feed": {"hidden": 8, "experts": 2}}}
+    model = tiny_model(stages=[experts, {"parallel": {"paths": ["a", "b"], "join": "routed"}}])
+    freeze(model, ["paths", "joins"])
+    left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name, _ in model.named_parameters() if name.startswith("model.stages.0.")} <= left
+    assert not any(name.startswith("model.stages.1.") for name in left)
+
+
+def test_parts_together_leave_the_plain_blocks() -> None:
+    model = tiny_model(**WHOLE)
+    freeze(model, FROZEN)
+    left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert left
+    assert all(name.startswith("model.stages.0.layers.0.") for name in left)
+
+
+def test_a_tied_head_is_frozen_with_its_embedding() -> None:
+    model = path_model()
+    freeze(model, ["head"])
+    assert not model.model.embedding.weight.requires_grad
+
+
+def test_a_part_that_does_not_exist_cannot_be_frozen() -> None:
+    with pytest.raises(BraidError, match=r"'path' cannot be frozen. Did you mean 'paths'\?"):
+        freeze(path_model(), ["path"])
+    with pytest.raises(BraidError, match=r"'blocks' cannot be frozen. There are: embedding, head, joins, paths."):
+        freeze(path_model(), ["blocks"])
+
+
+def test_a_folder_remembers_what_is_frozen(tmp_path: Path) -> None:
+    config = BraidConfig(path_model().config.architecture, vocab_size=37, frozen=["paths", "embedding"])
+    saved = save_model(BraidForCausalLM(config), tmp_path / "m", None, {"made_by": "a test"})
+    with_facts, facts = BraidForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert not facts["missing_keys"]
+    auto = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)
+    for loaded in (BraidForCausalLM(config), load_model(saved), auto, with_facts, BraidModel.from_pretrained(saved)):
+        assert loaded.config.frozen == ["paths", "embedding"]
+        for name, parameter in loaded.named_parameters():
+            kept = ".stack." in name or "embedding." in name
+            assert parameter.requires_grad != kept, name

@@ -1,0 +1,118 @@
+"""Sparse experts equal every expert on every token with a mask, forward and gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.model.errors import BraidError
+from braidlm.model.paths.expert_projection import ExpertProjection, ProjectionExpertsConfig
+from braidlm.model.routing.dispatch import Bank, dispatch, dispatch_by_mask
+from braidlm.model.routing.router import RouterConfig
+from tiny_models import random_ids, randomised, tiny_config, tiny_model
+
+
+def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object) -> ExpertProjection:
+    names = [f"e{i}" for i in range(experts)]
+    config = ProjectionExpertsConfig(names, RouterConfig(top_k=top_k, **router), kind, 6)  # type: ignore[arg-type]
+    return randomised(ExpertProjection(config, 8, 4, bias)).double()
+
+
+def both_ways(made: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
+    """Output and gradients by each way."""
+    found = []
+    for way in (dispatch, dispatch_by_mask):
+        made.zero_grad()
+        read = rows.clone().requires_grad_()
+        routing = made.router(read[None])
+        bank: Bank = made.bank
+        out = way(read, routing.chosen_BTK[0], routing.weights_BTK[0], len(made.router.choices), bank)
+        (out * torch.arange(1.0, 1 + out.shape[1])).square().sum().backward()
+        assert read.grad is not None
+        found.append([out.detach(), read.grad, *(p.grad.clone() for p in made.parameters() if p.grad is not None)])
+    return found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "swiglu"])
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (4, 2), (4, 4), (1, 1)])
+def test_sparse_equals_mask(kind: str, experts: int, top_k: int, bias: bool) -> None:
+    rows = torch.randn(13, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sparse, masked = both_ways(projection(kind, experts, top_k, bias), rows)
+    for a, b in zip(sparse, masked, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 20), st.data())
+def test_any_choice_is_served(experts: int, count: int, data: st.DataObject) -> None:
+    """Also where an expert has no row at all, or all of them."""
+    top_k = data.draw(st.integers(1, experts))
+    picks = data.draw(st.lists(st.permutations(range(experts)), min_size=count, max_size=count))
+    chosen = torch.tensor([pick[:top_k] for pick in picks])
+    generator = torch.Generator().manual_seed(count)
+    rows = torch.randn(count, 8, dtype=torch.float64, generator=generator)
+    weights = torch.rand(count, top_k, dtype=torch.float64, generator=generator)
+    made = projection("swiglu", experts, 1, True)
+    ways = [way(rows, chosen, weights, experts, made.bank) for way in (dispatch, dispatch_by_mask)]
+    torch.testing.assert_close(*ways, rtol=0, atol=1e-10)
+
+
+def test_weights_add_up_to_one_or_stay_as_they_were() -> None:
+    hidden = torch.randn(2, 3, 8, dtype=torch.float64)
+    routing = projection("linear", 4, 2, False).router(hidden)
+    torch.testing.assert_close(routing.weights_BTK.sum(-1), torch.ones(2, 3, dtype=torch.float64))
+    plain = projection("linear", 4, 2, False, renormalise=False).router(hidden)
+    torch.testing.assert_close(plain.weights_BTK, plain.probabilities_BTN.topk(2).values)
+
+
+def test_noise_is_for_training_only() -> None:
+    made, hidden = projection("linear", 4, 2, False, noise=1.0), torch.randn(2, 3, 8, dtype=torch.float64)
+    made.eval()
+    torch.testing.assert_close(made(hidden)[0], made(hidden)[0], rtol=0, atol=0)
+    made.train()
+    assert not torch.equal(made(hidden)[0], made(hidden)[0])
+
+
+def test_active_parameters_and_flops_count_the_chosen_experts() -> None:
+    def cost(top_k: int) -> tuple[int, int, int]:
+        experts = {"names": ["a", "b", "c", "d"], "router": {"top_k": top_k}}
+        config = tiny_config(stages=["block", {"project": {"to": 16, "experts": experts}}])
+        found = model_cost(skeleton(config))
+        return found.parameters, found.active_parameters, found.flops_per_token
+
+    (all_1, active_1, flops_1), (all_2, active_2, flops_2) = cost(1), cost(2)
+    assert all_1 == all_2
+    assert active_2 - active_1 == 16 * 16
+    assert flops_2 - flops_1 == 2 * 16 * 16
+
+
+def test_routings_come_out_with_their_address() -> None:
+    model = tiny_model(stages=["block", {"project": {"to": 16, "experts": 3}}])
+    (routing,) = model(random_ids(2, 5)).routings
+    assert routing.name == "stages.1.experts.router"
+    assert routing.choices == ("expert_1", "expert_2", "expert_3")
+    assert routing.chosen_BTK.shape == (2, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        (0, "at least one expert is needed"),
+        ({"names": ["a", "b"], "router": {"top_k": 3}}, "top_k is 3, and there are only 2 experts"),
+        ({"names": ["a", "a"]}, "a name is given twice"),
+        ({"names": ["a", "b"], "router": {"top_k": 0}}, "top_k must be at least 1, got 0"),
+        ({"names": ["a", "b"], "kind": "swiglo"}, "'swiglo' is not one of linear, swiglu. Did you mean 'swiglu'?"),
+        (
+            {"names": ["a", "b"], "router": {"losses": {"swich": 1.0}}},
+            "unknown routing loss 'swich'. Did you mean 'switch'?",
+        ),
+        ("many", "expected a number of experts or a mapping, got 'many'"),
+    ],
+)
+def test_bad_experts(experts: object, message: str) -> None:
+    with pytest.raises(BraidError) as caught:
+        tiny_config(stages=[{"project": {"to": 16, "experts": experts}}])
+    assert message in str(caught.value)

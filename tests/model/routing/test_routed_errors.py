@@ -1,0 +1,141 @@
+"""What is said about routed blocks and experts that cannot be, and about a router that went astray."""
+
+from typing import Any
+
+import pytest
+import torch
+from routed_models import routed_model
+from torch import nn
+
+from braidlm.model.errors import BraidError
+from braidlm.model.feed.feeds import feeds
+from braidlm.model.modeling_braid import BraidForCausalLM
+from tiny_models import random_ids, tiny_config, tiny_model
+
+STAGE = "model.stages[0].parallel"
+BLOCK = "model.stages[0].block"
+
+
+def refused(stage: dict[str, Any]) -> str:
+    with pytest.raises(BraidError) as caught:
+        BraidForCausalLM(tiny_config(stages=[stage]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("join", "text"),
+    [
+        ({"top_k": 5}, "top_k is 5, and there are only 4 to choose from"),
+        ({"top_k": 5, "per": "sublayer"}, "top_k is 5, and there are only 4 experts"),
+        ({"top_k": 0}, f"{STAGE}.join: top_k must be at least 1, got 0"),
+        ({"scope": "routet"}, f"{STAGE}.join.scope: 'routet' is not one of all, routed. Did you mean 'routed'?"),
+        ({"per": "layer"}, f"{STAGE}.join.per: 'layer' is not one of block, sublayer."),
+        ({"compute": "fast"}, f"{STAGE}.join.compute: 'fast' is not one of measured, sparse, dense."),
+        ({"balance_rate": -0.1}, f"{STAGE}.join: balance_rate must be 0 or more, got -0.1"),
+        ({"noise": -1.0}, f"{STAGE}.join: noise must be 0 or more, got -1"),
+        ({"losses": {"swich": 1.0}}, f"{STAGE}.join: losses: unknown routing loss 'swich'. Did you mean 'switch'?"),
+        ({"topk": 2}, f"{STAGE}.join: unknown key 'topk'. Did you mean 'top_k'?"),
+    ],
+    ids=str,
+)
+def test_a_routed_join_that_cannot_be(join: dict[str, Any], text: str) -> None:
+    assert text in refused({"parallel": {"paths": 4, "join": {"kind": "routed", **join}}})
+
+
+SUBLAYER = {"kind": "routed", "per": "sublayer"}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "texts"),
+    [
+        (
+            {"paths": {"a": {"width": 8}, "b": {"width": 8}}},
+            [
+                "paths chosen per sublayer read and write the stream as it is",
+                "Leave out width and `to`; heads, head_dim and hidden make the paths narrow.",
+            ],
+        ),
+        ({"paths": 2, "to": 24}, ["paths chosen per sublayer read and write the stream as it is"]),
+        (
+            {"paths": {"a": {}, "b": {"attention": {"heads": 2}}}},
+            ["paths chosen per sublayer must be of one shape: give them the same options"],
+        ),
+        (
+            {"paths": {"a": {"depth": 2}, "b": {"depth": 2}}},
+            ["paths chosen per sublayer have one block in each layer: leave out depth"],
+        ),
+        (
+            {"paths": 2, "feed": {"kind": "mlp", "experts": 2}},
+            ["paths chosen per sublayer must be of one shape: give them the same options"],
+        ),
+    ],
+    ids=str,
+)
+def test_paths_that_cannot_be_chosen_per_sublayer(parallel: dict[str, Any], texts: list[str]) -> None:
+    said = refused({"parallel": {**parallel, "join": SUBLAYER}})
+    for text in texts:
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    ("part", "experts", "text"),
+    [
+        ("feed", 0, f"{BLOCK}.feed.experts: at least one expert is needed"),
+        ("attention", 0, f"{BLOCK}.attention.experts: at least one expert is needed"),
+        ("feed", 1, f"{BLOCK}.feed.experts: top_k is 2, and there are only 1 experts"),
+        ("attention", {"names": ["a", "a"]}, f"{BLOCK}.attention.experts: a name is given twice: a, a"),
+        ("feed", {"names": 2, "shared": 0}, f"{BLOCK}.feed.experts: shared must be at least 1, got 0"),
+        ("attention", {"names": 2, "shared": 8}, f"{BLOCK}.attention.experts: unknown key 'shared'."),
+        (
+            "attention",
+            {"names": 2, "scope": "none"},
+            f"{BLOCK}.attention.experts.scope: 'none' is not one of all, routed.",
+        ),
+        (
+            "feed",
+            {"names": 3, "router": {"top_k": 4}},
+            f"{BLOCK}.feed.experts: top_k is 4, and there are only 3 experts",
+        ),
+        (
+            "feed",
+            {"names": 3, "router": {"noise": -1}},
+            f"{BLOCK}.feed.experts.router: noise must be 0 or more, got -1",
+        ),
+        ("feed", True, f"{BLOCK}.feed.experts: expected a number of experts or a mapping, got 'True'"),
+    ],
+    ids=str,
+)
+def test_experts_that_cannot_be(part: str, experts: Any, text: str) -> None:
+    assert text in refused({"block": {part: {"experts": experts}}})
+
+
+def test_a_part_that_cannot_be_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Alone(feeds["mlp"]):  # type: ignore[misc]
+        stackable = False
+
+    monkeypatch.setitem(feeds.parts, "alone", Alone)
+    said = refused({"block": {"feed": {"kind": "alone", "experts": 2}}})
+    assert "feed-forward 'alone' cannot be one of several experts" in said
+    said = refused({"parallel": {"paths": 2, "feed": {"kind": "alone"}, "join": SUBLAYER}})
+    assert "paths chosen per sublayer must be of one shape" in said
+
+
+@pytest.mark.parametrize("per", ["block", "sublayer"])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_router_whose_scores_are_not_numbers_is_named(per: str, broken: float) -> None:
+    model = routed_model({"per": per})
+    place = "stages.0.layers.1.join.router" if per == "block" else "stages.0.layers.1.feed.router"
+    router: nn.Module = model.model.get_submodule(place)
+    router.scores.weight.data[1, 2] = broken
+    with pytest.raises(BraidError) as caught:
+        model(random_ids(2, 5))
+    said = str(caught.value)
+    assert said.startswith(f"{place}: the router's scores are not numbers")
+    assert "go back to a checkpoint before that" in said
+
+
+def test_a_projections_router_is_named_too() -> None:
+    model = tiny_model(stages=["block", {"project": {"to": 16, "experts": 3}}])
+    model.model.stages[1].experts.router.scores.bias.data[0] = torch.nan
+    with pytest.raises(BraidError, match=r"stages\.1\.experts\.router: the router's scores are not numbers"):
+        model(random_ids(2, 5))
