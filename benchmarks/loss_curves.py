@@ -15,7 +15,7 @@ from shapes import VOCABULARY, braid_model
 
 from braidlm.model import modeling_braid
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
 
@@ -45,7 +45,7 @@ def losses(
         torch.manual_seed(0)
         model = braid_model(family, "28m", data[0].shape[1] - 1).to(device)
         config = TrainingConfig(budget=Amount(len(data)), batch=len(data[0]), compile=False)
-        stepper = Stepper(model, config, Place(0, 1, device), dtype)
+        stepper = Stepper(model, config, Rank(0, 1, device), dtype)
         if not fused:
             stepper.clipped = None
         found = []
@@ -83,7 +83,7 @@ def main() -> None:
                     "family": family,
                     "what": name,
                     "first": float(curve[0]),
-                    "half way": float(curve[len(curve) // 2]),
+                    "half context": float(curve[len(curve) // 2]),
                     "mean of last 20": float(curve[-20:].mean()),
                     "mean distance to float32": float(np.abs(curve - runs["plain float32"]).mean()),
                     "largest distance to float32": float(np.abs(curve - runs["plain float32"]).max()),

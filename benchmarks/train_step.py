@@ -17,7 +17,7 @@ from torch import nn
 
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
@@ -27,7 +27,7 @@ def step_of_ours(
     model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> Callable:
     """A step through the code that `braid train` runs."""
-    stepper = Stepper(model.to(device), TrainingConfig(budget=Amount(1), batch=batch), Place(0, 1, device), dtype)
+    stepper = Stepper(model.to(device), TrainingConfig(budget=Amount(1), batch=batch), Rank(0, 1, device), dtype)
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, (batch, length + 1))
     return lambda: stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), batch * length, 1e-4)
 

@@ -19,14 +19,14 @@ import torch
 
 from braidlm.kernels.planned_pass import has_fused_pass
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
 from tiny_models import tiny_model
 
 model = tiny_model()
 assert not has_fused_pass(model.model)
-stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2), Place(0, 1, torch.device("cpu")), torch.float32)
+stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2), Rank(0, 1, torch.device("cpu")), torch.float32)
 tokens = np.zeros((2, 4), np.int64)
 print(stepper.step(tokens, tokens, 8, 1e-3).loss.isfinite().item())
 """

@@ -15,13 +15,13 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import load, loads
 from braidlm.model.routing.router import RouterConfig, TopKRouter
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.readings import Readings
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper, routers
 from tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 
-HERE = Place(0, 1, torch.device("cpu"))
+HERE = Rank(0, 1, torch.device("cpu"))
 NAMES = ("a", "b", "c", "d")
 
 

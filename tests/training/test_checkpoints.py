@@ -15,7 +15,7 @@ from braidlm.core.files import read_json
 from braidlm.core.models.folders import load_model
 from braidlm.training import checkpoints, loop
 from braidlm.training.checkpoints import Checkpoints
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.train import train
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def finished(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    """The finished run in a place where it may be damaged."""
+    """The finished run in a folder where it may be damaged."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     recipe = folder / "recipe.yaml"
@@ -69,8 +69,8 @@ DAMAGES = {
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage: str, copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    harm, place, problem = DAMAGES[damage]
-    harm(copy / place)
+    harm, file, problem = DAMAGES[damage]
+    harm(copy / file)
     recipe = yaml.safe_load((copy / "recipe.yaml").read_text())
     assert train(recipe).finished
     shown = capsys.readouterr()
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert "Going on from checkpoint step-000008 (step 8)." in shown.out
     assert weight_bytes(copy / MODEL) == weight_bytes(finished / MODEL)
     assert records(copy) == records(finished)
-    assert Checkpoints(copy, Place(0, 1, CPU), 3).newest_good() == "step-000012"
+    assert Checkpoints(copy, Rank(0, 1, CPU), 3).newest_good() == "step-000012"
 
 
 def test_all_damaged_begins_anew(copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,10 +99,10 @@ def test_a_damaged_state_does_not_push_out_a_good_one(stories: Path, tmp_path: P
     assert sorted(p.name for p in (folder / "states").iterdir()) == ["step-000006", "step-000008"]
     flip(folder / "states/step-000008/position.json")
     train(recipe)
-    place = Checkpoints(folder, Place(0, 1, CPU), 3)
-    assert place._in_order() == ["step-000006", "step-000008"]
+    checkpoints = Checkpoints(folder, Rank(0, 1, CPU), 3)
+    assert checkpoints._in_order() == ["step-000006", "step-000008"]
     flip(folder / "states/step-000008/position.json")
-    assert place.newest_good() == "step-000006"
+    assert checkpoints.newest_good() == "step-000006"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_nothing_is_printed_by_torch(stories: Path, tmp_path: Path, recwarn: pyt
 
 
 def test_another_number_of_processes_is_refused(copy: Path) -> None:
-    place = Checkpoints(copy, Place(0, 2, CPU), 3)
+    checkpoints = Checkpoints(copy, Rank(0, 2, CPU), 3)
     with pytest.raises(BraidError) as caught:
-        place.restore("step-000012", None, None)  # type: ignore[arg-type]
+        checkpoints.restore("step-000012", None, None)  # type: ignore[arg-type]
     assert "this run was begun by 1 processes, and now there are 2" in str(caught.value)
 
 

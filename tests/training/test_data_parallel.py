@@ -12,7 +12,7 @@ import torch
 from tiny_runs import environment, finish, records, tiny_recipe, weights, written
 
 from braidlm.core.errors import BraidError
-from braidlm.training.parallel import Place, _device, data_parallel, is_main_process, join_group, sum_over_processes
+from braidlm.training.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
 
 
@@ -76,12 +76,12 @@ def test_two_processes_stop_together_and_go_on(stories: Path, alone: Path, tmp_p
 
 def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join_group("cpu") as place:
-        assert place == Place(0, 1, torch.device("cpu"))
-        assert place.is_main
+    with join_group("cpu") as rank:
+        assert rank == Rank(0, 1, torch.device("cpu"))
+        assert rank.is_main
         module = torch.nn.Linear(1, 1)
-        assert data_parallel(module, place) is module
-        assert sum_over_processes(torch.tensor(3.0), place) == 3.0
+        assert data_parallel(module, rank) is module
+        assert sum_over_processes(torch.tensor(3.0), rank) == 3.0
     monkeypatch.setenv("RANK", "1")
     assert not is_main_process()
 

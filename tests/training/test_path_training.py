@@ -20,7 +20,7 @@ from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.training.loop import Trainer
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
 from braidlm.training.train import train
@@ -69,7 +69,7 @@ def stepper(accumulation: int) -> Stepper:
     join = {"kind": "gumbel_v1", "losses": {"load_balance": 10.0}}
     model = tiny_model(stages=[{"parallel": {"paths": 2, "join": join}}])
     options = {"budget": 1, "batch": 2, "accumulation": accumulation, "clip": None}
-    return Stepper(model, decode(TrainingConfig, options), Place(0, 1, torch.device("cpu")), torch.float32)
+    return Stepper(model, decode(TrainingConfig, options), Rank(0, 1, torch.device("cpu")), torch.float32)
 
 
 def test_accumulation_weighs_routing_losses_by_tokens() -> None:

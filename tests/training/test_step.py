@@ -11,12 +11,12 @@ from torch import nn, optim
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper, _packed
 from tiny_models import VOCABULARY, tiny_model
 
-HERE = Place(0, 1, torch.device("cpu"))
+HERE = Rank(0, 1, torch.device("cpu"))
 STEPS = 5
 
 

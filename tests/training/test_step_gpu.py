@@ -10,7 +10,7 @@ import torch
 from braidlm.model import modeling_braid
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper
 from tiny_models import tiny_config
@@ -44,7 +44,7 @@ def losses(graph: bool, compiled: bool, accumulation: int = 1, checkpointing: bo
         compile=compiled,
         activation_checkpointing=checkpointing,
     )
-    stepper = Stepper(model, config, Place(0, 1, torch.device("cuda")), torch.float32)
+    stepper = Stepper(model, config, Rank(0, 1, torch.device("cuda")), torch.float32)
     random = np.random.default_rng(0)
     found = []
     for index in range(8):

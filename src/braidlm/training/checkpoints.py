@@ -4,7 +4,7 @@
     RUN/states/NAME/        optimizer and random states (torch.distributed.checkpoint), position.json, manifest.json
 
 A state is good when every file has the hash its manifest promises and its model folder holds the weights it was
-saved with. Both are written beside their place and renamed, so a crash leaves the ones before untouched.
+saved with. Both are written beside their folder and renamed, so a crash leaves the ones before untouched.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, read_json, sha256_of, write_json
 from braidlm.core.models.folders import WEIGHTS, FolderTokenizer, load_lineage, write_model_files
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.parallel import Place, wait_for_all
+from braidlm.training.parallel import Rank, wait_for_all
 
 STATES_KEPT = 2
 POSITION, MANIFEST, TENSORS = "position.json", "manifest.json", "tensors"
@@ -38,9 +38,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Checkpoints:
     """Saves and restores one run."""
 
-    def __init__(self, folder: Path, place: Place, keep: int | None):
+    def __init__(self, folder: Path, rank: Rank, keep: int | None):
         self.models, self.states = folder / "checkpoints", folder / "states"
-        self.place, self.keep = place, keep
+        self.rank, self.keep = rank, keep
 
     def save(
         self,
@@ -54,21 +54,21 @@ class Checkpoints:
         """Write a checkpoint; when this returns it is on disk and good."""
         model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
         with explained_disk_errors(self.models / name), self._removed_on_failure(model_part, state_part):
-            if self.place.is_main:
+            if self.rank.is_main:
                 for part in (model_part, state_part):
                     shutil.rmtree(part, ignore_errors=True)
                     part.mkdir(parents=True)
-            wait_for_all(self.place)
-            write_tensors(training_tensors(model, optimizer, self.place), state_part / TENSORS, self.place)
-            if self.place.is_main:
+            wait_for_all(self.rank)
+            write_tensors(training_tensors(model, optimizer, self.rank), state_part / TENSORS, self.rank)
+            if self.rank.is_main:
                 write_model_files(model, model_part, tokenizer, lineage, name)
-                facts = {"saved": time.time_ns(), "processes": self.place.world, **position}
+                facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
                 make_final(model_part, self.models / name)
                 make_final(state_part, self.states / name)
                 self._prune()
-            wait_for_all(self.place)
+            wait_for_all(self.rank)
         return self.models / name
 
     def newest_good(self) -> str | None:
@@ -77,26 +77,26 @@ class Checkpoints:
             problem = state_problem(self.states / name, self.models / name)
             if problem is None:
                 return name
-            if self.place.is_main:
+            if self.rank.is_main:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
         return None
 
     def restore(self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer) -> dict[str, Any]:
         """Put weights, optimizer and random states back; gives the saved position."""
         position = read_json(self.states / name / POSITION)
-        if position["processes"] != self.place.world:
+        if position["processes"] != self.rank.world_size:
             raise BraidError(
-                f"this run was begun by {position['processes']} processes, and now there are {self.place.world}",
+                f"this run was begun by {position['processes']} processes, and now there are {self.rank.world_size}",
                 str(self.states / name),
                 "Go on with as many as before; another number makes another batch, and so another run.",
             )
-        weights = load_file(self.models / name / WEIGHTS, device=str(self.place.device))
+        weights = load_file(self.models / name / WEIGHTS, device=str(self.rank.device))
         left = model.load_state_dict(weights, strict=False)
         missing = [k for k in left.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
         if missing or left.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
-        tensors = read_tensors(self.states / name / TENSORS, model, self.place)
-        put_training_tensors(tensors, model, optimizer, self.place)
+        tensors = read_tensors(self.states / name / TENSORS, model, self.rank)
+        put_training_tensors(tensors, model, optimizer, self.rank)
         return position
 
     def remove_leftovers(self) -> None:
@@ -125,7 +125,7 @@ class Checkpoints:
         try:
             yield
         except BaseException:
-            if self.place.is_main:
+            if self.rank.is_main:
                 for part in parts:
                     shutil.rmtree(part, ignore_errors=True)
             raise
@@ -160,7 +160,7 @@ def _steps(model: Path) -> int:
         return -1
 
 
-def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, place: Place) -> dict[str, Tensor]:
+def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> dict[str, Tensor]:
     """Everything besides the weights that the next step depends on, as named tensors."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -169,9 +169,9 @@ def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, place:
             continue
         found |= {f"optimizer.{name}.{key}": state[key] for key in MOMENTS}
         found[f"optimizer.{name}.step"] = state["step"].cpu()
-    found[f"random.{place.rank}.cpu"] = torch.get_rng_state()
-    if place.device.type == "cuda":
-        found[f"random.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
+    found[f"random.{rank.index}.cpu"] = torch.get_rng_state()
+    if rank.device.type == "cuda":
+        found[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
     return found
 
 
@@ -179,11 +179,11 @@ FULL = 1 << 16
 """With fewer bytes free than this, a disk is full."""
 
 
-def write_tensors(tensors: dict[str, Tensor], folder: Path, place: Place) -> None:
+def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
     """The tensors of all processes into one folder."""
     try:
         with _alone_on_purpose():
-            dcp.save(tensors, checkpoint_id=str(folder), no_dist=place.world == 1)
+            dcp.save(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
     except CheckpointException as error:
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):  # a full disk should be told as one
@@ -193,7 +193,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, place: Place) -> Non
         raise
 
 
-def read_tensors(folder: Path, model: BraidForCausalLM, place: Place) -> dict[str, Tensor]:
+def read_tensors(folder: Path, model: BraidForCausalLM, rank: Rank) -> dict[str, Tensor]:
     """What `write_tensors` wrote, as far as it is this process's."""
     saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     wanted: dict[str, Tensor] = {}
@@ -201,11 +201,11 @@ def read_tensors(folder: Path, model: BraidForCausalLM, place: Place) -> dict[st
         if f"optimizer.{name}.step" in saved:
             wanted |= {f"optimizer.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
             wanted[f"optimizer.{name}.step"] = torch.zeros(())
-    wanted[f"random.{place.rank}.cpu"] = torch.get_rng_state()
-    if f"random.{place.rank}.cuda" in saved and place.device.type == "cuda":
-        wanted[f"random.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
+    wanted[f"random.{rank.index}.cpu"] = torch.get_rng_state()
+    if f"random.{rank.index}.cuda" in saved and rank.device.type == "cuda":
+        wanted[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
     with _alone_on_purpose():
-        dcp.load(wanted, checkpoint_id=str(folder), no_dist=place.world == 1)
+        dcp.load(wanted, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
     return wanted
 
 
@@ -218,7 +218,7 @@ def _alone_on_purpose() -> Iterator[None]:
 
 
 def put_training_tensors(
-    tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer, place: Place
+    tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank
 ) -> None:
     """The reverse of `training_tensors`."""
     for name, parameter in model.named_parameters():
@@ -226,9 +226,9 @@ def put_training_tensors(
             state = {key: tensors[f"optimizer.{name}.{key}"] for key in MOMENTS}
             # Fused AdamW counts its steps on the device.
             optimizer.state[parameter] = {"step": tensors[f"optimizer.{name}.step"].to(parameter.device), **state}
-    torch.set_rng_state(tensors[f"random.{place.rank}.cpu"])
-    if f"random.{place.rank}.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors[f"random.{place.rank}.cuda"], place.device)
+    torch.set_rng_state(tensors[f"random.{rank.index}.cpu"])
+    if f"random.{rank.index}.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors[f"random.{rank.index}.cuda"], rank.device)
 
 
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:

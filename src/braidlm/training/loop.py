@@ -15,7 +15,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, short
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.coverage import repetition
-from braidlm.training.parallel import Place
+from braidlm.training.parallel import Rank
 from braidlm.training.precision import choose_dtype
 from braidlm.training.progress import Progress, Speedometer, progress_note
 from braidlm.training.rates import LearningRate
@@ -43,14 +43,14 @@ class Trainer:
         data: OpenData,
         checkpoints: Checkpoints,
         lineage: Callable[[dict[str, Any]], dict[str, Any]],
-        place: Place,
+        rank: Rank,
     ):
-        self.recipe, self.model, self.data, self.place = recipe, model, data, place
+        self.recipe, self.model, self.data, self.rank = recipe, model, data, rank
         self.checkpoints, self.lineage = checkpoints, lineage
         training = recipe.training
         self.budget = training.budget
-        self.dtype = choose_dtype(training.precision, place.device)
-        self.stepper = Stepper(model, training, place, self.dtype)
+        self.dtype = choose_dtype(training.precision, rank.device)
+        self.stepper = Stepper(model, training, rank, self.dtype)
         self.loader = Loader(
             data.train,
             chunkings.build(recipe.data.chunking),
@@ -59,8 +59,8 @@ class Trainer:
             accumulation=training.accumulation,
             seed=recipe.seed,
             mix=recipe.data.mix,
-            rank=place.rank,
-            world=place.world,
+            rank=rank.index,
+            world=rank.world_size,
         )
         self.held_out = {
             stream.name: validation_windows(stream, recipe.data.length, recipe.validation.tokens, rows=training.batch)
@@ -71,23 +71,23 @@ class Trainer:
         self.temperature_curve = schedules.build(training.temperature)
         self.progress = Progress()
         self.rate = 0.0
-        self.readings = Readings(place)
+        self.readings = Readings(rank)
         self.usage_watch = UsageWatch()
-        self.speed = Speedometer(model_cost(model, recipe.data.length).flops_per_token, place.device, place.world)
+        self.speed = Speedometer(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
-        self.stop = GentleStop(place)
+        self.stop = GentleStop(rank)
         self._check()
 
     def _check(self) -> None:
         """What would only show itself later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
-        if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.place.is_main:
+        if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.rank.is_main:
             console.warn("training.dropout has no effect: every dropout rate of the model is 0")
         if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
             console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
-        if self.place.is_main:
+        if self.rank.is_main:
             self._tell_coverage()
 
     def _tell_coverage(self) -> None:
@@ -118,7 +118,7 @@ class Trainer:
             while not self.finished:
                 before = self.progress
                 self._step()
-                self._after_step(before, tracker, advance if self.place.is_main else None)
+                self._after_step(before, tracker, advance if self.rank.is_main else None)
                 if not self.finished and self._asked_to_stop():
                     self._save()
                     return False
@@ -133,7 +133,7 @@ class Trainer:
         self.rate = self.rate_curve(before, self.progress)
         report = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
         self.readings.add(self.progress.steps, report)
-        if self.place.device.type == "cpu":
+        if self.rank.device.type == "cpu":
             self._check_finite()
 
     def _left(self, unit: str) -> int | None:
@@ -169,7 +169,7 @@ class Trainer:
 
     def _asked_to_stop(self) -> bool:
         """Processes must agree, which waits for the device: on several GPUs only where a record waits anyway."""
-        if self.place.world > 1 and self.place.device.type == "cuda" and not self._at_record():
+        if self.rank.world_size > 1 and self.rank.device.type == "cuda" and not self._at_record():
             return False
         return self.stop.asked()
 
@@ -204,7 +204,7 @@ class Trainer:
             record["usage"] = usage
             record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
             record["lowest"] = {name: round(lowest(shares), 4) for name, shares in usage.items()}
-            if self.place.is_main and (lost := self.usage_watch.look(usage)):
+            if self.rank.is_main and (lost := self.usage_watch.look(usage)):
                 console.warn(lost)
         self.last["loss"] = record["loss"]
         if tracker is not None:

@@ -1,4 +1,4 @@
-"""Which process this is, on which device, and data parallelism around a single-device model."""
+"""The rank of this process and its device, and data parallelism around a single-device model."""
 
 import contextlib
 import os
@@ -14,37 +14,36 @@ from braidlm.core.errors import BraidError
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """This process among its peers."""
 
-    rank: int
-    world: int
+    index: int
+    world_size: int
     device: torch.device
 
     @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        return self.index == 0
 
 
 @contextlib.contextmanager
-def join_group(device: str | None = None) -> Iterator[Place]:
+def join_group(device: str | None = None) -> Iterator[Rank]:
     """Join the processes that torchrun started, or be the only one."""
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    chosen = _device(device)
-    if world == 1:
-        yield Place(0, 1, chosen)
+    rank = Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), _device(device))
+    if rank.world_size == 1:
+        yield rank
         return
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    if rank.device.type == "cuda":
+        torch.cuda.set_device(rank.device)
+    dist.init_process_group("nccl" if rank.device.type == "cuda" else "gloo")
     try:
-        yield Place(rank, world, chosen)
+        yield rank
     finally:
         dist.destroy_process_group()
 
 
 def is_main_process() -> bool:
-    """Whether this process speaks for all that torchrun started."""
+    """Whether this process writes the files and messages for all that torchrun started."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
@@ -61,21 +60,21 @@ def _device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def data_parallel(module: nn.Module, place: Place) -> nn.Module:
+def data_parallel(module: nn.Module, rank: Rank) -> nn.Module:
     """The module with its gradients averaged over processes."""
-    if place.world == 1:
+    if rank.world_size == 1:
         return module
-    return DistributedDataParallel(module, device_ids=[place.device.index] if place.device.type == "cuda" else None)
+    return DistributedDataParallel(module, device_ids=[rank.device.index] if rank.device.type == "cuda" else None)
 
 
-def sum_over_processes(value: torch.Tensor, place: Place) -> torch.Tensor:
+def sum_over_processes(value: torch.Tensor, rank: Rank) -> torch.Tensor:
     """The sum of a number over all processes."""
-    if place.world > 1:
+    if rank.world_size > 1:
         dist.all_reduce(value)
     return value
 
 
-def wait_for_all(place: Place) -> None:
-    """Return when every process has come here."""
-    if place.world > 1:
+def wait_for_all(rank: Rank) -> None:
+    """Return when every process has reached this call."""
+    if rank.world_size > 1:
         dist.barrier()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, stack
 
-from braidlm.training.parallel import Place, sum_over_processes
+from braidlm.training.parallel import Rank, sum_over_processes
 from braidlm.training.step import StepReport
 
 
@@ -13,7 +13,7 @@ from braidlm.training.step import StepReport
 class Readings:
     """Numbers of the steps since the last record."""
 
-    place: Place
+    rank: Rank
     losses: list[float] = field(default_factory=list)
     """Of the steps since the last record; saved with a checkpoint, so that the next record is the same after it."""
     norm: float = 0.0
@@ -47,7 +47,7 @@ class Readings:
         return None
 
     def _summed(self, shares: list[Tensor]) -> list[float]:
-        return sum_over_processes(stack(shares), self.place).tolist()
+        return sum_over_processes(stack(shares), self.rank).tolist()
 
     def take_mean(self) -> float:
         """The mean loss since it was last taken."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.kernels.planned_pass import has_fused_pass
-from braidlm.kernels.side_stream import Aside, beside
+from braidlm.kernels.side_stream import SideStream, on_side
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -21,7 +21,7 @@ from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.losses import loads, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.optimizers import make_adamw, set_learning_rate
-from braidlm.training.parallel import Place, data_parallel, sum_over_processes
+from braidlm.training.parallel import Rank, data_parallel, sum_over_processes
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
 
@@ -60,22 +60,22 @@ class StepReport:
 
 
 Losses = tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]
-"""Of the text, of the routers if there are any, the usage of their choices, and what was picked how often where routers
+"""Of the text, of the routers if there are any, the usage of their choices, and what was picked config often where routers
 are balanced without a loss."""
 
 
 class Objective(nn.Module):
     """The model as a function from a batch to its losses and the usage of its routers' choices."""
 
-    def __init__(self, model: BraidForCausalLM, aside: Aside | None):
+    def __init__(self, model: BraidForCausalLM, side: SideStream | None):
         super().__init__()
-        self.model, self.aside = model, aside
+        self.model, self.side = model, side
         self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
-        text, routing, routings = self.model.training_losses(inputs, labels, count, self.aside)
+        text, routing, routings = self.model.training_losses(inputs, labels, count, self.side)
         read = [part for r in routings for part in (r.probabilities_BTN, r.chosen_BTK, r.weights_BTK)]
-        with beside(self.aside, labels, *read, urgent=True):
+        with on_side(self.side, labels, *read, urgent=True):
             real = labels != IGNORED
             balanced = tuple(r for r in routings if r.name in self.balanced)
             picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
@@ -89,25 +89,25 @@ def routers(model: nn.Module) -> Iterator[TopKRouter]:
 class Stepper:
     """Runs optimizer steps for one model; nothing in a step waits for the device."""
 
-    def __init__(self, model: BraidForCausalLM, config: TrainingConfig, place: Place, dtype: torch.dtype):
-        self.model, self.config, self.place, self.dtype = model.train(), config, place, dtype
-        on_gpu = place.device.type == "cuda"
-        self.use_graph = (on_gpu and place.world == 1) if config.graph is None else config.graph and on_gpu
+    def __init__(self, model: BraidForCausalLM, config: TrainingConfig, rank: Rank, dtype: torch.dtype):
+        self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
+        on_gpu = rank.device.type == "cuda"
+        self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
         # Launched one by one the fused kernels would wait for the host; in a graph they need no compiler.
         fused = self.use_graph and has_fused_pass(model.model)
         self.use_compile = (on_gpu and not fused) if config.compile is None else config.compile
         # Gradients that are added to others, or sent to other processes, are read before anything is joined.
-        alone = on_gpu and place.world == 1 and config.accumulation == 1 and not self.use_compile
-        self.aside = Aside(place.device) if alone else None
+        alone = on_gpu and rank.world_size == 1 and config.accumulation == 1 and not self.use_compile
+        self.side = SideStream(rank.device) if alone else None
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
-        self.objective = data_parallel(Objective(model, self.aside), place)
+        self.objective = data_parallel(Objective(model, self.side), rank)
         self.run: Callable[..., Losses] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
         self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
-        self.nothing = torch.zeros((), device=place.device)
+        self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
@@ -153,13 +153,13 @@ class Stepper:
 
     def _load(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
-        if self.place.device.type != "cuda":
+        if self.rank.device.type != "cuda":
             return tensor
-        return tensor.pin_memory().to(self.place.device, non_blocking=True)
+        return tensor.pin_memory().to(self.rank.device, non_blocking=True)
 
     def _number(self, count: int) -> Tensor:
         # Made there: a copy from the host would wait for the device.
-        return torch.full((), float(count), device=self.place.device)
+        return torch.full((), float(count), device=self.rank.device)
 
     def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
         losses, additions, picked = [], [], []
@@ -168,13 +168,13 @@ class Stepper:
         for index, (tokens, targets) in enumerate(pieces):
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
-                with autocast(self.place.device, self.dtype):
+                with autocast(self.rank.device, self.dtype):
                     loss, asked, used, picks = self.run(tokens, targets, count)
                 whole = loss if asked is None else loss + asked
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
-                (whole if self.place.world == 1 else whole * self.place.world).backward()
-                if self.aside is not None:
-                    self.aside.join()
+                (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
+                if self.side is not None:
+                    self.side.join()
             losses.append(loss.detach())
             picked.append(picks)
             if asked is not None:
@@ -188,7 +188,7 @@ class Stepper:
         """Routers that are balanced without a loss see what all processes' tokens chose."""
         for name, router in self.balanced.items():
             load = functools.reduce(torch.add, (picks[name] for picks in picked))
-            router.rebalance(sum_over_processes(load, self.place))
+            router.rebalance(sum_over_processes(load, self.rank))
 
     def _sum(self, numbers: list[Tensor]) -> Tensor:
         return functools.reduce(torch.add, numbers) if numbers else self.nothing
@@ -223,13 +223,13 @@ class Stepper:
         return self.results.unpacked(self.numbers.clone())
 
     def _capture(self, batch: Tensor, shape: tuple[int, ...]) -> None:
-        """Record the step without running it; gradients get their fixed places inside the graph's memory."""
-        self.buffer = batch.to(self.place.device)
+        """Record the step without running it; gradients get their fixed addresses inside the graph's memory."""
+        self.buffer = batch.to(self.rank.device)
         inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         # What the loss waits for goes before what only the optimizer waits for.
-        first = torch.cuda.Stream(self.place.device, priority=-1)
+        first = torch.cuda.Stream(self.rank.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
             self.results = self._train(inputs.view(shape), labels.view(shape), count.view(torch.float32)[0])
             self.numbers = self.results.packed()

@@ -6,7 +6,7 @@ from types import FrameType
 
 import torch
 
-from braidlm.training.parallel import Place, sum_over_processes
+from braidlm.training.parallel import Rank, sum_over_processes
 
 PATIENCE = 1.0
 """Seconds. torchrun passes on a Ctrl-C that its processes have had from the terminal already."""
@@ -15,8 +15,8 @@ PATIENCE = 1.0
 class GentleStop:
     """Remembers that someone asked for an end; a second time, it comes at once."""
 
-    def __init__(self, place: Place):
-        self.place = place
+    def __init__(self, rank: Rank):
+        self.rank = rank
         self.asked_at: float | None = None
 
     def __enter__(self) -> None:
@@ -32,9 +32,9 @@ class GentleStop:
     def asked(self) -> bool:
         """Whether any process was asked; the same answer on all, so that they stop after the same step."""
         here = self.asked_at is not None
-        if self.place.world == 1:  # without waiting for the device
+        if self.rank.world_size == 1:  # without waiting for the device
             return here
-        return bool(sum_over_processes(torch.tensor(float(here), device=self.place.device), self.place))
+        return bool(sum_over_processes(torch.tensor(float(here), device=self.rank.device), self.rank))
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

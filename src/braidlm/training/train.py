@@ -24,7 +24,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import freeze
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.loop import Trainer
-from braidlm.training.parallel import Place, join_group, wait_for_all
+from braidlm.training.parallel import Rank, join_group, wait_for_all
 from braidlm.training.progress import Progress
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
@@ -53,45 +53,45 @@ def train(
     if isinstance(recipe, dict) and overrides:
         raise BraidError("overrides change a recipe that is named; change the content itself")
     loaded = decode_recipe(recipe) if isinstance(recipe, dict) else load_recipe(str(recipe), overrides)
-    with join_group(device) as place:
-        if not place.is_main:
+    with join_group(device) as rank:
+        if not rank.is_main:
             console.set_quiet(True)
-        return _train(loaded, place, fresh)
+        return _train(loaded, rank, fresh)
 
 
-def _train(loaded: LoadedRecipe, place: Place, fresh: bool) -> Run:
+def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Everything is checked before the folder is touched, so that a mistake leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
     _check_architecture(loaded)
-    if place.is_main:
+    if rank.is_main:
         check_folder(folder, resolved, fresh)
         data = open_data(recipe.data)  # the main process prepares what is missing, the others find it there
-    wait_for_all(place)
-    if not place.is_main:
+    wait_for_all(rank)
+    if not rank.is_main:
         data = open_data(recipe.data)
     torch.manual_seed(recipe.seed)
-    model = _make_model(loaded, data).to(place.device)
+    model = _make_model(loaded, data).to(rank.device)
     freeze(model, recipe.training.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
-    torch.manual_seed(recipe.seed * 1000 + place.rank)  # dropout differs between processes, weights do not
-    checkpoints = Checkpoints(folder, place, recipe.checkpoints.keep)
-    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), place)
-    with claimed(folder, resolved, fresh) if place.is_main else contextlib.nullcontext():
-        resumed = _resume(trainer, checkpoints, place)
+    torch.manual_seed(recipe.seed * 1000 + rank.index)  # dropout differs between processes, weights do not
+    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
+    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), rank)
+    with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
+        resumed = _resume(trainer, checkpoints, rank)
         return _run(trainer, folder, checkpoints, resumed)
 
 
-def _resume(trainer: Trainer, checkpoints: Checkpoints, place: Place) -> str | None:
+def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
     """Go on from the newest good checkpoint, if there is one."""
-    if place.is_main:
+    if rank.is_main:
         checkpoints.remove_leftovers()
-    wait_for_all(place)
+    wait_for_all(rank)
     name = checkpoints.newest_good()
     if name is not None:
         trainer.restore(name)
-    wait_for_all(place)
-    if place.is_main:
+    wait_for_all(rank)
+    if rank.is_main:
         checkpoints.forget_after(name)
     return name
 
@@ -112,7 +112,7 @@ def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str 
 
 
 def _track(trainer: Trainer, folder: Path) -> bool:
-    if not trainer.place.is_main:
+    if not trainer.rank.is_main:
         return trainer.run(None)
     tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, trainer.progress.steps)
     try:
