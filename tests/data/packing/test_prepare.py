@@ -164,7 +164,7 @@ def test_nothing_else_is_ever_replaced(text: Path, tmp_path: Path) -> None:
 SLOW = """
 import sys, time
 from pathlib import Path
-from braidlm.data.packing.shards import workers
+from braidlm.data.packing import workers
 import braidlm.data.packing.prepare
 pack, delay = workers.Job.pack, float(sys.argv[3])
 def slowly(job, index, packer):

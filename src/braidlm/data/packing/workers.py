@@ -1,7 +1,7 @@
 """Processes that pack shards.
 
-Each is a fresh `python -m braidlm.data.packing.workers FOLDER` that reads shard numbers and answers with a line of JSON, so
-that packing works from scripts, notebooks, tests and `python -c` alike.
+Each is a fresh `python -m braidlm.data.packing.workers FOLDER` that reads shard indices and answers each with a line of
+JSON, so that packing works from scripts, notebooks, tests and `python -c` alike.
 """
 
 import contextlib
