@@ -21,10 +21,10 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
+from braidlm.kernels.routed.combine import Combine, summed_rows
 from braidlm.kernels.routed.grouped_products import Blocks, grouped_backward, grouped_forward
 from braidlm.kernels.routed.grouped_weights import Cut, grouped_weight_gradient
-from braidlm.kernels.routed.mix import Mix, summed_rows
-from braidlm.kernels.routed.placement import place
+from braidlm.kernels.routed.permutation import permute
 
 BATCHES = {8192: 16, 65536: 128}
 """Sequences of so many tokens in all."""
@@ -95,8 +95,8 @@ class Shapes:
         self.bank, self.tokens, self.batch = bank, tokens, BATCHES[tokens]
         self.weights, self.chosen = torch.rand(tokens, bank.experts, device="cuda").topk(bank.top_k)
         self.weights.requires_grad_()
-        self.placement = place(self.chosen, bank.experts, self.batch)
-        rows = self.placement.rows
+        self.permutation = permute(self.chosen, bank.experts, self.batch)
+        rows = self.permutation.rows
         self.stream, self.narrow, self.narrow_gradient = (
             self._numbers(size, bank.width) for size in (tokens, rows, rows)
         )
@@ -106,14 +106,14 @@ class Shapes:
         )
         self.up_bias = torch.randn(bank.experts, bank.hidden, device="cuda")
         for gradient in (self.narrow_gradient, self.wide_gradient):
-            gradient[self.placement.source < 0] = 0
+            gradient[self.permutation.source < 0] = 0
 
     def _numbers(self, *shape: int) -> Tensor:
         return torch.randn(shape, device="cuda").bfloat16()
 
     def products(self) -> dict[str, Work]:
-        """Forward (a), backward (b) and gradients of weights (c), each of the way up and the way out."""
-        at, ends, flops = self.placement, self.placement.starts[1:], 2 * self.bank.width * self.bank.hidden
+        """Forward (a), backward (b) and gradients of weights (c), each of the layer up and the layer out."""
+        at, ends, flops = self.permutation, self.permutation.starts[1:], 2 * self.bank.width * self.bank.hidden
         flops *= self.tokens * self.bank.top_k
         up, out, narrow, wide = self.up, self.out, self.narrow, self.wide
         narrow_gradient, wide_gradient = self.narrow_gradient, self.wide_gradient
@@ -167,17 +167,17 @@ class Shapes:
     def passes(self) -> dict[str, Callable[[], Any]]:
         """What only moves numbers."""
         rows = self.narrow.clone().requires_grad_()
-        gradient = torch.randn_like(Mix.apply(rows, self.weights, self.placement))
+        gradient = torch.randn_like(Combine.apply(rows, self.weights, self.permutation))
 
         def there_and_back() -> Any:
-            made = Mix.apply(rows, self.weights, self.placement)
+            made = Combine.apply(rows, self.weights, self.permutation)
             return torch.autograd.grad(made, [rows, self.weights], gradient)
 
         return {
-            "place": lambda: place(self.chosen, self.bank.experts, self.batch),
-            "mix forward": lambda: Mix.apply(rows.detach(), self.weights.detach(), self.placement),
+            "permute": lambda: permute(self.chosen, self.bank.experts, self.batch),
+            "combine forward": lambda: Combine.apply(rows.detach(), self.weights.detach(), self.permutation),
             "mix forward and backward": there_and_back,
-            "sum of a token's rows": lambda: summed_rows(self.narrow, self.placement),
+            "sum of a token's rows": lambda: summed_rows(self.narrow, self.permutation),
         }
 
 
@@ -205,7 +205,7 @@ def _name(blocks: Blocks) -> str:
 def timed(bank: Bank, tokens: int) -> list[dict[str, Any]]:
     """All works of one shape; prints every contestant."""
     shapes, device, lines = Shapes(bank, tokens), torch.device("cuda"), []
-    print(f"\n{bank}, {tokens} tokens, {shapes.placement.rows} rows at most")
+    print(f"\n{bank}, {tokens} tokens, {shapes.permutation.rows} rows at most")
     for what, work in shapes.products().items():
         seconds = compared_seconds(graphs_of(work), calls=5, warmup=2, device=device)
         microseconds = {name: 1e6 * each / CALLS for name, each in seconds.items()}

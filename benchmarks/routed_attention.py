@@ -66,15 +66,15 @@ def placed(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 
 def ours(shape: Shape, dropout: float) -> Callable[[Tiles], Passes]:
     """What makes the passes for given tiles."""
-    place = placed(shape)
+    queries = placed(shape)
     size = (shape.batch * shape.time, shape.blocks, 3, shape.heads, shape.dim)
     qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    upstream = torch.randn(len(place[0]), shape.heads * shape.dim, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(len(queries[0]), shape.heads * shape.dim, device="cuda", dtype=torch.bfloat16)
     seed = torch.zeros(1, dtype=torch.long, device="cuda")
 
     def passes(tiles: Tiles) -> Passes:
         def forward() -> Tensor:
-            out: Tensor = AttendRouted.apply(qkv, *place, shape.dim**-0.5, dropout, seed, None, tiles)
+            out: Tensor = AttendRouted.apply(qkv, *queries, shape.dim**-0.5, dropout, seed, None, tiles)
             return out
 
         return forward, lambda: torch.autograd.grad(forward(), qkv, upstream)

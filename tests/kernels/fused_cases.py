@@ -15,21 +15,21 @@ from torch import Tensor
 
 from braidlm.kernels.ops.activation import Activation, plain_activation
 from braidlm.kernels.ops.add import AddDelta, plain_add
+from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.column_sums import Sums
 from braidlm.kernels.ops.embedding import Embed, plain_embed
 from braidlm.kernels.ops.linear import Linear
-from braidlm.kernels.ops.narrow import narrowed
 from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
-from braidlm.kernels.ops.norm_router import AddNormRoute, How, MixNormRoute, plain_add_norm_route
+from braidlm.kernels.ops.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig, plain_add_norm_route
 from braidlm.kernels.ops.router import Route, plain_route
 from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.planned_pass import fused_stream, has_fused_pass
 from braidlm.kernels.routed.choice_means import choice_means
-from braidlm.kernels.routed.mix import Mix
-from braidlm.kernels.routed.placement import place
+from braidlm.kernels.routed.combine import Combine
+from braidlm.kernels.routed.permutation import permute
 from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows
-from braidlm.kernels.side_stream import Aside
+from braidlm.kernels.side_stream import SideStream
 from braidlm.model import modeling_braid
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -192,23 +192,23 @@ def check_activations(device: str, dtype: torch.dtype) -> None:
 
 def check_heads(device: str, dtype: torch.dtype) -> None:
     for dim, kv_heads in ((16, 2), (24, 1)):
-        for turn in (None, "halves", "neighbours"):
+        for turn in (None, "halves", "interleaved"):
             time, heads = 70, 2 + 2 * kv_heads
             qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
             angle = torch.rand(time, dim, device=device) * 6
             tables = None if turn is None else (angle.cos(), angle.sin())
             compare(
-                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: SplitHeads.apply(
+                lambda *x, t=tables, n=turn == "interleaved", k=kv_heads: SplitHeads.apply(
                     x[0], None, t, n, k, Sums(1, None), None
                 ),
-                lambda *x, t=tables, n=turn == "neighbours", k=kv_heads: plain_split_heads(x[0], t, n, k),
+                lambda *x, t=tables, n=turn == "interleaved", k=kv_heads: plain_split_heads(x[0], t, n, k),
                 [qkv],
                 dtype,
                 f"heads {dim=} {turn=}",
             )
             bias = torch.zeros(heads * dim, device=device, requires_grad=True)
             leaf = qkv.detach().requires_grad_()
-            parts = SplitHeads.apply(leaf, bias, tables, turn == "neighbours", kv_heads, Sums(1, None), None)
+            parts = SplitHeads.apply(leaf, bias, tables, turn == "interleaved", kv_heads, Sums(1, None), None)
             sum((p * torch.randn_like(p)).sum() for p in parts).backward()
             close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
 
@@ -268,15 +268,15 @@ def check_norms_with_routers(device: str, dtype: torch.dtype) -> None:
         delta_bias, router, router_bias = (torch.randn(*s, device=device) for s in ((48,), (4, 48), (4,)))
         weight = torch.randn(48, device=device) if affine else None
         bias = torch.randn(48, device=device) if affine and centred else None
-        how = (None, 1e-5, centred, reads_normed, 2, True)
+        config = (None, 1e-5, centred, reads_normed, 2, True)
 
-        def fused(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
-            made = AddNormRoute.apply(*x, how[0], How(*how[1:], Sums(1, None)))
+        def fused(*x: Tensor, config: Any = config) -> tuple[Tensor, ...]:
+            made = AddNormRoute.apply(*x, config[0], NormRouteConfig(*config[1:], Sums(1, None)))
             return made[:4] + made[5:]
 
-        def plain(*x: Tensor, how: Any = how) -> tuple[Tensor, ...]:
+        def plain(*x: Tensor, config: Any = config) -> tuple[Tensor, ...]:
             scale = torch.ones_like(x[2]) if x[3] is None else x[3]
-            made = plain_add_norm_route(*x[:3], scale, *x[4:], *how)
+            made = plain_add_norm_route(*x[:3], scale, *x[4:], *config)
             return made[:4] + made[5:]
 
         if dtype == torch.float32:
@@ -286,14 +286,14 @@ def check_norms_with_routers(device: str, dtype: torch.dtype) -> None:
 
 def check_rows(device: str, dtype: torch.dtype) -> None:
     chosen = torch.stack([torch.randperm(4)[:2] for _ in range(60)]).to(device)
-    placement = place(chosen, 4, 2, tile=16)
-    real = (placement.source >= 0)[:, None]
+    permutation = permute(chosen, 4, 2, tile=16)
+    real = (permutation.source >= 0)[:, None]
     stream = torch.randn(60, 24, device=device).to(dtype)
-    delta = torch.randn(placement.rows, 24, device=device).to(dtype)
+    delta = torch.randn(permutation.rows, 24, device=device).to(dtype)
     for centred in (True, False):
 
-        def rows(way: Callable[..., tuple[Tensor, ...]], s: Tensor, d: Tensor, *how: Any) -> tuple[Tensor, ...]:
-            return tuple(torch.where(real, x, 0.0) for x in way(s, torch.where(real, d, 0.0), placement, *how))
+        def rows(context: Callable[..., tuple[Tensor, ...]], s: Tensor, d: Tensor, *config: Any) -> tuple[Tensor, ...]:
+            return tuple(torch.where(real, x, 0.0) for x in context(s, torch.where(real, d, 0.0), permutation, *config))
 
         compare(
             lambda s, d, c=centred: rows(AddNormRows.apply, s, d, Norm(1e-5, c)),
@@ -303,9 +303,9 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
             f"rows {centred=}",
         )
     seed = torch.tensor([5], device=device)
-    ones, nothing = torch.ones(placement.rows, 24, device=device), torch.zeros(60, 24, device=device)
+    ones, nothing = torch.ones(permutation.rows, 24, device=device), torch.zeros(60, 24, device=device)
     nothing.requires_grad_(), ones.requires_grad_()
-    kept, normed = AddNormRows.apply(nothing, ones, placement, Norm(1e-5, True, 0.25, seed))
+    kept, normed = AddNormRows.apply(nothing, ones, permutation, Norm(1e-5, True, 0.25, seed))
     share = (kept[real[:, 0]] > 0).float().mean().item()
     assert abs(share - 0.75) < 0.03
     upstream = [torch.where(real, 1.0, 0.0).expand_as(kept), torch.zeros_like(normed)]
@@ -315,7 +315,7 @@ def check_rows(device: str, dtype: torch.dtype) -> None:
 
 def check_narrowing(device: str, dtype: torch.dtype) -> None:
     parameters = [torch.randn(*shape, device=device) for shape in ((3,), (70, 130), (4, 5, 7), (64, 64))]
-    for parameter, copy in narrowed(parameters, dtype).items():
+    for parameter, copy in cast_all(parameters, dtype).items():
         assert torch.equal(copy, parameter.to(dtype))
 
 
@@ -326,7 +326,7 @@ def check_adding(device: str, dtype: torch.dtype) -> None:
 
 
 def check_dropping(device: str, dtype: torch.dtype) -> None:
-    """What is added is dropped by a seed and a place: all who add drop the same, and the reference is told what."""
+    """What is added is dropped by a seed and a slot: all who add drop the same, and the reference is told what."""
     seed, rows, width = torch.tensor([7], device=device), 70, 48
     nothing = torch.zeros(rows, width, device=device)
     kept = AddDelta.apply(nothing, nothing + 1, None, None, 0.25, seed)
@@ -351,8 +351,8 @@ def check_dropping(device: str, dtype: torch.dtype) -> None:
     router, router_bias = torch.randn(4, width, device=device), torch.randn(4, device=device)
 
     def fused(*x: Tensor) -> tuple[Tensor, ...]:
-        how = How(1e-5, True, False, 2, True, Sums(1, None), dropout=0.25, seed=seed)
-        made = AddNormRoute.apply(*x, None, how)
+        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1, None), dropout=0.25, seed=seed)
+        made = AddNormRoute.apply(*x, None, config)
         return made[:4] + made[5:]
 
     def plain(s: Tensor, d: Tensor, b: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -385,20 +385,20 @@ def check_dropout_of_models(device: str, dtype: torch.dtype) -> None:
 def check_mixing_with_norms_and_routers(device: str, dtype: torch.dtype) -> None:
     """Rows that are mixed on the way are what they are mixed before: the next router sees the same numbers."""
     chosen = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(70)])
-    placement = place(chosen, 4, 2, 16)
-    real = placement.source >= 0
-    rows = torch.where(real[:, None], torch.randn(placement.rows, 48, device=device), 0.5).to(dtype)
+    permutation = permute(chosen, 4, 2, 16)
+    real = permutation.source >= 0
+    rows = torch.where(real[:, None], torch.randn(permutation.rows, 48, device=device), 0.5).to(dtype)
     weights, router, router_bias = (torch.rand(*s, device=device) for s in ((70, 2), (4, 48), (4,)))
     upstream: list[Tensor] = []
     found: list[list[Tensor]] = []
     for together in (True, False):
         leaves = [x.clone().requires_grad_() for x in (rows, weights, router, router_bias)]
-        how = How(1e-5, True, False, 2, True, Sums(1, None))
-        parts = (None, None, *leaves[2:], None, how)
+        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1, None))
+        parts = (None, None, *leaves[2:], None, config)
         if together:
-            made = MixNormRoute.apply(*leaves[:2], placement, None, *parts)
+            made = CombineNormRoute.apply(*leaves[:2], permutation, None, *parts)
         else:
-            made = AddNormRoute.apply(Mix.apply(*leaves[:2], placement), None, None, *parts)
+            made = AddNormRoute.apply(Combine.apply(*leaves[:2], permutation), None, None, *parts)
         upstream = upstream or [torch.randn_like(x) if x.is_floating_point() else x for x in made]
         gradients = torch.autograd.grad([*made[:4], made[5]], leaves, [*upstream[:4], upstream[5]])
         gradients[0][~real] = 0  # of padding in tiles that are not used nothing is said
@@ -429,7 +429,7 @@ def check_choice_means(device: str, dtype: torch.dtype) -> None:
 
 def check_linear(device: str, dtype: torch.dtype) -> None:
     rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
-    copy = narrowed([weight], dtype)[weight]
+    copy = cast_all([weight], dtype)[weight]
     compare(
         lambda r, w: Linear.apply(r, w, copy, None, None, None),
         lambda r, w: r @ (w + (copy.double() - weight.double())).t(),
@@ -449,7 +449,7 @@ class Halved(torch.nn.Module):
 
 
 class Here:
-    """Work aside is done at once; what it reads is held, as on a device."""
+    """Work side is done at once; what it reads is held, as on a device."""
 
     device = torch.device("cpu")
 
@@ -471,7 +471,7 @@ class Here:
 
 
 def check_models(device: str, dtype: torch.dtype) -> None:
-    """Whole models round many times: the plain way in the same type says how much that is."""
+    """Whole models round many times: the plain context in the same type says config much that is."""
     for name, architecture in (MODELS | ROUTED if dtype == torch.float32 else MODELS).items():
         model, ids = tiny_model(**architecture).to(device).train(), random_ids(5, 11).to(device)
         weights = torch.randn(5, 11, model.model.width_out, device=device)
@@ -483,12 +483,12 @@ def check_models(device: str, dtype: torch.dtype) -> None:
             embedded = model.embedding(ids)
             return model.stream(embedded, model.span(embedded))
 
-        aside = Aside(torch.device(device)) if device == "cuda" else Here()
+        side = SideStream(torch.device(device)) if device == "cuda" else Here()
         assert has_fused_pass(model.model)
-        ways = (fused_stream, partial(fused_stream, aside=aside))
-        found = [results(model, way, ids, weights, dtype, aside) for way in ways]
-        usual = results(model, plain, ids, weights, dtype, aside)
-        wanted = results(model.double(), plain, ids, weights.double(), torch.float64, aside)
+        ways = (fused_stream, partial(fused_stream, side=side))
+        found = [results(model, context, ids, weights, dtype, side) for context in ways]
+        usual = results(model, plain, ids, weights, dtype, side)
+        wanted = results(model.double(), plain, ids, weights.double(), torch.float64, side)
         for what, exact in wanted.items():
             for by_layer in found:
                 limit = 4 * relative_error(usual[what], exact) + 2 * LIMITS[dtype]
@@ -497,19 +497,19 @@ def check_models(device: str, dtype: torch.dtype) -> None:
 
 def results(
     model: Any,
-    way: Callable[[Any, Tensor], tuple[Tensor, Routings, *tuple[Tensor | None, ...]]],
+    context: Callable[[Any, Tensor], tuple[Tensor, Routings, *tuple[Tensor | None, ...]]],
     ids: Tensor,
     weights: Tensor,
     dtype: torch.dtype,
-    aside: Any,
+    side: Any,
 ) -> dict[str, Tensor]:
     """The stream, and the gradient of every parameter it depends on."""
     model.zero_grad()
     with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
-        stream, routings, *_ = way(model.model, ids)
+        stream, routings, *_ = context(model.model, ids)
     asked = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
     ((stream * weights).sum() + 30 * asked).backward()
-    aside.join()
+    side.join()
     found = {"stream": stream} | {f"{r.name} weights": r.weights_BTN for r in routings}
     return found | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -520,9 +520,9 @@ def check_heads_and_embeddings(device: str, dtype: torch.dtype) -> None:
     """
     for stages, tie in product((["block"], [{"block": {"layers": 3}}]), (True, False)):
         model = tiny_model(stages=stages, tie_embeddings=tie, **MODELS["gpt2"]).to(device).train()
-        ids, aside = random_ids(5, 12).to(device), Aside(torch.device(device)) if device == "cuda" else Here()
+        ids, side = random_ids(5, 12).to(device), SideStream(torch.device(device)) if device == "cuda" else Here()
         found = []
-        for given in (None, aside):
+        for given in (None, side):
             model.zero_grad()
             with (
                 mock.patch.object(modeling_braid, "pays", lambda *_, ours=given: ours is not None),
@@ -531,14 +531,14 @@ def check_heads_and_embeddings(device: str, dtype: torch.dtype) -> None:
                 loss, asked, _ = model.training_losses(ids[:, :-1], ids[:, 1:], None, given)
             assert asked is None
             loss.backward()
-            aside.join()
+            side.join()
             found.append({"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()})
         plain, fused = found
         assert plain.keys() == fused.keys()
         for what, wanted in plain.items():
             close(fused[what], wanted.double(), 4 * LIMITS[dtype], f"{tie=}, {what}")
         for name, parameter in model.named_parameters():
-            for held in aside.held if isinstance(aside, Here) else []:
+            for held in side.held if isinstance(side, Here) else []:
                 assert held.shape != parameter.shape or not torch.equal(held, parameter.grad), f"{name} is held"
 
 
@@ -558,22 +558,22 @@ def check_losses(positions: str) -> None:
     labels[3, 50:] = IGNORED
     count = (labels != IGNORED).sum().float()
 
-    def found(dtype: torch.dtype, aside: Aside | None, fused: bool) -> dict[str, Tensor]:
+    def found(dtype: torch.dtype, side: SideStream | None, fused: bool) -> dict[str, Tensor]:
         model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
             if fused:
-                loss = model.training_losses(ids[:, :-1], labels, count, aside)[0]
+                loss = model.training_losses(ids[:, :-1], labels, count, side)[0]
             else:
                 embedded = model.model.embedding(ids[:, :-1])
                 scores = model.head(model.model.stream(embedded, model.model.span(embedded))[0]).flatten(0, 1)
                 scores = scores.float() if dtype == torch.bfloat16 else scores
                 loss = torch.nn.functional.cross_entropy(scores, labels.flatten(), ignore_index=IGNORED)
         loss.backward()
-        if aside is not None:
-            aside.join()
+        if side is not None:
+            side.join()
         return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
 
-    ours = [found(torch.bfloat16, aside, fused=True) for aside in (None, Aside(torch.device("cuda")))]
+    ours = [found(torch.bfloat16, side, fused=True) for side in (None, SideStream(torch.device("cuda")))]
     assert _products, "no product was tuned"
     usual = found(torch.bfloat16, None, fused=False)
     model.double()

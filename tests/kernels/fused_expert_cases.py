@@ -12,7 +12,8 @@ import torch
 from fused_cases import LIMITS, close, compare
 from torch import Tensor
 
-from braidlm.kernels.ops.narrow import narrowed
+from braidlm.kernels.ops.cast import cast_all
+from braidlm.kernels.routed.combine import Combine, plain_combine, summed_rows
 from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear, plain_grouped_feed
 from braidlm.kernels.routed.grouped_products import (
     Blocks,
@@ -21,11 +22,10 @@ from braidlm.kernels.routed.grouped_products import (
     plain_grouped,
 )
 from braidlm.kernels.routed.grouped_weights import Cut, grouped_weight_gradient
-from braidlm.kernels.routed.mix import Mix, plain_mix, summed_rows
-from braidlm.kernels.routed.placement import Placement, place, plain_place
+from braidlm.kernels.routed.permutation import Permutation, permute, plain_permute
 from braidlm.kernels.routed.project_rows import WIDEST, ProjectAddNormRows
 from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows
-from braidlm.kernels.side_stream import Aside, Owed
+from braidlm.kernels.side_stream import DeferredGradient, SideStream
 
 SMALL_TILE = 16
 
@@ -39,11 +39,11 @@ def choices(tokens: int, experts: int, top_k: int, device: str, empty: int | Non
     return scores.topk(top_k).indices
 
 
-def placements(device: str) -> Iterator[tuple[Placement, Tensor]]:
+def permutations(device: str) -> Iterator[tuple[Permutation, Tensor]]:
     """Small ones of every kind, with what the tokens chose."""
     for experts, top_k, empty in ((3, 1, 2), (3, 3, None), (4, 2, 0), (5, 2, None)):
         chosen = choices(22, experts, top_k, device, empty)
-        yield plain_place(chosen, experts, 2, SMALL_TILE), chosen
+        yield plain_permute(chosen, experts, 2, SMALL_TILE), chosen
 
 
 def check_placing(device: str, sizes: str) -> None:
@@ -57,9 +57,9 @@ def check_placing(device: str, sizes: str) -> None:
             chosen = choices(batch * length, experts, top_k, device, empty).to(dtype)
             if batch > 2:
                 chosen[:length] = chosen[:1]  # a sequence whose tokens all go to the same experts
-            found, wanted = place(chosen, experts, batch, tile), plain_place(chosen, experts, batch, tile)
-            again = place(chosen, experts, batch, tile)
-            for field in fields(Placement):
+            found, wanted = permute(chosen, experts, batch, tile), plain_permute(chosen, experts, batch, tile)
+            again = permute(chosen, experts, batch, tile)
+            for field in fields(Permutation):
                 ours, theirs = getattr(found, field.name), getattr(wanted, field.name)
                 what = f"{field.name} of {batch} x {length}, {top_k} of {experts}, {tile=}"
                 if isinstance(ours, Tensor):
@@ -70,11 +70,11 @@ def check_placing(device: str, sizes: str) -> None:
                     assert ours == theirs
 
 
-def check_plain_place() -> None:
+def check_plain_permutation() -> None:
     """The reference itself, on numbers worked out by hand."""
-    made = plain_place(torch.tensor([[2, 0], [2, 1], [0, 2], [2, 0]]), 4, 2, tile=2)
+    made = plain_permute(torch.tensor([[2, 0], [2, 1], [0, 2], [2, 0]]), 4, 2, tile=2)
     assert made.source.tolist() == [0, 2, 3, -1, 1, -1, 0, 1, 2, 3, -1, -1]
-    assert made.slots.tolist() == [[6, 0], [7, 4], [1, 8], [9, 2]]
+    assert made.row_of_choice.tolist() == [[6, 0], [7, 4], [1, 8], [9, 2]]
     assert made.tile_expert.tolist() == [0, 0, 1, 2, 2, -1]
     assert made.starts.tolist() == [0, 4, 6, 10, 10]
     assert made.begins.tolist() == [[0, 1, 3], [4, 5, 5], [6, 8, 10], [10, 10, 10]]
@@ -84,51 +84,56 @@ def check_plain_place() -> None:
 def matrices(*shape: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """A parameter, its copy, and what must be added to the first to have the second exactly."""
     weight = torch.randn(*shape, device=device) * shape[-2] ** -0.5
-    copy = narrowed([weight], dtype)[weight]
+    copy = cast_all([weight], dtype)[weight]
     return weight, copy, copy.double() - weight.double()
 
 
-def real_rows(placement: Placement) -> Tensor:
+def real_rows(permutation: Permutation) -> Tensor:
     """Taking only these gives padding a gradient of zeros."""
-    return (placement.source >= 0).nonzero().flatten()
+    return (permutation.source >= 0).nonzero().flatten()
 
 
-def laid_out(rows: Tensor, placement: Placement, gather: bool) -> Tensor:
+def laid_out(rows: Tensor, permutation: Permutation, gather: bool) -> Tensor:
     """Tokens stay what they are; real rows are put among padding of some finite numbers."""
     if gather:
         return rows
-    return rows.new_full((placement.rows, rows.shape[1]), 0.7).index_copy(0, real_rows(placement), rows)
+    return rows.new_full((permutation.rows, rows.shape[1]), 0.7).index_copy(0, real_rows(permutation), rows)
 
 
 def check_linear(
-    device: str, dtype: torch.dtype, placement: Placement, inputs: int, outputs: int, aside: Any = None
+    device: str, dtype: torch.dtype, permutation: Permutation, inputs: int, outputs: int, side: Any = None
 ) -> None:
-    real, experts, tokens = real_rows(placement), placement.experts, len(placement.slots)
+    real, experts, tokens = real_rows(permutation), permutation.experts, len(permutation.row_of_choice)
     for gather, biased in product((False, True), (False, True)):
         weight, copy, rest = matrices(experts, inputs, outputs, dtype=dtype, device=device)
         rows = torch.randn(tokens if gather else len(real), inputs, device=device).to(dtype)
         bias = torch.randn(experts, outputs, device=device) if biased else None
 
         def fused(r: Tensor, w: Tensor, b: Tensor | None, copy: Tensor = copy, gather: bool = gather) -> Tensor:
-            r = laid_out(r, placement, gather)
-            return GroupedLinear.apply(r, w, copy, b, placement, gather, aside)[real]
+            r = laid_out(r, permutation, gather)
+            return GroupedLinear.apply(r, w, copy, b, permutation, gather, side)[real]
 
         def plain(r: Tensor, w: Tensor, b: Tensor | None, rest: Tensor = rest, gather: bool = gather) -> Tensor:
-            r = laid_out(r, placement, gather)
-            return plain_grouped(r, w + rest, placement, b, gather)[real]
+            r = laid_out(r, permutation, gather)
+            return plain_grouped(r, w + rest, permutation, b, gather)[real]
 
-        compare(joined(fused, aside), plain, [rows, weight, bias], dtype, f"linear {gather=} {biased=}")
+        compare(joined(fused, side), plain, [rows, weight, bias], dtype, f"linear {gather=} {biased=}")
 
 
 def check_feed(
     device: str,
     dtype: torch.dtype,
-    placement: Placement,
+    permutation: Permutation,
     sizes: tuple[int, int],
     kinds: tuple[str, ...],
-    aside: Any = None,
+    side: Any = None,
 ) -> None:
-    real, experts, tokens, (width, hidden) = real_rows(placement), placement.experts, len(placement.slots), sizes
+    real, experts, tokens, (width, hidden) = (
+        real_rows(permutation),
+        permutation.experts,
+        len(permutation.row_of_choice),
+        sizes,
+    )
     for kind, gated, gather in product(kinds, (False, True), (False, True)):
         biased = gated == gather
         wide = 2 * hidden if gated else hidden
@@ -141,53 +146,53 @@ def check_feed(
 
         def fused(
             r: Tensor, u: Tensor, b: Tensor | None, o: Tensor, ob: Tensor | None, base: Tensor | None,
-            copies: tuple[Tensor, Tensor] = (up_copy, out_copy), how: tuple[Any, ...] = (kind, gated, gather),
+            copies: tuple[Tensor, Tensor] = (up_copy, out_copy), config: tuple[Any, ...] = (kind, gated, gather),
         ) -> Tensor:  # fmt: skip
-            r = laid_out(r, placement, how[-1])
-            base = base if base is None else laid_out(base, placement, False)
-            return GroupedFeed.apply(r, u, copies[0], b, o, copies[1], ob, base, placement, *how, aside)[real]
+            r = laid_out(r, permutation, config[-1])
+            base = base if base is None else laid_out(base, permutation, False)
+            return GroupedFeed.apply(r, u, copies[0], b, o, copies[1], ob, base, permutation, *config, side)[real]
 
         def plain(
             r: Tensor, u: Tensor, b: Tensor | None, o: Tensor, ob: Tensor | None, base: Tensor | None,
-            rests: tuple[Tensor, Tensor] = (up_rest, out_rest), how: tuple[Any, ...] = (kind, gated, gather),
+            rests: tuple[Tensor, Tensor] = (up_rest, out_rest), config: tuple[Any, ...] = (kind, gated, gather),
         ) -> Tensor:  # fmt: skip
-            r = laid_out(r, placement, how[-1])
-            base = base if base is None else laid_out(base, placement, False)
-            return plain_grouped_feed(r, u + rests[0], b, o + rests[1], ob, base, placement, *how)[real]
+            r = laid_out(r, permutation, config[-1])
+            base = base if base is None else laid_out(base, permutation, False)
+            return plain_grouped_feed(r, u + rests[0], b, o + rests[1], ob, base, permutation, *config)[real]
 
         inputs = [rows, up, bias, out, out_bias, base]
-        compare(joined(fused, aside), plain, inputs, dtype, f"feed {kind=} {gated=} {gather=}")
+        compare(joined(fused, side), plain, inputs, dtype, f"feed {kind=} {gated=} {gather=}")
 
 
-def check_project_rows(device: str, dtype: torch.dtype, placement: Placement, inputs: int, width: int) -> None:
+def check_project_rows(device: str, dtype: torch.dtype, permutation: Permutation, inputs: int, width: int) -> None:
     """With the stream's gradient returned and left; what is dropped is what the two steps drop."""
-    real, experts, tokens = real_rows(placement), placement.experts, len(placement.slots)
+    real, experts, tokens = real_rows(permutation), permutation.experts, len(permutation.row_of_choice)
     stream = torch.randn(tokens, width, device=device).to(dtype)
     for centred, biased, owing in product((False, True), (False, True), (False, True)):
         weight, copy, rest = matrices(experts, inputs, width, dtype=dtype, device=device)
         rows = torch.randn(len(real), inputs, device=device).to(dtype)
         bias = torch.randn(experts, width, device=device) if biased else None
-        norm = Norm(1e-5, centred, owed=Owed() if owing else None)
+        norm = Norm(1e-5, centred, deferred=DeferredGradient() if owing else None)
 
         def fused(
             r: Tensor, w: Tensor, b: Tensor | None, s: Tensor, copy: Tensor = copy, norm: Norm = norm
         ) -> tuple[Tensor, ...]:
-            s = s if norm.owed is None else Taken.apply(s, norm.owed)
-            made = ProjectAddNormRows.apply(laid_out(r, placement, False), w, copy, b, s, placement, norm)
+            s = s if norm.deferred is None else Taken.apply(s, norm.deferred)
+            made = ProjectAddNormRows.apply(laid_out(r, permutation, False), w, copy, b, s, permutation, norm)
             return made[0][real], made[1][real]
 
         def plain(
             r: Tensor, w: Tensor, b: Tensor | None, s: Tensor, rest: Tensor = rest, centred: bool = centred
         ) -> tuple[Tensor, ...]:
-            delta = plain_grouped(laid_out(r, placement, False), w + rest, placement, b)
-            made = plain_add_norm_rows(s, delta, placement, 1e-5, centred)
+            delta = plain_grouped(laid_out(r, permutation, False), w + rest, permutation, b)
+            made = plain_add_norm_rows(s, delta, permutation, 1e-5, centred)
             return made[0][real], made[1][real]
 
         compare(fused, plain, [rows, weight, bias, stream], dtype, f"projected rows {centred=} {biased=} {owing=}")
-    norm, rows = Norm(1e-5, True, 0.25, torch.tensor([5], device=device)), laid_out(rows, placement, False)
-    found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, placement, norm)
-    delta = GroupedLinear.apply(rows, weight, copy, bias, placement, False, None)
-    for one, other in zip(found, AddNormRows.apply(stream, delta, placement, norm), strict=True):
+    norm, rows = Norm(1e-5, True, 0.25, torch.tensor([5], device=device)), laid_out(rows, permutation, False)
+    found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, permutation, norm)
+    delta = GroupedLinear.apply(rows, weight, copy, bias, permutation, False, None)
+    for one, other in zip(found, AddNormRows.apply(stream, delta, permutation, norm), strict=True):
         close(one[real], other[real].double(), LIMITS[dtype], "projected rows, dropped")
 
 
@@ -195,50 +200,50 @@ class Taken(torch.autograd.Function):
     """A tensor whose gradient was left for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, owed: Owed) -> Tensor:
-        ctx.owed = owed
+    def forward(ctx: Any, x: Tensor, deferred: DeferredGradient) -> Tensor:
+        ctx.deferred = deferred
         ctx.set_materialize_grads(False)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor, None]:
         assert gradient is None
-        return ctx.owed.take(), None
+        return ctx.deferred.take(), None
 
 
-def joined(work: Any, aside: Any) -> Any:
-    """Gradients that were made aside are read only after they are joined: a hook on what comes in does that."""
-    if aside is None:
+def joined(work: Any, side: Any) -> Any:
+    """Gradients that were made side are read only after they are joined: a hook on what comes in does that."""
+    if side is None:
         return work
 
     def whole(rows: Tensor, *others: Tensor | None) -> Tensor:
         rows = rows.clone()
-        rows.register_hook(lambda _: aside.join())
+        rows.register_hook(lambda _: side.join())
         return work(rows, *others)
 
     return whole
 
 
-def check_mix(device: str, dtype: torch.dtype, placement: Placement, chosen: Tensor, width: int) -> None:
-    rows = torch.randn(len(real_rows(placement)), width, device=device).to(dtype)
+def check_mix(device: str, dtype: torch.dtype, permutation: Permutation, chosen: Tensor, width: int) -> None:
+    rows = torch.randn(len(real_rows(permutation)), width, device=device).to(dtype)
     weights = torch.rand(chosen.shape, device=device)
     compare(
-        lambda r, w: Mix.apply(laid_out(r, placement, False), w, placement),
-        lambda r, w: plain_mix(laid_out(r, placement, False), w, placement),
+        lambda r, w: Combine.apply(laid_out(r, permutation, False), w, permutation),
+        lambda r, w: plain_combine(laid_out(r, permutation, False), w, permutation),
         [rows, weights],
         dtype,
         f"mix {width=}",
     )
-    rows = laid_out(rows, placement, False)
+    rows = laid_out(rows, permutation, False)
     leaf = rows.clone().requires_grad_()
     gradient = torch.randn(len(chosen), width, device=device).to(dtype)
-    Mix.apply(leaf, weights, placement).backward(gradient)
-    used = int(placement.starts[-1])
-    padding = leaf.grad[:used][placement.source[:used] < 0]
+    Combine.apply(leaf, weights, permutation).backward(gradient)
+    used = int(permutation.starts[-1])
+    padding = leaf.grad[:used][permutation.source[:used] < 0]
     assert torch.equal(padding, torch.zeros_like(padding)), "padding rows must have a gradient of zeros"
     close(
-        summed_rows(rows, placement),
-        plain_mix(rows.double(), torch.ones_like(weights), placement),
+        summed_rows(rows, permutation),
+        plain_combine(rows.double(), torch.ones_like(weights), permutation),
         LIMITS[dtype],
         "the sum of a token's rows",
     )
@@ -246,19 +251,19 @@ def check_mix(device: str, dtype: torch.dtype, placement: Placement, chosen: Ten
 
 def check_unread(device: str, dtype: torch.dtype) -> None:
     """What lies beyond the last used tile is read by nobody: here it is no number, and no result shows it."""
-    placement = plain_place(torch.ones(10, 1, dtype=torch.long, device=device), 3, 1, SMALL_TILE)
-    used = int(placement.starts[-1])
-    assert used < placement.rows
-    rows, gradient = (torch.randn(placement.rows, 24, device=device).to(dtype) for _ in range(2))
+    permutation = plain_permute(torch.ones(10, 1, dtype=torch.long, device=device), 3, 1, SMALL_TILE)
+    used = int(permutation.starts[-1])
+    assert used < permutation.rows
+    rows, gradient = (torch.randn(permutation.rows, 24, device=device).to(dtype) for _ in range(2))
     rows[used:], gradient[used:] = torch.nan, torch.nan
     gradient[10:used] = 0
     weight = torch.randn(3, 24, 24, device=device).to(dtype)
-    value, inner = grouped_forward(rows, weight, placement, activation="relu")
+    value, inner = grouped_forward(rows, weight, permutation, activation="relu")
     assert inner is not None
-    before, _ = grouped_backward(gradient, weight, placement, inner, "relu")
-    weights, bias = grouped_weight_gradient(rows, gradient, placement, bias=True)
+    before, _ = grouped_backward(gradient, weight, permutation, inner, "relu")
+    weights, bias = grouped_weight_gradient(rows, gradient, permutation, bias=True)
     assert bias is not None
-    for made in (value[:used], before[:used], weights, bias, summed_rows(rows, placement)):
+    for made in (value[:used], before[:used], weights, bias, summed_rows(rows, permutation)):
         assert made.isfinite().all()
     for unused in (0, 2):
         assert not weights[unused].any(), "an expert without rows has a gradient of zeros"
@@ -267,49 +272,49 @@ def check_unread(device: str, dtype: torch.dtype) -> None:
 
 def check_blocks(device: str, dtype: torch.dtype) -> None:
     """Blocks of every shape give the same, also those that do not divide the matrices."""
-    placement = plain_place(choices(60, 3, 2, device), 3, 2, 32)
-    real = real_rows(placement)
-    rows, weight = torch.randn(placement.rows, 40, device=device).to(dtype), torch.randn(3, 40, 72, device=device)
-    gradient = torch.zeros(placement.rows, 72, device=device).to(dtype)
+    permutation = plain_permute(choices(60, 3, 2, device), 3, 2, 32)
+    real = real_rows(permutation)
+    rows, weight = torch.randn(permutation.rows, 40, device=device).to(dtype), torch.randn(3, 40, 72, device=device)
+    gradient = torch.zeros(permutation.rows, 72, device=device).to(dtype)
     gradient[real] = torch.randn(len(real), 72, device=device).to(dtype)
     weight = weight.to(dtype)
-    wanted = plain_grouped(rows.double(), weight.double(), placement)
-    wanted_back = plain_grouped(gradient.double(), weight.double().transpose(1, 2), placement)
-    owner = placement.tile_expert.repeat_interleave(placement.tile)
+    wanted = plain_grouped(rows.double(), weight.double(), permutation)
+    wanted_back = plain_grouped(gradient.double(), weight.double().transpose(1, 2), permutation)
+    owner = permutation.tile_expert.repeat_interleave(permutation.tile)
     tokens = torch.randn(60, 40, device=device).to(dtype)
     wanted_weights, wanted_gathered = (
         torch.stack([read[owner == e].double().t() @ gradient[owner == e].double() for e in range(3)])
-        for read in (rows, tokens[placement.source.clamp_min(0).long()])
+        for read in (rows, tokens[permutation.source.clamp_min(0).long()])
     )
     for blocks in (Blocks(16, 32, 16, 4, 2), Blocks(32, 16, 32, 4, 3), Blocks(64, 64, 32, 4, 2)):
-        made, _ = grouped_forward(rows, weight, placement, blocks=blocks)
+        made, _ = grouped_forward(rows, weight, permutation, blocks=blocks)
         close(made[real], wanted[real], LIMITS[dtype], f"forward with {blocks}")
-        back, _ = grouped_backward(gradient, weight, placement, blocks=blocks)
+        back, _ = grouped_backward(gradient, weight, permutation, blocks=blocks)
         close(back[real], wanted_back[real], LIMITS[dtype], f"backward with {blocks}")
         wanted_bias = torch.stack([gradient[owner == e].double().sum(0) for e in range(3)])
         for parts, turned in product((1, 2, 3), (False, True)):
             cut = Cut(blocks, parts, turned)
-            weights, bias = grouped_weight_gradient(rows, gradient, placement, bias=True, cut=cut)
+            weights, bias = grouped_weight_gradient(rows, gradient, permutation, bias=True, cut=cut)
             close(weights, wanted_weights, LIMITS[dtype], f"gradient of the weight with {cut}")
             assert bias is not None
             close(bias, wanted_bias, LIMITS[dtype], f"gradient of the bias with {cut}")
-            gathered, _ = grouped_weight_gradient(tokens, gradient, placement, gather=True, cut=cut)
+            gathered, _ = grouped_weight_gradient(tokens, gradient, permutation, gather=True, cut=cut)
             close(gathered, wanted_gathered, LIMITS[dtype], f"gradient of the weight of tokens with {cut}")
 
 
 def check_small(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check_plain_place()
+    check_plain_permutation()
     check_placing(device, "small")
-    for placement, chosen in placements(device):
-        check_linear(device, dtype, placement, 24, 40)
-        if placement.experts < 5:
-            check_feed(device, dtype, placement, (24, 40), ("gelu_new",))
-        check_mix(device, dtype, placement, chosen, 24)
-    check_feed(device, dtype, placement, (16, 32), ("relu", "silu"))
-    check_feed(device, dtype, plain_place(chosen[:4], 5, 1, SMALL_TILE), (16, 32), ("gelu",))
+    for permutation, chosen in permutations(device):
+        check_linear(device, dtype, permutation, 24, 40)
+        if permutation.experts < 5:
+            check_feed(device, dtype, permutation, (24, 40), ("gelu_new",))
+        check_mix(device, dtype, permutation, chosen, 24)
+    check_feed(device, dtype, permutation, (16, 32), ("relu", "silu"))
+    check_feed(device, dtype, plain_permute(chosen[:4], 5, 1, SMALL_TILE), (16, 32), ("gelu",))
     for inputs, width in ((16, 16), (40, 24), (32, 200)):
-        check_project_rows(device, dtype, placement, inputs, width)
+        check_project_rows(device, dtype, permutation, inputs, width)
     check_unread(device, dtype)
     check_blocks(device, dtype)
 
@@ -318,16 +323,16 @@ def check_large() -> None:
     """Real sizes, in bf16, with a second stream."""
     torch.manual_seed(0)
     check_placing("cuda", "large")
-    aside = Aside(torch.device("cuda"))
+    side = SideStream(torch.device("cuda"))
     for experts, width, hidden in ((4, 192, 768), (8, 384, 768)):
         chosen = choices(8192, experts, 2, "cuda")
-        placement = place(chosen, experts, 16)
-        for stream in (None, aside):
-            check_linear("cuda", torch.bfloat16, placement, width, 3 * width, stream)
-            check_feed("cuda", torch.bfloat16, placement, (width, hidden), ("gelu_new",), stream)
-        check_mix("cuda", torch.bfloat16, placement, chosen, width)
+        permutation = permute(chosen, experts, 16)
+        for stream in (None, side):
+            check_linear("cuda", torch.bfloat16, permutation, width, 3 * width, stream)
+            check_feed("cuda", torch.bfloat16, permutation, (width, hidden), ("gelu_new",), stream)
+        check_mix("cuda", torch.bfloat16, permutation, chosen, width)
         if width <= WIDEST:
-            check_project_rows("cuda", torch.bfloat16, placement, width, width)
+            check_project_rows("cuda", torch.bfloat16, permutation, width, width)
 
 
 def check_replay() -> None:
@@ -341,11 +346,11 @@ def check_replay() -> None:
     up.requires_grad_(), out.requires_grad_()
 
     def work() -> tuple[Tensor, ...]:
-        placement = place(chosen, experts, 2)
+        permutation = permute(chosen, experts, 2)
         made = GroupedFeed.apply(
-            tokens, up, up_copy, None, out, out_copy, None, None, placement, "gelu_new", False, True, None
+            tokens, up, up_copy, None, out, out_copy, None, None, permutation, "gelu_new", False, True, None
         )  # fmt: skip
-        mixed = Mix.apply(made, weights, placement)
+        mixed = Combine.apply(made, weights, permutation)
         return mixed, *torch.autograd.grad(mixed.float().square().sum(), [tokens, up, out])
 
     side = torch.cuda.Stream()

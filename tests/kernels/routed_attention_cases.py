@@ -192,10 +192,10 @@ def check_mean_of_dropout(device: str) -> None:
     batch, time, blocks, heads, dim, draws = 1, 16, 2, 1, 16, 32
     rows = rows_of(top(batch, time, blocks, 1, device), batch, 16)
     qkv = torch.randn(batch * time, blocks, 3, heads, dim, device=device)
-    place = (rows.source, rows.begins, rows.routed, 0.25)
-    wanted = AttendRouted.apply(qkv, *place, 0.0, None, None, SMALL)
+    slot = (rows.source, rows.begins, rows.routed, 0.25)
+    wanted = AttendRouted.apply(qkv, *slot, 0.0, None, None, SMALL)
     drawn = [
-        AttendRouted.apply(qkv, *place, 0.5, torch.tensor([seed], device=device), None, SMALL) for seed in range(draws)
+        AttendRouted.apply(qkv, *slot, 0.5, torch.tensor([seed], device=device), None, SMALL) for seed in range(draws)
     ]
     outcomes = torch.stack(drawn)
     errors = (outcomes - wanted).square().mean()
@@ -214,7 +214,7 @@ def check_real_size(dtype: torch.dtype) -> None:
 
 
 def check_replay() -> None:
-    """Captured as a CUDA graph, forward and backward equal what is launched, for every seed that is put in place."""
+    """Captured as a CUDA graph, forward and backward equal what is launched, for every seed that is put in slot."""
     batch, time, blocks, heads, dim = 4, 200, 4, 3, 64
     rows = rows_of(top(batch, time, blocks, 2, "cuda"), batch, 128)
     qkv = torch.randn(batch * time, blocks, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)

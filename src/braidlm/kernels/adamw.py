@@ -1,7 +1,7 @@
 """Clipping and torch's AdamW in two passes over memory, on the state that torch's optimizer keeps.
 
 The reference is `clip_grad_norm_` and then `optimizer.step()`. The optimizer stays torch's own: its state is read
-and written where it is, so checkpoints know of nothing else.
+and pending where it is, so checkpoints know of nothing else.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, optim
 
 BLOCK, WARPS = 4096, 8
 COLUMNS = 7
-"""Of the table: addresses of weight, gradient, both moments, rate and count of steps, and how many numbers it has."""
+"""Of the table: addresses of weight, gradient, both moments, rate and count of steps, and config many numbers it has."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _adamw(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     which = tl.load(chunks + 2 * tl.program_id(0))
-    place = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    offsets = tl.load(chunks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
     entry = table + which * COLUMNS
     weights = tl.load(entry).to(tl.pointer_type(tl.float32))
     gradients = tl.load(entry + 1).to(tl.pointer_type(tl.float32))
@@ -34,23 +34,23 @@ def _adamw(  # type: ignore[no-untyped-def]
     size = tl.load(entry + 6)
     if ALIGNED:
         size = tl.multiple_of(size, 4)
-    inside = place < size
+    inside = offsets < size
     count = tl.load(tl.load(entry + 5).to(tl.pointer_type(tl.float32)))
     first_share = 1.0 - tl.exp(count * tl.log(FIRST))
     second_share = tl.sqrt(1.0 - tl.exp(count * tl.log(SECOND)))
-    gradient = tl.load(gradients + place, mask=inside, other=0.0)
+    gradient = tl.load(gradients + offsets, mask=inside, other=0.0)
     if CLIPS:
         gradient *= tl.minimum(1.0, clip / (tl.load(norm) + 1e-6))
-    weight = tl.load(weights + place, mask=inside, other=0.0)
-    first = tl.load(firsts + place, mask=inside, other=0.0)
-    second = tl.load(seconds + place, mask=inside, other=0.0)
+    weight = tl.load(weights + offsets, mask=inside, other=0.0)
+    first = tl.load(firsts + offsets, mask=inside, other=0.0)
+    second = tl.load(seconds + offsets, mask=inside, other=0.0)
     weight *= 1.0 - rate * tl.load(decays + which)
     first += (1.0 - FIRST) * (gradient - first)
     second = SECOND * second + (1.0 - SECOND) * gradient * gradient
     weight -= (rate / first_share) * first / (tl.sqrt(second) / second_share + eps)
-    tl.store(weights + place, weight, mask=inside)
-    tl.store(firsts + place, first, mask=inside)
-    tl.store(seconds + place, second, mask=inside)
+    tl.store(weights + offsets, weight, mask=inside)
+    tl.store(firsts + offsets, first, mask=inside)
+    tl.store(seconds + offsets, second, mask=inside)
 
 
 @triton.jit
@@ -60,12 +60,12 @@ def _squares(table, chunks, sums, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, 
     if chunk == 0:  # the one program that counts the parameter's step
         steps = tl.load(table + which * COLUMNS + 5).to(tl.pointer_type(tl.float32))
         tl.store(steps, tl.load(steps) + 1.0)
-    place = chunk * BLOCK + tl.arange(0, BLOCK)
+    offsets = chunk * BLOCK + tl.arange(0, BLOCK)
     gradients = tl.load(table + which * COLUMNS + 1).to(tl.pointer_type(tl.float32))
     size = tl.load(table + which * COLUMNS + 6)
     if ALIGNED:
         gradients, size = tl.multiple_of(gradients, 16), tl.multiple_of(size, 4)
-    gradient = tl.load(gradients + place, mask=place < size, other=0.0)
+    gradient = tl.load(gradients + offsets, mask=offsets < size, other=0.0)
     tl.store(sums + tl.program_id(0), tl.sum(gradient * gradient))
 
 
@@ -73,8 +73,8 @@ def _squares(table, chunks, sums, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, 
 def _length(sums, norm, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, count, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        total += tl.load(sums + place, mask=place < count, other=0.0)
+        offsets = begin + tl.arange(0, BLOCK)
+        total += tl.load(sums + offsets, mask=offsets < count, other=0.0)
     tl.store(norm, tl.sqrt(tl.sum(total)))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a plain block in training on a GPU, by kernels written for it.
+"""The parts of a plain block in training on a GPU, by kernels pending for it.
 
 Rows of the batch are kept flat, [batch * time, width].
 """
@@ -14,9 +14,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from braidlm.kernels.ops.linear import Linear, Narrow
-from braidlm.kernels.side_stream import Aside, beside
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.linear import Casts, Linear
+from braidlm.kernels.side_stream import SideStream, on_side
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from braidlm.kernels.ops.norm import AddNorm
     from braidlm.kernels.ops.split_heads import SplitHeads
     from braidlm.kernels.routed.attention import AttendRouted, Queries, everyone
-    from braidlm.kernels.routed.grouped_stacks import GroupedPlace
+    from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 
 Turn = tuple[Tensor, Tensor]
 FEEDS = (MLP, SwiGLU, GEGLU)
@@ -40,63 +40,63 @@ LONGEST_ATTENDED = 512
 
 
 @dataclass
-class Written:
+class PendingAdd:
     """What a layer adds to the stream: its bias, if it has one, is still to be added, and then some of it dropped."""
 
     delta: Tensor
     bias: Tensor | None = None
-    place: Place | None = None
+    slot: GradientSlot | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor | None, Place | None, float, Tensor | None]:
-        return self.delta, self.bias, self.place, self.dropout, self.seed
+    def parts(self) -> tuple[Tensor, Tensor | None, GradientSlot | None, float, Tensor | None]:
+        return self.delta, self.bias, self.slot, self.dropout, self.seed
 
 
-NOTHING = (None, None, None, 0.0, None)
-"""The parts where nothing was written."""
+NO_ADD = (None, None, None, 0.0, None)
+"""The parts where nothing was pending."""
 
 
 @dataclass
-class Pass:
+class PassContext:
     """What every block needs to know of one pass."""
 
     batch: int
     time: int
     masks: dict[int | None, Tensor | None]
     turns: dict[int, Turn | None]
-    neighbours: bool
-    narrow: Narrow
-    places: dict[nn.Module, Place]
+    interleaved: bool
+    narrow: Casts
+    slots: dict[nn.Module, GradientSlot]
     sums: dict[nn.Module, Sums]
-    aside: Aside | None
+    side: SideStream | None
     foldings: list[Folding] = field(default_factory=list)
-    """Of the layers that read a norm of their own, or are read side by side; made aside."""
+    """Of the layers that read a norm of their own, or are read side by side; made side."""
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
     """The same where they are known to autograd."""
-    grouped: dict[nn.Module, GroupedPlace] = field(default_factory=dict)
+    grouped: dict[nn.Module, GroupedGradientSlot] = field(default_factory=dict)
     """Places of the matrices of banks."""
     seeds: dict[nn.Module, Tensor] = field(default_factory=dict)
     """For dropout inside kernels, as many for each part as it has uses for: the same if a layer is computed again."""
 
-    late: Callable[[], Narrow] | None = None
+    late: Callable[[], Casts] | None = None
     """Makes the copies that nobody reads before the end: once those of the layers are there."""
 
     def linear(self, rows: Tensor, layer: nn.Linear, with_bias: bool = False) -> Tensor:
         """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
         bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
-        place = self.places.get(layer)
-        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.aside, place)
+        slot = self.slots.get(layer)
+        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.side, slot)
 
     def join(self) -> None:
-        """Wait for what was made aside for the layers after the first."""
-        if self.aside is not None:
-            self.aside.join()
+        """Wait for what was made side for the layers after the first."""
+        if self.side is not None:
+            self.side.join()
         while self.foldings:  # now, so that backward it is their turn before that of the layers before
             self.folded |= self.foldings.pop().attached()
         if self.late is not None:
-            with beside(self.aside):
+            with on_side(self.side):
                 self.narrow |= self.late()
             self.late = None
 
@@ -106,7 +106,7 @@ class Pass:
 
     def sums_of(self, part: nn.Module) -> Sums:
         """Where the gradients of a part's vectors are summed."""
-        return self.sums.get(part) or Sums(1, self.aside)
+        return self.sums.get(part) or Sums(1, self.side)
 
 
 def serves_norm(norm: nn.Module) -> bool:
@@ -137,82 +137,82 @@ def into_feed(feed: Any) -> nn.Linear:
     return first
 
 
-def settled(stream: Tensor, written: Written | None, way: Pass) -> Tensor:
-    """The stream with what was written."""
-    if written is None:
+def add_pending(stream: Tensor, pending: PendingAdd | None, context: PassContext) -> Tensor:
+    """The stream with what was pending."""
+    if pending is None:
         return stream
-    delta, bias, place, dropout, seed = written.parts
-    summed: Tensor = AddDelta.apply(stream, delta, bias, way.aside, dropout, seed, place)
+    delta, bias, slot, dropout, seed = pending.parts
+    summed: Tensor = AddDelta.apply(stream, delta, bias, context.side, dropout, seed, slot)
     return summed
 
 
-def dropped(block: Block, written: Written, use: int, way: Pass) -> Written:
+def dropped(block: Block, pending: PendingAdd, use: int, context: PassContext) -> PendingAdd:
     """What a block's part adds, dropped by chance where it is added; `use` counts the block's parts."""
     if type(block.drop) is Dropout:
         probability = block.drop.probability
-        return replace(written, dropout=probability, seed=way.seed(block, probability, use))
-    delta, bias = written.delta, written.bias
-    return Written(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
+        return replace(pending, dropout=probability, seed=context.seed(block, probability, use))
+    delta, bias = pending.delta, pending.bias
+    return PendingAdd(block.drop(delta if bias is None else delta + bias.to(delta.dtype)))
 
 
 def add_norm(
     stream: Tensor,
-    written: Written | None,
+    pending: PendingAdd | None,
     norm: LayerNorm | RMSNorm,
     reader: nn.Module | None,
-    way: Pass,
+    context: PassContext,
     folded: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The stream with what was written, and the same normalised for `reader`, without the norm's own vectors where they
+    """The stream with what was pending, and the same normalised for `reader`, without the norm's own vectors where they
     are folded into what reads it.
     """
     centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
-    delta, bias, place, dropout, seed = NOTHING if written is None else written.parts
-    normed_place = None if reader is None else way.places.get(reader) or way.grouped.get(reader)
+    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.parts
+    normed_slot = None if reader is None else context.slots.get(reader) or context.grouped.get(reader)
     return AddNorm.apply(
-        stream, delta, bias, *vectors, norm.eps, centred, way.sums_of(norm), normed_place, place, dropout, seed
+        stream, delta, bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot, slot, dropout, seed
     )  # fmt: skip
 
 
-def attend(attention: Any, rows: Tensor, way: Pass) -> Written:
-    qkv = way.linear(rows, attention.qkv, with_bias=True)
-    merged = (_attend_ourselves if _pays_to_attend(attention, way) else _attend_by_torch)(attention, qkv, way)
+def attend(attention: Any, rows: Tensor, context: PassContext) -> PendingAdd:
+    qkv = context.linear(rows, attention.qkv, with_bias=True)
+    merged = (_attend_ourselves if _pays_to_attend(attention, context) else _attend_by_torch)(attention, qkv, context)
     if attention.out is None:
-        return Written(merged)
-    return Written(way.linear(merged, attention.out), attention.out.bias)
+        return PendingAdd(merged)
+    return PendingAdd(context.linear(merged, attention.out), attention.out.bias)
 
 
-def _pays_to_attend(attention: Any, way: Pass) -> bool:
+def _pays_to_attend(attention: Any, context: PassContext) -> bool:
     """Whether our own kernels are sooner done than the library's, which wants queries and keys apart."""
-    if way.time > LONGEST_ATTENDED or way.turns[attention.head_dim] is not None:
+    if context.time > LONGEST_ATTENDED or context.turns[attention.head_dim] is not None:
         return False
     dim: int = attention.head_dim
     return attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
 
 
-def _attend_ourselves(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
-    everybody: Queries = everyone(way.batch, way.time, qkv.device)
+def _attend_ourselves(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
+    everybody: Queries = everyone(context.batch, context.time, qkv.device)
     probability, scale = attention.drop.probability, 1 / math.sqrt(attention.head_dim)
     mixed: Tensor = AttendRouted.apply(
         qkv.view(len(qkv), 1, 3, attention.heads, attention.head_dim), *everybody, scale, probability,
-        way.seed(attention, probability), attention.window, None, attention.qkv.bias, way.sums_of(attention.qkv),
-        way.places.get(attention.qkv),
+        context.seed(attention, probability), attention.window, None, attention.qkv.bias, context.sums_of(attention.qkv),
+        context.slots.get(attention.qkv),
     )  # fmt: skip
     return mixed
 
 
-def _attend_by_torch(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
+def _attend_by_torch(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
     query, key, value = SplitHeads.apply(
-        qkv.view(way.batch, way.time, -1, attention.head_dim),
+        qkv.view(context.batch, context.time, -1, attention.head_dim),
         attention.qkv.bias,
-        way.turns[attention.head_dim],
-        way.neighbours,
+        context.turns[attention.head_dim],
+        context.interleaved,
         attention.kv_heads,
-        way.sums_of(attention.qkv),
-        way.places.get(attention.qkv),
+        context.sums_of(attention.qkv),
+        context.slots.get(attention.qkv),
     )
-    mask = way.masks[attention.window]
+    mask = context.masks[attention.window]
     mixed = F.scaled_dot_product_attention(
         query,
         key,
@@ -222,14 +222,14 @@ def _attend_by_torch(attention: Any, qkv: Tensor, way: Pass) -> Tensor:
         is_causal=mask is None,
         enable_gqa=attention.kv_heads != attention.heads,
     )
-    return mixed.transpose(1, 2).reshape(way.batch * way.time, -1)
+    return mixed.transpose(1, 2).reshape(context.batch * context.time, -1)
 
 
-def feed_forward(feed: Any, rows: Tensor, way: Pass) -> Written:
+def feed_forward(feed: Any, rows: Tensor, context: PassContext) -> PendingAdd:
     into = into_feed(feed)
     kind = feed.kind if isinstance(feed, MLP) else "silu" if isinstance(feed, SwiGLU) else "gelu"
-    inner = way.linear(rows, into)
+    inner = context.linear(rows, into)
     gated = not isinstance(feed, MLP)
-    place = way.places.get(feed.out)
-    outer = Activation.apply(inner, into.bias, kind, gated, way.sums_of(into), way.places.get(into), place)
-    return Written(way.linear(outer, feed.out), feed.out.bias, place)
+    slot = context.slots.get(feed.out)
+    outer = Activation.apply(inner, into.bias, kind, gated, context.sums_of(into), context.slots.get(into), slot)
+    return PendingAdd(context.linear(outer, feed.out), feed.out.bias, slot)

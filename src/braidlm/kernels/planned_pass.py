@@ -1,4 +1,4 @@
-"""The way through a model in training on a GPU, by kernels written for it: what `BraidModel.stream` computes, sooner.
+"""The context through a model in training on a GPU, by kernels pending for it: what `BraidModel.stream` computes, sooner.
 
 Each part that is served here has its plain form in the module it belongs to, which stays the reference and serves every
 other case. Rows of the batch are kept flat, [batch * time, width].
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.block import (
-    Pass,
+    PassContext,
+    PendingAdd,
     Turn,
-    Written,
     add_norm,
     attend,
     dropped,
@@ -27,8 +27,9 @@ from braidlm.kernels.block import (
     serves_feed,
     serves_norm,
 )
+from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
 from braidlm.kernels.routed.layers import (
-    Unmixed,
+    UncombinedRows,
     layer_of_blocks,
     projected,
     routed_attention,
@@ -39,9 +40,8 @@ from braidlm.kernels.routed.layers import (
     serves_routed_attention,
     serves_routed_feed,
 )
-from braidlm.kernels.routed.layout import fold_all, grouped_places, read_narrow, routed_places, routed_sums
-from braidlm.kernels.side_stream import Aside, Owed, beside
-from braidlm.kernels.weight_stacks import ROWS, Place, Stack
+from braidlm.kernels.routed.planning import fold_all, grouped_slots, read_narrow, routed_slots, routed_sums
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
 from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.block import Block
@@ -61,10 +61,10 @@ PARTS_OF_A_BLOCK = 2
 
 HAS_KERNELS = False
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
+    from braidlm.kernels.ops.cast import cast_all
     from braidlm.kernels.ops.column_sums import Sums
     from braidlm.kernels.ops.embedding import Embed
-    from braidlm.kernels.ops.narrow import narrowed
-    from braidlm.kernels.routed.grouped_stacks import GroupedPlace
+    from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 
     HAS_KERNELS = True
 
@@ -113,7 +113,11 @@ def pays(model: Any, ids: Tensor) -> bool:
 
 
 def fused_stream(
-    model: Any, ids: Tensor, aside: Aside | None = None, tied: Owed | None = None, head: Tensor | None = None
+    model: Any,
+    ids: Tensor,
+    side: SideStream | None = None,
+    tied: DeferredGradient | None = None,
+    head: Tensor | None = None,
 ) -> tuple[Tensor, Routings, Tensor | None]:
     """The normalised stream [batch, time, width] of token ids [batch, time], and the routings on the way.
 
@@ -124,83 +128,85 @@ def fused_stream(
     model._check_length(ids.shape[1])
     with torch.autocast(ids.device.type, enabled=False):
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
-        stream: Tensor | Unmixed = model.drop(
-            Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, aside, tied)
+        stream: Tensor | UncombinedRows = model.drop(
+            Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, side, tied)
         )
-        way = _prepare(model, ids, dtype, aside, [] if head is None else [head])
-        written: Written | None = None
+        context = _prepare(model, ids, dtype, side, [] if head is None else [head])
+        pending: PendingAdd | None = None
         routings: Routings = ()
         first = True
         for stage in model.stages:
             for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
                 if not (first and _is_plain(layer)):
-                    way.join()  # the narrow weights of all others are made beside a plain first block
-                stream, written, made = stage.run(_layer, stream, written, layer, way)
+                    context.join()  # the narrow weights of all others are made beside a plain first block
+                stream, pending, made = stage.run(_layer, stream, pending, layer, context)
                 routings += made
                 first = False
-        way.join()
-        _, normed = add_norm(_mixed(stream), written, model.norm, None, way)
-    return normed.view(*ids.shape, -1), routings, None if head is None else way.narrow[head]
+        context.join()
+        _, normed = add_norm(_mixed(stream), pending, model.norm, None, context)
+    return normed.view(*ids.shape, -1), routings, None if head is None else context.narrow[head]
 
 
 def _layer(
-    stream: Tensor | Unmixed, written: Written | None, layer: Any, way: Pass
-) -> tuple[Tensor | Unmixed, Written | None, Routings]:
-    """The stream after a layer; what was written last is still to be added."""
+    stream: Tensor | UncombinedRows, pending: PendingAdd | None, layer: Any, context: PassContext
+) -> tuple[Tensor | UncombinedRows, PendingAdd | None, Routings]:
+    """The stream after a layer; what was pending last is still to be added."""
     if isinstance(layer, ParallelLayer):
-        unmixed, routing = layer_of_blocks(stream, written, layer, way)
-        return unmixed, None, (routing,)
+        uncombined, routing = layer_of_blocks(stream, pending, layer, context)
+        return uncombined, None, (routing,)
     if isinstance(layer, ProjectStage):
-        made, routing = projected(layer.experts, _mixed(stream), written, way)
+        made, routing = projected(layer.experts, _mixed(stream), pending, context)
         return made, None, (routing,)
-    return _block(_mixed(stream), written, layer, way)
+    return _block(_mixed(stream), pending, layer, context)
 
 
-def _mixed(stream: Tensor | Unmixed) -> Tensor:
+def _mixed(stream: Tensor | UncombinedRows) -> Tensor:
     return stream if isinstance(stream, Tensor) else stream.mixed()
 
 
-def _block(stream: Tensor, written: Written | None, block: Any, way: Pass) -> tuple[Tensor, Written, Routings]:
+def _block(
+    stream: Tensor, pending: PendingAdd | None, block: Any, context: PassContext
+) -> tuple[Tensor, PendingAdd, Routings]:
     routings: Routings = ()
     if isinstance(block.attention, RoutedAttention):
-        stream, made, routing = routed_attention(stream, written, block.attention_norm, block.attention, way)
+        stream, made, routing = routed_attention(stream, pending, block.attention_norm, block.attention, context)
         routings += (routing,)
     else:
-        stream, normed = add_norm(stream, written, block.attention_norm, block.attention.qkv, way)
-        made = attend(block.attention, normed, way)
-    written = dropped(block, made, 0, way)
+        stream, normed = add_norm(stream, pending, block.attention_norm, block.attention.qkv, context)
+        made = attend(block.attention, normed, context)
+    pending = dropped(block, made, 0, context)
     if isinstance(block.feed, RoutedFeed):
-        stream, made, routing = routed_feed(stream, written, block.feed_norm, block.feed, way)
+        stream, made, routing = routed_feed(stream, pending, block.feed_norm, block.feed, context)
         routings += (routing,)
     else:
-        stream, normed = add_norm(stream, written, block.feed_norm, into_feed(block.feed), way)
-        made = feed_forward(block.feed, normed, way)
-    return stream, dropped(block, made, 1, way), routings
+        stream, normed = add_norm(stream, pending, block.feed_norm, into_feed(block.feed), context)
+        made = feed_forward(block.feed, normed, context)
+    return stream, dropped(block, made, 1, context), routings
 
 
-def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None, late: list[Tensor]) -> Pass:
+def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, side: SideStream | None, late: list[Tensor]) -> PassContext:
     """`late` are matrices that are read after all layers."""
     (batch, time), device = ids.shape, ids.device
     blocks = [module for module in model.modules() if type(module) is Block and _is_flat(module)]
     trained = [p for stage in model.stages for p in stage.parameters()]
     if len({id(p) for p in trained}) < len(trained):
-        aside = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
-    places: dict[nn.Module, Place] = {}
+        side = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
+    slots: dict[nn.Module, GradientSlot] = {}
     sums: dict[nn.Module, Sums] = {}
-    grouped: dict[nn.Module, GroupedPlace] = {}
+    grouped: dict[nn.Module, GroupedGradientSlot] = {}
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
-    if aside is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
-        places, sums = _places(blocks, batch * time, dtype, aside), _sums(blocks, aside)
-        places |= routed_places(model, batch * time, dtype, aside)
-        grouped, sums = grouped_places(model, batch * time, dtype, aside), sums | routed_sums(model, aside)
-    narrow = narrowed(_read_narrow(blocks[:1]), dtype)
-    with beside(aside):
-        narrow |= narrowed(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
+    if side is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
+        slots, sums = _slots(blocks, batch * time, dtype, side), _sums(blocks, side)
+        slots |= routed_slots(model, batch * time, dtype, side)
+        grouped, sums = grouped_slots(model, batch * time, dtype, side), sums | routed_sums(model, side)
+    narrow = cast_all(_read_narrow(blocks[:1]), dtype)
+    with on_side(side):
+        narrow |= cast_all(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
     turns: dict[int, Turn | None] = dict.fromkeys(model.head_dims)
-    neighbours = False
+    interleaved = False
     if isinstance(model.positions, RotaryPositions):
         positions = torch.arange(time, device=device)[None]
-        neighbours = model.positions.config.pairs == "interleaved"
+        interleaved = model.positions.config.pairs == "interleaved"
         for dim in turns:
             cos, sin = model.positions.tables(dim, positions)
             turns[dim] = (cos[0], sin[0])
@@ -209,10 +215,10 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, aside: Aside | None, l
     if any(isinstance(m, Dropout) and m.probability for m in model.modules()):
         parts = [module for module in model.modules() if isinstance(module, (Block, SoftmaxAttention))]
         seeds = dict(zip(parts, torch.randint(2**31, (len(parts), PARTS_OF_A_BLOCK, 1), device=device), strict=True))
-    foldings = fold_all(model, dtype, aside)
-    return Pass(
-        batch, time, masks, turns, neighbours, narrow, places, sums, aside, foldings, grouped=grouped, seeds=seeds,
-        late=partial(narrowed, late, dtype),
+    foldings = fold_all(model, dtype, side)
+    return PassContext(
+        batch, time, masks, turns, interleaved, narrow, slots, sums, side, foldings, grouped=grouped, seeds=seeds,
+        late=partial(cast_all, late, dtype),
     )  # fmt: skip
 
 
@@ -228,12 +234,12 @@ def _read_narrow(blocks: list[Any]) -> list[Tensor]:
     return [layer.weight for layer in layers] + biases
 
 
-def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, Place]:
+def _slots(blocks: list[Any], rows: int, dtype: torch.dtype, side: SideStream) -> dict[nn.Module, GradientSlot]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
     together = ROWS // rows
-    places: dict[nn.Module, Place] = {}
+    slots: dict[nn.Module, GradientSlot] = {}
     if together < 2:
-        return places
+        return slots
     for begin in range(0, len(blocks), together):
         alike: dict[Any, list[nn.Linear]] = {}
         for block in blocks[begin : begin + together]:
@@ -243,12 +249,12 @@ def _places(blocks: list[Any], rows: int, dtype: torch.dtype, aside: Aside) -> d
             for kind, layer in layers:
                 alike.setdefault((kind, layer.weight.shape), []).append(layer)
         for layers_alike in alike.values():
-            stack = Stack(len(layers_alike), rows, layers_alike[0].weight.shape, dtype, aside)
-            places |= zip(layers_alike, stack.places(), strict=True)
-    return places
+            stack = GradientStack(len(layers_alike), rows, layers_alike[0].weight.shape, dtype, side)
+            slots |= zip(layers_alike, stack.slots(), strict=True)
+    return slots
 
 
-def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
+def _sums(blocks: list[Any], side: SideStream) -> dict[nn.Module, Sums]:
     """The same for the sums that give vectors their gradients."""
     sums: dict[nn.Module, Sums] = {}
     for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
@@ -264,7 +270,7 @@ def _sums(blocks: list[Any], aside: Aside) -> dict[nn.Module, Sums]:
                 into = into_feed(feed)
                 alike.setdefault((type(feed), into.out_features), []).append(into)
         for parts in alike.values():
-            sums |= dict.fromkeys(parts, Sums(len(parts), aside))
+            sums |= dict.fromkeys(parts, Sums(len(parts), side))
     return sums
 
 

@@ -16,7 +16,7 @@ URGENT = -2
 """A priority above that of the main stream."""
 
 
-class Aside:
+class SideStream:
     """Runs pieces of work beside the main stream. Whoever reads their results calls `join` first."""
 
     def __init__(self, device: torch.device):
@@ -65,13 +65,13 @@ class Aside:
         self.last_urgent = None
 
 
-def beside(aside: Aside | None, *inputs: Tensor, urgent: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A piece of work for `aside`, or, without one, simply the next work of the main stream."""
-    return contextlib.nullcontext() if aside is None else aside.piece(*inputs, urgent=urgent)
+def on_side(side: SideStream | None, *inputs: Tensor, urgent: bool = False) -> contextlib.AbstractContextManager[None]:
+    """A piece of work for `side`, or, without one, simply the next work of the main stream."""
+    return contextlib.nullcontext() if side is None else side.piece(*inputs, urgent=urgent)
 
 
-class Owed:
-    """A gradient that one part leaves for another, past autograd, which would read it at once: it may be made aside.
+class DeferredGradient:
+    """A gradient that one part leaves for another, past autograd, which would read it at once: it may be made side.
 
     So the embedding adds to what the head leaves of the matrix that they share, where autograd would make two matrices
     and a third of their sum.
@@ -79,17 +79,17 @@ class Owed:
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None
-        self.made: tuple[Aside, torch.cuda.Event] | None = None
+        self.made: tuple[SideStream, torch.cuda.Event] | None = None
 
-    def leave(self, gradient: Tensor, aside: Aside | None) -> None:
-        """What the newest piece of work aside has made, or, without one, the main stream."""
-        self.gradient, self.made = gradient, None if aside is None else (aside, aside.last())
+    def leave(self, gradient: Tensor, side: SideStream | None) -> None:
+        """What the newest piece of work side has made, or, without one, the main stream."""
+        self.gradient, self.made = gradient, None if side is None else (side, side.last())
 
     def take(self) -> Tensor:
         """The gradient, complete on the main stream; nothing is kept, or autograd would copy what it is given."""
         assert self.gradient is not None
         if self.made is not None:
-            aside, done = self.made
-            aside.wait(done)
+            side, done = self.made
+            side.wait(done)
         gradient, self.gradient = self.gradient, None
         return gradient

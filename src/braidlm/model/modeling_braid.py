@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from braidlm.kernels.planned_pass import fused_stream, has_fused_pass, pays
-from braidlm.kernels.routed.side_losses import asked_aside
-from braidlm.kernels.side_stream import Aside, Owed
+from braidlm.kernels.routed.routing_loss import routing_loss_on
+from braidlm.kernels.side_stream import DeferredGradient, SideStream
 
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
@@ -245,38 +245,38 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         return self.training_losses(inputs, targets, count)[0]
 
     def training_losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, aside: Aside | None = None
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, side: SideStream | None = None
     ) -> tuple[Tensor, Tensor | None, Routings]:
-        """The training loop's straight way down: the loss of targets that stand at the position predicting them, what
+        """The training loop's straight context down: the loss of targets that stand at the position predicting them, what
         routers (if there are any) ask to be added to it, and their routings.
 
-        With `aside`, gradients of parameters are complete when it is joined.
+        With `side`, gradients of parameters are complete when it is joined.
         """
         routings: Routings = ()
         tied = head = copy = None
         if has_fused_pass(self.model) and pays(self.model, inputs):
-            if aside is not None and getattr(self.head, "bias", None) is None:
+            if side is not None and getattr(self.head, "bias", None) is None:
                 weight = self.head.weight
                 shared = weight is self.model.embedding.weight and weight.requires_grad
-                tied = Owed() if shared else None
+                tied = DeferredGradient() if shared else None
                 head = weight.detach() if _compute_dtype(weight) != weight.dtype else None
-            hidden, routings, copy = fused_stream(self.model, inputs, aside, tied, head)
-            if aside is not None:
-                aside.join()  # the copy, if there was but one block
+            hidden, routings, copy = fused_stream(self.model, inputs, side, tied, head)
+            if side is not None:
+                side.join()  # the copy, if there was but one block
         else:
             embedded = self.model.embedding(inputs)
             hidden, routings = self.model.stream(embedded, self.model.span(embedded))
-            aside = None  # autograd adds to a shared matrix's gradient before anyone could join
+            side = None  # autograd adds to a shared matrix's gradient before anyone could join
         asked = None
         if routings:
             real = targets != IGNORED
-            if aside is not None:
-                asked = asked_aside(routings, real, count, aside)
+            if side is not None:
+                asked = routing_loss_on(routings, real, count, side)
             else:
                 asked = routing_loss(routings, real) * _share(real, count)
-        loss = head_loss(self.head, hidden, targets, count, aside, tied, copy)
-        if aside is not None:
-            aside.join()  # what was asked for is to be added
+        loss = head_loss(self.head, hidden, targets, count, side, tied, copy)
+        if side is not None:
+            side.join()  # what was asked for is to be added
         return loss, asked, routings
 
 

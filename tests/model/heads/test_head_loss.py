@@ -1,4 +1,4 @@
-"""The fused head and loss against the plain way: in Triton's interpreter here, on the device where there is one."""
+"""The fused head and loss against the plain context: in Triton's interpreter here, on the device where there is one."""
 
 import os
 import subprocess

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import Sums
 from braidlm.kernels.ops.launching import is_nvidia, programs_for
-from braidlm.kernels.weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -85,13 +85,13 @@ def _activation_forward(  # type: ignore[no-untyped-def]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     real = column < width
     inside = (row < rows) & real
-    place = row.to(tl.int64) * width * (2 if GATED else 1) + column
-    x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64) * width * (2 if GATED else 1) + column
+    x = tl.load(inner + offsets, mask=inside, other=0.0).to(tl.float32)
     if bias is not None:
         x += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
     value, _ = value_and_slope(x, KIND, FAST)
     if GATED:
-        up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(inner + offsets + width, mask=inside, other=0.0).to(tl.float32)
         if bias is not None:
             up += tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
         value *= up
@@ -115,23 +115,23 @@ def _activation_backward(  # type: ignore[no-untyped-def]
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS))[:, None]
         inside = (row < rows) & real
-        place = row.to(tl.int64) * width * (2 if GATED else 1) + column
-        x = tl.load(inner + place, mask=inside, other=0.0).to(tl.float32)
+        offsets = row.to(tl.int64) * width * (2 if GATED else 1) + column
+        x = tl.load(inner + offsets, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
         if bias is not None:
             x += x_bias
         value, slope = value_and_slope(x, KIND, FAST)
         x_gradient = gradient * slope
         if GATED:
-            up = tl.load(inner + place + width, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(inner + offsets + width, mask=inside, other=0.0).to(tl.float32)
             if bias is not None:
                 up += up_bias
             x_gradient *= up
             up_gradient = gradient * value
-            tl.store(inner_gradient + place + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+            tl.store(inner_gradient + offsets + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
             if bias is not None:
                 up_sum += up_gradient
-        tl.store(inner_gradient + place, x_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+        tl.store(inner_gradient + offsets, x_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
         if bias is not None:
             x_sum += x_gradient
     if bias is not None:
@@ -145,7 +145,7 @@ def _activation_backward(  # type: ignore[no-untyped-def]
 class Activation(torch.autograd.Function):
     """inner [rows, width], or gate and value side by side [rows, 2 width]; a bias as wide, or None -> [rows, width].
 
-    `inner_place` is of the layer that made inner, `outer_place` of the one that reads what comes out.
+    `inner_slot` is of the layer that made inner, `outer_slot` of the one that reads what comes out.
     """
 
     @staticmethod
@@ -156,17 +156,17 @@ class Activation(torch.autograd.Function):
         kind: str,
         gated: bool,
         sums: Sums,
-        inner_place: Place | None,
-        outer_place: Place | None,
+        inner_slot: GradientSlot | None,
+        outer_slot: GradientSlot | None,
     ) -> Tensor:
         rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
-        outer = inner.new_empty(rows, width) if outer_place is None else outer_place.input
+        outer = inner.new_empty(rows, width) if outer_slot is None else outer_slot.input
         grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
         _activation_forward[grid](
             inner, bias, outer, rows, width, kind, gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS
         )
         ctx.save_for_backward(inner, bias)
-        ctx.kind, ctx.gated, ctx.sums, ctx.inner_place = kind, gated, sums, inner_place
+        ctx.kind, ctx.gated, ctx.sums, ctx.inner_slot = kind, gated, sums, inner_slot
         return outer
 
     @staticmethod
@@ -174,11 +174,11 @@ class Activation(torch.autograd.Function):
     def backward(ctx: Any, outer_gradient: Tensor) -> tuple[Tensor | None, ...]:
         inner, bias = ctx.saved_tensors
         rows, width = outer_gradient.shape
-        gradient = torch.empty_like(inner) if ctx.inner_place is None else ctx.inner_place.gradient
+        gradient = torch.empty_like(inner) if ctx.inner_slot is None else ctx.inner_slot.gradient
         columns = triton.cdiv(width, COLUMNS)
         tiles = columns * triton.cdiv(rows, ROWS)
         programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
-        sums = None if bias is None else ctx.sums.place(programs, inner.shape[1], inner.device)
+        sums = None if bias is None else ctx.sums.buffer(programs, inner.shape[1], inner.device)
         _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
             ctx.kind, ctx.gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS,

@@ -1,4 +1,4 @@
-"""Adding to the stream what a layer has written: one pass over memory, and backward none but for the bias."""
+"""Adding to the stream what a layer has pending: one pass over memory, and backward none but for the bias."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.dropout import after_chance, dropped, threshold
-from braidlm.kernels.side_stream import Aside, beside
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.dropout import apply_dropout, dropped, threshold
+from braidlm.kernels.side_stream import SideStream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -24,20 +24,20 @@ NUMBERS = 2048
 def _add(  # type: ignore[no-untyped-def]
     stream, delta, bias, seed, summed, size, width, keep_scale, THRESHOLD: tl.constexpr, NUMBERS: tl.constexpr
 ):
-    place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = place < size
-    added = tl.load(delta + place, mask=inside).to(tl.float32)
+    offsets = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = offsets < size
+    added = tl.load(delta + offsets, mask=inside).to(tl.float32)
     if bias is not None:
-        added += tl.load(bias + place % width, mask=inside).to(tl.float32)
-    x = tl.load(stream + place, mask=inside).to(tl.float32)
-    x += after_chance(added, seed, place, keep_scale, THRESHOLD)
-    tl.store(summed + place, x.to(summed.dtype.element_ty), mask=inside)
+        added += tl.load(bias + offsets % width, mask=inside).to(tl.float32)
+    x = tl.load(stream + offsets, mask=inside).to(tl.float32)
+    x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
+    tl.store(summed + offsets, x.to(summed.dtype.element_ty), mask=inside)
 
 
 class AddDelta(torch.autograd.Function):
     """stream, delta [rows, width], a bias [width] or None -> their sum; delta with its bias may be dropped by chance.
 
-    The bias has its gradient made aside. `place` is of the layer that made delta.
+    The bias has its gradient made side. `slot` is of the layer that made delta.
     """
 
     @staticmethod
@@ -46,13 +46,13 @@ class AddDelta(torch.autograd.Function):
         stream: Tensor,
         delta: Tensor,
         bias: Tensor | None,
-        aside: Aside | None,
+        side: SideStream | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
-        place: Place | None = None,
+        slot: GradientSlot | None = None,
     ) -> Tensor:
         ctx.save_for_backward(seed)
-        ctx.aside, ctx.dropout, ctx.place = aside, dropout, place
+        ctx.side, ctx.dropout, ctx.slot = side, dropout, slot
         summed = torch.empty_like(stream)
         grid = (triton.cdiv(stream.numel(), NUMBERS),)
         _add[grid](
@@ -66,10 +66,10 @@ class AddDelta(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
         if ctx.dropout:
-            to = torch.empty_like(gradient) if ctx.place is None else ctx.place.gradient
+            to = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
             delta_gradient = dropped(gradient.contiguous(), ctx.dropout, seed, to)
         if ctx.needs_input_grad[2]:
-            with beside(ctx.aside, delta_gradient, urgent=True):
+            with on_side(ctx.side, delta_gradient, urgent=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
         return gradient, delta_gradient, bias_gradient, *[None] * 4
 

@@ -6,7 +6,7 @@ Kernels of several layers leave their sums side by side, and the last of them ha
 import torch
 from torch import Tensor
 
-from braidlm.kernels.side_stream import Aside, beside
+from braidlm.kernels.side_stream import SideStream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -31,12 +31,12 @@ def _column_sums(sums, totals, rows, width, ROWS: tl.constexpr, COLUMNS: tl.cons
 class Sums:
     """The sums [programs, width] of some kernels of one shape, and their totals [width]."""
 
-    def __init__(self, kernels: int, aside: Aside | None):
-        self.kernels, self.waiting, self.aside = kernels, kernels, aside
+    def __init__(self, kernels: int, side: SideStream | None):
+        self.kernels, self.waiting, self.side = kernels, kernels, side
         self.sums: Tensor | None = None
         self.totals: Tensor | None = None
 
-    def place(self, programs: int, width: int, device: torch.device) -> Tensor:
+    def buffer(self, programs: int, width: int, device: torch.device) -> Tensor:
         """Where the next kernel's programs leave their sums."""
         if self.sums is None:
             self.sums = torch.empty(self.kernels, programs, width, dtype=torch.float32, device=device)
@@ -45,13 +45,13 @@ class Sums:
         return self.sums[self.waiting - 1]
 
     def total(self) -> Tensor:
-        """The total of the sums that were written last: complete when all kernels have come and all is joined."""
+        """The total of the sums that were pending last: complete when all kernels have come and all is joined."""
         assert self.sums is not None
         assert self.totals is not None
         self.waiting -= 1
         if not self.waiting:
             _, programs, width = self.sums.shape
-            with beside(self.aside, self.sums, urgent=True):
+            with on_side(self.side, self.sums, urgent=True):
                 _column_sums[(triton.cdiv(width, COLUMNS), self.kernels)](
                     self.sums, self.totals, programs, width, ROWS, COLUMNS, num_warps=WARPS
                 )

@@ -75,9 +75,9 @@ def _scale(numbers, factor, size, BLOCK: tl.constexpr):  # type: ignore[no-untyp
     by = tl.load(factor)
     if by == 1.0:
         return
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(numbers + place, mask=place < size).to(tl.float32) * by
-    tl.store(numbers + place, x.to(numbers.dtype.element_ty), mask=place < size)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(numbers + offsets, mask=offsets < size).to(tl.float32) * by
+    tl.store(numbers + offsets, x.to(numbers.dtype.element_ty), mask=offsets < size)
 
 
 def to_gradient_cuda_(logits: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:

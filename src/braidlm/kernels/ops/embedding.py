@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.side_stream import Aside, Owed, beside
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -55,8 +55,8 @@ class Embed(torch.autograd.Function):
         tokens: Tensor,
         positions: Tensor | None,
         dtype: torch.dtype,
-        aside: Aside | None,
-        tied: Owed | None,
+        side: SideStream | None,
+        tied: DeferredGradient | None,
     ) -> Tensor:
         width, time = tokens.shape[1], ids.shape[1]
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
@@ -64,7 +64,7 @@ class Embed(torch.autograd.Function):
         grid = (triton.cdiv(len(stream), tile["ROWS"]),)
         _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
         ctx.save_for_backward(ids)
-        ctx.vocabulary, ctx.context, ctx.aside = len(tokens), None if positions is None else len(positions), aside
+        ctx.vocabulary, ctx.context, ctx.side = len(tokens), None if positions is None else len(positions), side
         ctx.tied = tied
         return stream
 
@@ -76,7 +76,7 @@ class Embed(torch.autograd.Function):
         gradient = gradient.contiguous()
         positions = None
         if ctx.context is not None:
-            with beside(ctx.aside, gradient, urgent=True):
+            with on_side(ctx.side, gradient, urgent=True):
                 positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
                 if len(positions) < ctx.context:
                     positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))
@@ -85,8 +85,8 @@ class Embed(torch.autograd.Function):
         else:
             tokens = ctx.tied.take()
         _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
-        if ctx.aside is not None:
-            ctx.aside.join()  # nothing comes after the embedding, and whoever shares its matrix would be added now
+        if ctx.side is not None:
+            ctx.side.join()  # nothing comes after the embedding, and whoever shares its matrix would be added now
         return None, tokens, positions, *[None] * 4
 
 

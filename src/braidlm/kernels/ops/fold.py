@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.addresses import addresses
 from braidlm.kernels.ops.linear import product
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import Aside, beside
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.side_stream import SideStream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -26,7 +26,7 @@ except ImportError:
     raise
 
 ROWS, COLUMNS, NUMBERS, WARPS = 32, 64, 4096, 4
-"""What a program works on at once forward, and how many numbers backward."""
+"""What a program works on at once forward, and config many numbers backward."""
 
 
 @dataclass
@@ -89,9 +89,9 @@ def _fold_forward(  # type: ignore[no-untyped-def]
             to = (layer * members + member) * inputs + row
         tl.store(copy + to[:, None] * outputs + column[None, :], x.to(copy.dtype.element_ty), mask=inside)
     if bias is not None:
-        place = tl.program_id(0).to(tl.int64) * outputs + column
-        tl.store(bias + place, total, mask=real)
-        tl.store(bias_copy + place, total.to(bias_copy.dtype.element_ty), mask=real)
+        offsets = tl.program_id(0).to(tl.int64) * outputs + column
+        tl.store(bias + offsets, total, mask=real)
+        tl.store(bias_copy + offsets, total.to(bias_copy.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -132,7 +132,7 @@ class Folding:
     """[weights..., biases..., scales..., shifts...], each of these there or not, as `given` says."""
     given: tuple[bool, ...]
     wide: bool
-    aside: Aside | None
+    side: SideStream | None
     bias: Tensor | None
     """[layer, ...], of all; so are the others."""
     copy: Tensor
@@ -155,7 +155,7 @@ class Fold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, folding: Folding, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*parts)
-        ctx.given, ctx.wide, ctx.aside, ctx.layers = folding.given, folding.wide, folding.aside, len(folding.layers)
+        ctx.given, ctx.wide, ctx.side, ctx.layers = folding.given, folding.wide, folding.side, len(folding.layers)
         biases = () if folding.bias is None else folding.bias.unbind()
         return *(handle.data for handle in folding.handles.unbind()), *(vector.data for vector in biases)
 
@@ -165,7 +165,7 @@ class Fold(torch.autograd.Function):
         parts, layers = list(ctx.saved_tensors), ctx.layers
         members, inputs, outputs = parts[0].shape
         weights, _, scales, shifts = _addresses_of(parts, ctx.given, layers)
-        with beside(ctx.aside, *gradients):  # where the gradients were made
+        with on_side(ctx.side, *gradients):  # where the gradients were made
             gradient, bias_gradient = side_by_side(gradients[:layers]), None
             if len(gradients) > layers:
                 bias_gradient = side_by_side(gradients[layers:]).view(layers, members, outputs)
@@ -210,15 +210,15 @@ def _addresses_of(parts: list[Tensor], given: tuple[bool, ...], layers: int) -> 
     return found
 
 
-def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype, aside: Aside | None) -> Folding:
-    """Banks of one shape; `wide` puts the members of each side by side. With `aside` all is made there."""
+def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype, side: SideStream | None) -> Folding:
+    """Banks of one shape; `wide` puts the members of each side by side. With `side` all is made there."""
     names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
     given = tuple(getattr(some, name) is not None for name in names)
     parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks.values()]
     layers, (members, inputs, outputs) = len(banks), some.weight.shape
     assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     weights, biases, scales, shifts = _addresses_of(parts, given, layers)
-    with beside(aside, *parts):
+    with on_side(side, *parts):
         shape = (layers, inputs, members * outputs) if wide else (layers, members, inputs, outputs)
         handles = parts[0].new_empty(shape)
         copy = torch.empty_like(handles, dtype=dtype)
@@ -230,7 +230,7 @@ def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype, aside: As
             weights, biases, scales, shifts, copy, bias, bias_copy, inputs, members, outputs,
             wide, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return Folding(list(banks), parts, given, wide, aside, bias, copy, bias_copy, handles)
+    return Folding(list(banks), parts, given, wide, side, bias, copy, bias_copy, handles)
 
 
 class WideLinear(torch.autograd.Function):
@@ -246,22 +246,22 @@ class WideLinear(torch.autograd.Function):
         weight: Tensor,
         copy: Tensor,
         bias: Tensor | None,
-        aside: Aside | None,
-        place: Place | None,
+        side: SideStream | None,
+        slot: GradientSlot | None,
     ) -> Tensor:
-        assert place is None or place.input.data_ptr() == rows.data_ptr()
+        assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
+        ctx.side, ctx.slot, ctx.wide = side, slot, weight.dtype
         return tuned_product(rows, copy, bias=bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, copy = ctx.saved_tensors
-        if ctx.place is not None:
-            weight_gradient = ctx.place.deliver(gradient)
+        if ctx.slot is not None:
+            weight_gradient = ctx.slot.submit(gradient)
         else:
-            with beside(ctx.aside, rows, gradient):
+            with on_side(ctx.side, rows, gradient):
                 weight_gradient = product(rows.t(), gradient, ctx.wide)
         rows_gradient = tuned_product(gradient, copy, transposed=True) if ctx.needs_input_grad[0] else None
         return rows_gradient, weight_gradient, *[None] * 4

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.kernels.ops.linear import product, worth_aside
+from braidlm.kernels.ops.linear import product, side_if_small
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import Aside, Owed, beside
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
 
 to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -36,10 +36,10 @@ class HeadLoss(torch.autograd.Function):
         labels: Tensor,
         count: Tensor,
         ignored: int,
-        aside: Aside | None,
-        tied: Owed | None,
+        side: SideStream | None,
+        tied: DeferredGradient | None,
     ) -> Tensor:
-        ctx.wide, ctx.aside, ctx.tied = weight.dtype, aside, tied
+        ctx.wide, ctx.side, ctx.tied = weight.dtype, side, tied
         copy = weight.to(hidden.dtype) if copy is None else copy
         logits = tuned_product(hidden, copy, transposed=True)
         ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
@@ -58,11 +58,11 @@ class HeadLoss(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
-            aside = worth_aside(ctx.aside, hidden)
-            with beside(aside, gradient, hidden, factor):  # nobody holds the result: autograd would copy it, too soon
+            side = side_if_small(ctx.side, hidden)
+            with on_side(side, gradient, hidden, factor):  # nobody holds the result: autograd would copy it, too soon
                 weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
             if ctx.tied is not None:
-                ctx.tied.leave(weight_gradient, aside)
+                ctx.tied.leave(weight_gradient, side)
                 weight_gradient = None
         hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
         return hidden_gradient, weight_gradient, *[None] * 6

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import Aside, beside
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.side_stream import SideStream, on_side
 
 FEW_ROWS = 16384
 """Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""
 
-Narrow = dict[Tensor, Tensor]
+Casts = dict[Tensor, Tensor]
 """Copies of parameters in the type of the matrix products."""
 
 
@@ -28,14 +28,14 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else (a @ b).to(dtype)
 
 
-def worth_aside(aside: Aside | None, rows: Tensor) -> Aside | None:
+def side_if_small(side: SideStream | None, rows: Tensor) -> SideStream | None:
     """Where the gradient of a weight that is read by `rows` is made."""
-    return aside if len(rows) <= FEW_ROWS else None
+    return side if len(rows) <= FEW_ROWS else None
 
 
-def weight_product(gradient: Tensor, rows: Tensor, dtype: torch.dtype, aside: Aside | None) -> Tensor:
+def weight_product(gradient: Tensor, rows: Tensor, dtype: torch.dtype, side: SideStream | None) -> Tensor:
     """The gradient [out, in] of a weight, from its layer's gradient [rows, out] and input [rows, in]."""
-    with beside(worth_aside(aside, rows), gradient, rows):
+    with on_side(side_if_small(side, rows), gradient, rows):
         return product(gradient.t(), rows, dtype)
 
 
@@ -52,12 +52,12 @@ class Linear(torch.autograd.Function):
         weight: Tensor,
         copy: Tensor,
         bias: Tensor | None,
-        aside: Aside | None,
-        place: Place | None,
+        side: SideStream | None,
+        slot: GradientSlot | None,
     ) -> Tensor:
-        assert place is None or place.input.data_ptr() == rows.data_ptr()
+        assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.aside, ctx.place, ctx.wide = aside, place, weight.dtype
+        ctx.side, ctx.slot, ctx.wide = side, slot, weight.dtype
         return tuned_product(rows, copy, transposed=True, bias=bias)
 
     @staticmethod
@@ -66,8 +66,8 @@ class Linear(torch.autograd.Function):
         rows, copy = ctx.saved_tensors
         needs_rows, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
-        if needs_weight and ctx.place is not None:
-            weight_gradient = ctx.place.deliver(gradient)
+        if needs_weight and ctx.slot is not None:
+            weight_gradient = ctx.slot.submit(gradient)
         elif needs_weight:
-            weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.aside)
+            weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.side)
         return tuned_product(gradient, copy) if needs_rows else None, weight_gradient, None, None, None, None

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import Sums
-from braidlm.kernels.ops.dropout import after_chance, threshold
+from braidlm.kernels.ops.dropout import apply_dropout, threshold
 from braidlm.kernels.ops.launching import programs_for
-from braidlm.kernels.weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -40,15 +40,15 @@ def _norm_forward(  # type: ignore[no-untyped-def]
     column = tl.arange(0, COLUMNS)[None, :]
     real = column < width
     inside = (row < rows)[:, None] & real
-    place = row.to(tl.int64)[:, None] * width + column
-    x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64)[:, None] * width + column
+    x = tl.load(stream + offsets, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(delta + offsets, mask=inside, other=0.0).to(tl.float32)
         if delta_bias is not None:
             added += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
-        x += after_chance(added, seed, place, keep_scale, THRESHOLD)
+        x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
         rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + place, rounded, mask=inside)
+        tl.store(summed + offsets, rounded, mask=inside)
         x = rounded.to(tl.float32)  # what is normalised is the stream as everyone else sees it
     if CENTRED:
         mean = tl.sum(x, 1) / width
@@ -61,7 +61,7 @@ def _norm_forward(  # type: ignore[no-untyped-def]
         y *= tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     if bias is not None:
         y += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
+    tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -82,9 +82,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=AHEAD):  # some rows are asked for ahead
         row = begin + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & real
-        place = row.to(tl.int64)[:, None] * width + column
-        x = tl.load(summed + place, mask=inside, other=0.0).to(tl.float32)
-        y_gradient = tl.load(normed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        offsets = row.to(tl.int64)[:, None] * width + column
+        x = tl.load(summed + offsets, mask=inside, other=0.0).to(tl.float32)
+        y_gradient = tl.load(normed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
         if CENTRED:
             x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
@@ -100,11 +100,11 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
         x_gradient = (x_gradient - x * along) * scale
         if summed_gradient is not None:
-            x_gradient += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(gradient + place, x_gradient.to(gradient.dtype.element_ty), mask=inside)
+            x_gradient += tl.load(summed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=inside)
         if THRESHOLD:
-            x_gradient = after_chance(x_gradient, seed, place, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + place, x_gradient.to(delta_gradient.dtype.element_ty), mask=inside)
+            x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=inside)
         if DELTA_BIASED:
             delta_bias_sum += tl.where(inside, x_gradient, 0.0)
     if sums is not None:
@@ -123,7 +123,7 @@ class AddNorm(torch.autograd.Function):
 
     Delta with its bias may be dropped by chance. Without `weight` the norm has no scale (and no bias).
 
-    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made delta.
+    `normed_slot` is of the layer that reads the normalised stream, `delta_slot` of the one that made delta.
     """
 
     @staticmethod
@@ -137,14 +137,14 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         centred: bool,
         sums: Sums,
-        normed_place: Place | None,
-        delta_place: Place | None,
+        normed_slot: GradientSlot | None,
+        delta_slot: GradientSlot | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         rows, width = stream.shape
         summed = stream if delta is None else torch.empty_like(stream)
-        normed = torch.empty_like(stream) if normed_place is None else normed_place.input
+        normed = torch.empty_like(stream) if normed_slot is None else normed_slot.input
         scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
         means = torch.empty_like(scales) if centred else None
         tile = _tile(width)
@@ -153,7 +153,7 @@ class AddNorm(torch.autograd.Function):
             1 / (1 - dropout), centred, threshold(dropout), **tile,
         )  # fmt: skip
         ctx.save_for_backward(summed, weight, means, scales, seed)
-        ctx.dropout, ctx.centred, ctx.sums, ctx.delta_place = dropout, centred, sums, delta_place
+        ctx.dropout, ctx.centred, ctx.sums, ctx.delta_slot = dropout, centred, sums, delta_slot
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
         return summed, normed
@@ -164,13 +164,13 @@ class AddNorm(torch.autograd.Function):
         summed, weight, means, scales, seed = ctx.saved_tensors
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
-        delta_gradient = torch.empty_like(summed) if ctx.delta_place is None else ctx.delta_place.gradient
+        delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
         gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
         tile = _tile(width)
         wanted = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if wanted else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles) if wanted else tiles
-        sums = ctx.sums.place(programs, VECTORS * width, summed.device) if wanted else None
+        sums = ctx.sums.buffer(programs, VECTORS * width, summed.device) if wanted else None
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, seed, gradient,
             delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,

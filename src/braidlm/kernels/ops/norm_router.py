@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import Sums
-from braidlm.kernels.ops.dropout import after_chance, threshold
+from braidlm.kernels.ops.dropout import apply_dropout, threshold
 from braidlm.kernels.ops.launching import programs_for
 from braidlm.kernels.ops.norm import plain_add_norm
 from braidlm.kernels.ops.router import choose, leave_sums, plain_route, score_gradient, scores_of
-from braidlm.kernels.routed.grouped_stacks import GroupedPlace
-from braidlm.kernels.routed.mix import mix_gradients, mixed_rows
-from braidlm.kernels.routed.placement import Placement
-from braidlm.kernels.side_stream import Owed
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.routed.combine import combine_gradients, combined_rows
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
+from braidlm.kernels.routed.permutation import Permutation
+from braidlm.kernels.side_stream import DeferredGradient
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -50,21 +50,21 @@ def _forward(  # type: ignore[no-untyped-def]
     column = tl.arange(0, COLUMNS)
     real = (column < width)[None, :]
     inside = (row < rows)[:, None] & real
-    place = row.to(tl.int64)[:, None] * width + column[None, :]
+    offsets = row.to(tl.int64)[:, None] * width + column[None, :]
     if MIXED:
-        x = mixed_rows(
+        x = combined_rows(
             mixed, mix_weights, slots, row.to(tl.int64), row < rows, inside, column[None, :], MIXED_WIDTH, MIXED
         )
     else:
-        x = tl.load(stream + place, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(stream + offsets, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(delta + offsets, mask=inside, other=0.0).to(tl.float32)
         if delta_bias is not None:
             added += tl.load(delta_bias + column[None, :], mask=real, other=0.0).to(tl.float32)
-        x += after_chance(added, seed, place, keep_scale, THRESHOLD)
+        x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
     if MIXED or delta is not None:
         rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + place, rounded, mask=inside)
+        tl.store(summed + offsets, rounded, mask=inside)
         x = tl.where(inside, rounded.to(tl.float32), 0.0)
     y = x
     if CENTRED:
@@ -79,7 +79,7 @@ def _forward(  # type: ignore[no-untyped-def]
     if bias is not None:
         y += tl.load(bias + column[None, :], mask=real, other=0.0).to(tl.float32)
     narrow = y.to(normed.dtype.element_ty)
-    tl.store(normed + place, narrow, mask=inside)
+    tl.store(normed + offsets, narrow, mask=inside)
     read = x
     if READS_NORMED:
         read = tl.where(inside, narrow.to(tl.float32), 0.0)
@@ -117,13 +117,13 @@ def _backward(  # type: ignore[no-untyped-def]
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
         exists = row < rows
         inside = exists[:, None] & real
-        place = row[:, None] * width + column[None, :]
+        offsets = row[:, None] * width + column[None, :]
         ds = score_gradient(
             probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
-        x = tl.load(summed + place, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(normed_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(summed + offsets, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(normed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
         inverse = tl.load(inverses + row, mask=exists, other=0.0)[:, None]
         y = x
         if CENTRED:
@@ -154,11 +154,11 @@ def _backward(  # type: ignore[no-untyped-def]
         if not READS_NORMED:
             dx += routed
         if summed_gradient is not None:
-            dx += tl.load(summed_gradient + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(gradient + place, dx.to(gradient.dtype.element_ty), mask=inside)
+            dx += tl.load(summed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + offsets, dx.to(gradient.dtype.element_ty), mask=inside)
         if THRESHOLD:
-            dx = after_chance(dx, seed, place, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + place, dx.to(delta_gradient.dtype.element_ty), mask=inside)
+            dx = apply_dropout(dx, seed, offsets, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + offsets, dx.to(delta_gradient.dtype.element_ty), mask=inside)
         if DELTA_BIASED:
             delta_bias_sum += tl.where(inside, dx, 0.0)
     sums += program * (VECTORS * width + choices * (width + 1))
@@ -172,12 +172,12 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class How:
-    """What norm and router do, where their gradients are summed, and whose places are written.
+class NormRouteConfig:
+    """What norm and router do, where their gradients are summed, and whose slots are pending.
 
     The router reads the stream, or, `reads_normed`, the stream normalised. What is added may be dropped by chance.
-    `normed_place` is of the layer that reads the normalised stream, `delta_place` of the one that made what is added.
-    Who reads the stream leaves its gradient in `owed`, if that is there.
+    `normed_slot` is of the layer that reads the normalised stream, `delta_slot` of the one that made what is added.
+    Who reads the stream leaves its gradient in `deferred`, if that is there.
     """
 
     eps: float
@@ -186,11 +186,11 @@ class How:
     top_k: int
     renormalise: bool
     sums: Sums
-    normed_place: Place | GroupedPlace | None = None
-    delta_place: Place | None = None
+    normed_slot: GradientSlot | GroupedGradientSlot | None = None
+    delta_slot: GradientSlot | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
-    owed: Owed | None = None
+    deferred: DeferredGradient | None = None
 
 
 class AddNormRoute(torch.autograd.Function):
@@ -209,12 +209,12 @@ class AddNormRoute(torch.autograd.Function):
         router: Tensor,
         router_bias: Tensor | None,
         balance: Tensor | None,
-        how: How,
+        config: NormRouteConfig,
     ) -> tuple[Tensor, ...]:
         ctx.adds, ctx.delta_biased = delta is not None, delta_bias is not None
         summed = stream if delta is None else torch.empty_like(stream)
         vectors = (weight, bias, router, router_bias, balance)
-        return _norm_and_route(ctx, how, summed, (stream, delta, delta_bias), (None, None, None, 0), vectors)
+        return _norm_and_route(ctx, config, summed, (stream, delta, delta_bias), (None, None, None, 0), vectors)
 
     @staticmethod
     @once_differentiable
@@ -224,10 +224,10 @@ class AddNormRoute(torch.autograd.Function):
         return gradient, delta if ctx.adds else None, delta_bias, *vectors, None, None
 
 
-class MixNormRoute(torch.autograd.Function):
-    """The same of a stream that is yet to be mixed: rows [R, width], weights [N, K] as for `Mix`.
+class CombineNormRoute(torch.autograd.Function):
+    """The same of a stream that is yet to be mixed: rows [R, width], weights [N, K] as for `Combine`.
 
-    `place` is of the layer that made the rows.
+    `slot` is of the layer that made the rows.
     """
 
     @staticmethod
@@ -235,21 +235,21 @@ class MixNormRoute(torch.autograd.Function):
         ctx: Any,
         rows: Tensor,
         weights: Tensor,
-        placement: Placement,
-        place: GroupedPlace | None,
+        permutation: Permutation,
+        slot: GroupedGradientSlot | None,
         weight: Tensor | None,
         bias: Tensor | None,
         router: Tensor,
         router_bias: Tensor | None,
         balance: Tensor | None,
-        how: How,
+        config: NormRouteConfig,
     ) -> tuple[Tensor, ...]:
         rows, weights = rows.contiguous(), weights.contiguous()
-        ctx.placement, ctx.place, ctx.delta_biased = placement, place, False
-        (tokens, choices), width = placement.slots.shape, rows.shape[1]
-        mixed = (rows, weights, placement.slots, choices)
+        ctx.permutation, ctx.slot, ctx.delta_biased = permutation, slot, False
+        (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
+        mixed = (rows, weights, permutation.row_of_choice, choices)
         vectors = (weight, bias, router, router_bias, balance)
-        return _norm_and_route(ctx, how, rows.new_empty(tokens, width), (None, None, None), mixed, vectors)
+        return _norm_and_route(ctx, config, rows.new_empty(tokens, width), (None, None, None), mixed, vectors)
 
     @staticmethod
     @once_differentiable
@@ -257,13 +257,13 @@ class MixNormRoute(torch.autograd.Function):
         saved = ctx.saved_tensors
         gradient, _, _, vectors = _gradients(ctx, saved, *gradients)
         rows, weights = saved[-2:]
-        made = mix_gradients(gradient, rows, weights, ctx.placement, ctx.place)
+        made = combine_gradients(gradient, rows, weights, ctx.permutation, ctx.slot)
         return *made, None, None, *vectors, None, None
 
 
 def _norm_and_route(
     ctx: Any,
-    how: How,
+    config: NormRouteConfig,
     summed: Tensor,
     added: tuple[Tensor | None, ...],
     mixed: tuple[Tensor | int | None, ...],
@@ -272,21 +272,21 @@ def _norm_and_route(
     weight, bias, router, router_bias, _ = vectors
     assert router is not None
     (rows, width), choices = summed.shape, len(router)
-    normed = torch.empty_like(summed) if how.normed_place is None else how.normed_place.input
+    normed = torch.empty_like(summed) if config.normed_slot is None else config.normed_slot.input
     inverses = torch.empty(rows, dtype=torch.float32, device=summed.device)
-    means = torch.empty_like(inverses) if how.centred else None
+    means = torch.empty_like(inverses) if config.centred else None
     scores = inverses.new_empty(rows, choices)
-    probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, how.top_k)
-    chosen = torch.empty(rows, how.top_k, dtype=torch.int64, device=summed.device)
+    probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, config.top_k)
+    chosen = torch.empty(rows, config.top_k, dtype=torch.int64, device=summed.device)
     tile = _tile(width, choices)
     _forward[(triton.cdiv(rows, tile["ROWS"]),)](
-        *added, *mixed[:3], *vectors, how.seed,
-        summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, how.eps,
-        1 / (1 - how.dropout), how.centred, how.reads_normed, how.top_k, how.renormalise, threshold(how.dropout),
+        *added, *mixed[:3], *vectors, config.seed,
+        summed, normed, means, inverses, scores, probabilities, chosen, weights, rows, width, choices, config.eps,
+        1 / (1 - config.dropout), config.centred, config.reads_normed, config.top_k, config.renormalise, threshold(config.dropout),
         mixed[3], width, **tile,
     )  # fmt: skip
     ctx.save_for_backward(summed, weight, bias, means, inverses, router, probabilities, chosen, weights, *mixed[:2])
-    ctx.how, ctx.router_biased = how, router_bias is not None
+    ctx.config, ctx.router_biased = config, router_bias is not None
     ctx.mark_non_differentiable(chosen)
     ctx.set_materialize_grads(False)
     return summed, normed, scores, probabilities, chosen, weights
@@ -304,25 +304,25 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor | None, ...]]:
     """Of the stream, of what was added and of its bias, of the norm's and the router's weight and bias."""
     summed, weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *_ = saved
-    (rows, width), choices, how = summed.shape, len(router), ctx.how
-    if how.owed is not None:
-        assert summed_gradient is None, "it is owed"
-        summed_gradient = how.owed.take()
-    delta_gradient = torch.empty_like(summed) if how.delta_place is None else how.delta_place.gradient
-    gradient = torch.empty_like(summed) if how.dropout else delta_gradient
+    (rows, width), choices, config = summed.shape, len(router), ctx.config
+    if config.deferred is not None:
+        assert summed_gradient is None, "it is deferred"
+        summed_gradient = config.deferred.take()
+    delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
+    gradient = torch.empty_like(summed) if config.dropout else delta_gradient
     tile = _tile(width, choices)
     tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
     programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles)
     many = VECTORS if weight is not None or bias is not None or ctx.delta_biased else 0
-    sums = how.sums.place(programs, many * width + choices * (width + 1), summed.device)
+    sums = config.sums.buffer(programs, many * width + choices * (width + 1), summed.device)
     given = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
     _backward[(programs,)](
         normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-        weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, how.seed, gradient,
-        delta_gradient, sums, rows, width, choices, 1 / (1 - how.dropout), how.centred, ctx.delta_biased,
-        how.reads_normed, threshold(how.dropout), how.top_k, how.renormalise, many, **tile,
+        weight, bias, means, inverses, router, saved_probabilities, chosen, saved_weights, *given, config.seed, gradient,
+        delta_gradient, sums, rows, width, choices, 1 / (1 - config.dropout), config.centred, ctx.delta_biased,
+        config.reads_normed, threshold(config.dropout), config.top_k, config.renormalise, many, **tile,
     )  # fmt: skip
-    total = how.sums.total()
+    total = config.sums.total()
     vectors, routers = total[: many * width].view(many, width), total[many * width :]
     return (
         gradient,

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import Sums
 from braidlm.kernels.ops.launching import programs_for
-from braidlm.kernels.weight_stacks import Place
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -52,12 +52,12 @@ def choose(  # type: ignore[no-untyped-def]
     choice = tl.arange(0, CHOICES)
     real = choice < choices
     inside = exists[None, :] & real[:, None]
-    place = row.to(tl.int64)[None, :] * choices + choice[:, None]
-    tl.store(scores + place, s, mask=inside)
+    offsets = row.to(tl.int64)[None, :] * choices + choice[:, None]
+    tl.store(scores + offsets, s, mask=inside)
     s = tl.where(real[:, None], s, float("-inf"))
     p = tl.exp(s - tl.max(s, 0)[None, :])
     p = p / tl.sum(p, 0)[None, :]
-    tl.store(probabilities + place, p, mask=inside)
+    tl.store(probabilities + offsets, p, mask=inside)
     ranked = s
     if balance is not None:
         ranked = p + tl.load(balance + choice, mask=real, other=0.0)[:, None]
@@ -89,11 +89,11 @@ def score_gradient(  # type: ignore[no-untyped-def]
     exists = row < rows
     choice = tl.arange(0, CHOICES)
     inside = exists[None, :] & (choice < choices)[:, None]
-    place = row[None, :] * choices + choice[:, None]
-    p = tl.load(probabilities + place, mask=inside, other=0.0)
+    offsets = row[None, :] * choices + choice[:, None]
+    p = tl.load(probabilities + offsets, mask=inside, other=0.0)
     dp = tl.zeros([CHOICES, ROWS], tl.float32)
     if probabilities_gradient is not None:
-        dp += tl.load(probabilities_gradient + place, mask=inside, other=0.0)
+        dp += tl.load(probabilities_gradient + offsets, mask=inside, other=0.0)
     if weights_gradient is not None:
         along = tl.zeros([ROWS], tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -114,7 +114,7 @@ def score_gradient(  # type: ignore[no-untyped-def]
             dp += tl.where(mine, dw[None, :], 0.0)
     ds = p * (dp - tl.sum(p * dp, 0)[None, :])
     if scores_gradient is not None:
-        ds += tl.load(scores_gradient + place, mask=inside, other=0.0)
+        ds += tl.load(scores_gradient + offsets, mask=inside, other=0.0)
     return tl.where(inside, ds, 0.0)
 
 
@@ -179,7 +179,7 @@ class Route(torch.autograd.Function):
     """stream [rows, width], weight [choices, width], bias [choices] or None, balance [choices] or None
     -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
 
-    Who reads the stream that is given back adds its gradient at no cost. `place` is of the layer whose output's
+    Who reads the stream that is given back adds its gradient at no cost. `slot` is of the layer whose output's
     gradient is the stream's.
     """
 
@@ -193,7 +193,7 @@ class Route(torch.autograd.Function):
         top_k: int,
         renormalise: bool,
         sums: Sums,
-        place: Place | None = None,
+        slot: GradientSlot | None = None,
     ) -> tuple[Tensor, ...]:
         (rows, width), choices = stream.shape, len(weight)
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
@@ -205,7 +205,7 @@ class Route(torch.autograd.Function):
             top_k, renormalise, **tile,
         )  # fmt: skip
         ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
-        ctx.renormalise, ctx.sums, ctx.biased, ctx.place = renormalise, sums, bias is not None, place
+        ctx.renormalise, ctx.sums, ctx.biased, ctx.slot = renormalise, sums, bias is not None, slot
         ctx.mark_non_differentiable(chosen)
         ctx.set_materialize_grads(False)
         return stream.view_as(stream), scores, probabilities, chosen, weights
@@ -225,8 +225,8 @@ class Route(torch.autograd.Function):
         tile = _tile(width, choices)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, tiles)
-        gradient = torch.empty_like(stream) if ctx.place is None else ctx.place.gradient
-        sums = ctx.sums.place(programs, choices * (width + 1), stream.device)
+        gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
+        sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
         given = (x if x is None else x.contiguous() for x in (above, weights, probabilities, scores))
         _route_backward[(programs,)](
             stream, weight, saved_probabilities, chosen, saved_weights, *given, gradient, sums, rows, width, choices,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 CANDIDATES, TRIALS, REPEATS = 8, 5, 10
-"""Algorithms that are tried, how often, and how often one after another each time."""
+"""Algorithms that are tried, config often, and config often one after another each time."""
 AHEAD = 2_000_000
 """Cycles of the device in which the host can ask for all repeats of a trial, so that these do not wait for it."""
 WORTH = 1 << 30

@@ -1,1 +1,1 @@
-"""Kernels for routed tokens: placement, grouped products, attention of routed queries, weighted sums."""
+"""Kernels for routed tokens: permutation, grouped products, attention of routed queries, weighted sums."""

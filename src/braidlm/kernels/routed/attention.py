@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import Sums
 from braidlm.kernels.routed.attention_gradients import SCAN, key_gradient, query_gradient
 from braidlm.kernels.routed.attention_tiles import TILES, Tiles, is_kept, is_visible, key_range, part_of_program
-from braidlm.kernels.routed.grouped_stacks import GroupedPlace
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -47,13 +47,13 @@ def _attend_keys(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, DIM)[None, :]
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
-        place = key[:, None] * stride + channel
+        offsets = key[:, None] * stride + channel
         if MASKED:
-            k = tl.load(keys + place, mask=(key < end)[:, None], other=0.0)
-            v = tl.load(values + place, mask=(key < end)[:, None], other=0.0)
+            k = tl.load(keys + offsets, mask=(key < end)[:, None], other=0.0)
+            v = tl.load(values + offsets, mask=(key < end)[:, None], other=0.0)
         else:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
+            k = tl.load(keys + offsets)
+            v = tl.load(values + offsets)
         score = tl.dot(query, tl.trans(k), input_precision="ieee")
         if MASKED:
             score = tl.where(is_visible(key[None, :], when[:, None], WINDOW), score, float("-inf"))
@@ -78,8 +78,8 @@ def _clear_padding(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, DIM)[None, :]
     for begin in range(end + sequence * QUERIES, following, batch * QUERIES):
         row = (begin + tl.arange(0, QUERIES))[:, None]
-        place = row.to(tl.int64) * width + head * DIM + channel
-        tl.store(out + place, tl.zeros([QUERIES, DIM], out.dtype.element_ty), mask=row < following)
+        offsets = row.to(tl.int64) * width + head * DIM + channel
+        tl.store(out + offsets, tl.zeros([QUERIES, DIM], out.dtype.element_ty), mask=row < following)
 
 
 @triton.jit
@@ -129,8 +129,8 @@ def _attend(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     total = tl.where(inside, total, 1.0)
     mixed = mixed * (keep_scale / total)[:, None]
-    place = row.to(tl.int64)[:, None] * width + head * DIM + channel
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=inside[:, None])
+    offsets = row.to(tl.int64)[:, None] * width + head * DIM + channel
+    tl.store(out + offsets, mixed.to(out.dtype.element_ty), mask=inside[:, None])
     tl.store(lse + head * rows + row, peak + tl.log2(total), mask=inside)
 
 
@@ -140,7 +140,7 @@ class AttendRouted(torch.autograd.Function):
     `source` int32 [rows] is the token of each row, -1 for padding. `begins` int32 [blocks, batch + 1]: the rows of
     block p and sequence b are begins[p, b] .. begins[p, b + 1], in order of time. `routed` uint8 [tokens, blocks] is 1
     where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of two from 16 on.
-    `bias` is in qkv already; it comes here for its gradient. `place` is of the layer that made qkv, `out_place` of
+    `bias` is in qkv already; it comes here for its gradient. `slot` is of the layer that made qkv, `out_slot` of
     the one that reads what comes out.
     """
 
@@ -158,8 +158,8 @@ class AttendRouted(torch.autograd.Function):
         tiles: Tiles | None = None,
         bias: Tensor | None = None,
         sums: Sums | None = None,
-        place: Place | None = None,
-        out_place: GroupedPlace | None = None,
+        slot: GradientSlot | None = None,
+        out_slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = begins.shape[1] - 1, len(source)
@@ -172,7 +172,7 @@ class AttendRouted(torch.autograd.Function):
         assert scale > 0
         assert dropout == 0 or seed is not None
         tiles = tiles or TILES[qkv.element_size()]
-        out = qkv.new_empty(rows, heads * dim) if out_place is None else out_place.input
+        out = qkv.new_empty(rows, heads * dim) if out_slot is None else out_slot.input
         lse = qkv.new_empty(heads, rows, dtype=torch.float32)
         words = qkv.new_empty(heads, 2, rows, dtype=torch.int32) if dropout else None
         sizes = (rows, time, batch, blocks, heads)
@@ -188,7 +188,7 @@ class AttendRouted(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(qkv, source, begins, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
-        ctx.sums, ctx.place = None if bias is None else sums or Sums(1, None), place
+        ctx.sums, ctx.slot = None if bias is None else sums or Sums(1, None), slot
         return out
 
     @staticmethod
@@ -197,12 +197,12 @@ class AttendRouted(torch.autograd.Function):
         qkv, source, begins, routed, out, lse, words = ctx.saved_tensors
         _, time, batch, blocks, heads = ctx.sizes
         upstream = upstream.contiguous()
-        gradient = torch.empty_like(qkv) if ctx.place is None else ctx.place.gradient.view(qkv.shape)
+        gradient = torch.empty_like(qkv) if ctx.slot is None else ctx.slot.gradient.view(qkv.shape)
         by_query, by_key, parts = ctx.tiles.query_gradient, ctx.tiles.key_gradient, batch * blocks * heads
         query_tiles, key_tiles = triton.cdiv(time, by_query.queries), triton.cdiv(time, by_key.keys)
         sums, slots = None, max(query_tiles, key_tiles)
         if ctx.sums is not None:
-            sums = ctx.sums.place(batch * slots, qkv[0].numel(), qkv.device)
+            sums = ctx.sums.buffer(batch * slots, qkv[0].numel(), qkv.device)
             if query_tiles != key_tiles:
                 sums.zero_()
         delta, queries = torch.empty_like(lse), torch.empty_like(out)

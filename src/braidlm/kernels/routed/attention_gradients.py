@@ -21,9 +21,9 @@ SCAN = 1024
 
 
 @triton.jit
-def _load_words(words, rows, place, inside):  # type: ignore[no-untyped-def]
-    step = tl.load(words + place, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    offset = tl.load(words + rows + place, mask=inside, other=0).to(tl.uint32, bitcast=True)
+def _load_words(words, rows, offsets, inside):  # type: ignore[no-untyped-def]
+    step = tl.load(words + offsets, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    offset = tl.load(words + rows + offsets, mask=inside, other=0).to(tl.uint32, bitcast=True)
     return step, offset
 
 
@@ -36,13 +36,13 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, DIM)[None, :]
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        place = key[:, None] * stride + channel
+        offsets = key[:, None] * stride + channel
         if MASKED:
-            k = tl.load(keys + place, mask=(key < end)[:, None], other=0.0)
-            v = tl.load(values + place, mask=(key < end)[:, None], other=0.0)
+            k = tl.load(keys + offsets, mask=(key < end)[:, None], other=0.0)
+            v = tl.load(values + offsets, mask=(key < end)[:, None], other=0.0)
         else:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
+            k = tl.load(keys + offsets)
+            v = tl.load(values + offsets)
         score = tl.dot(query, tl.trans(k), input_precision="ieee")
         weight_gradient = tl.dot(upstream, tl.trans(v), input_precision="ieee")
         weight = tl.exp2(score * scale - lse[:, None])
@@ -80,10 +80,10 @@ def query_gradient(  # type: ignore[no-untyped-def]
         start = origin.to(tl.int64) * stride + (block * 3 * heads + head) * DIM
         asked = start + when[:, None] * stride + channel
         query = tl.load(qkv + asked, mask=inside[:, None], other=0.0)
-        place = row.to(tl.int64)[:, None] * width + head * DIM + channel
-        above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
-        tl.store(queries + place, query, mask=inside[:, None])
-        made = tl.load(out + place, mask=inside[:, None], other=0.0)
+        offsets = row.to(tl.int64)[:, None] * width + head * DIM + channel
+        above = tl.load(upstream + offsets, mask=inside[:, None], other=0.0)
+        tl.store(queries + offsets, query, mask=inside[:, None])
+        made = tl.load(out + offsets, mask=inside[:, None], other=0.0)
         along = tl.sum(made.to(tl.float32) * above.to(tl.float32), 1)
         tl.store(delta + head * rows + row, along, mask=inside)
         height = tl.load(lse + head * rows + row, mask=inside, other=float("inf"))
@@ -122,9 +122,9 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
     for start in tl.range(begin, end, QUERIES, num_stages=STAGES):
         row = start + tl.arange(0, QUERIES)
         inside = row < count
-        place = row[:, None] * width + channel
-        query = tl.load(queries + place, mask=inside[:, None], other=0.0)
-        above = tl.load(upstream + place, mask=inside[:, None], other=0.0)
+        offsets = row[:, None] * width + channel
+        query = tl.load(queries + offsets, mask=inside[:, None], other=0.0)
+        above = tl.load(upstream + offsets, mask=inside[:, None], other=0.0)
         height = tl.load(lse + row, mask=inside, other=float("inf"))  # where there is no row, weights are 0
         along = tl.load(delta + row, mask=inside, other=0.0)
         score = tl.dot(k, tl.trans(query), input_precision="ieee")
@@ -164,9 +164,9 @@ def key_gradient(  # type: ignore[no-untyped-def]
     inside = key < time
     channel = tl.arange(0, DIM)[None, :]
     start = origin.to(tl.int64) * stride + (block * 3 * heads + head) * DIM
-    place = start + key[:, None] * stride + channel
-    k = tl.load(qkv + place + width, mask=inside[:, None], other=0.0)
-    v = tl.load(qkv + place + 2 * width, mask=inside[:, None], other=0.0)
+    offsets = start + key[:, None] * stride + channel
+    k = tl.load(qkv + offsets + width, mask=inside[:, None], other=0.0)
+    v = tl.load(qkv + offsets + 2 * width, mask=inside[:, None], other=0.0)
     asked = tl.load(routed + (origin + key).to(tl.int64) * blocks + block, mask=inside, other=1)
 
     source += first  # from here on, rows count from this sequence's first
@@ -207,10 +207,10 @@ def key_gradient(  # type: ignore[no-untyped-def]
     dtype = gradient.dtype.element_ty
     key_sum *= plain_scale
     value_sum *= keep_scale
-    tl.store(gradient + place + width, key_sum.to(dtype), mask=inside[:, None])
-    tl.store(gradient + place + 2 * width, value_sum.to(dtype), mask=inside[:, None])
+    tl.store(gradient + offsets + width, key_sum.to(dtype), mask=inside[:, None])
+    tl.store(gradient + offsets + 2 * width, value_sum.to(dtype), mask=inside[:, None])
     if sums is not None:  # a token that is not there has no keys, and its sums are 0
         sums += (sequence * slots + index) * stride + (block * 3 * heads + head) * DIM
         tl.store(sums + width + tl.arange(0, DIM), tl.sum(key_sum, 0))
         tl.store(sums + 2 * width + tl.arange(0, DIM), tl.sum(value_sum, 0))
-    tl.store(gradient + place, tl.zeros([KEYS, DIM], dtype), mask=(asked == 0)[:, None])
+    tl.store(gradient + offsets, tl.zeros([KEYS, DIM], dtype), mask=(asked == 0)[:, None])

@@ -1,4 +1,4 @@
-"""What the kernels of attention for routed queries share: how they cut their work, what is seen, what is dropped."""
+"""What the kernels of attention for routed queries share: config they cut their work, what is seen, what is dropped."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def variants(kernel: str) -> list[Tile]:
 
 @triton.jit
 def part_of_program(blocks, heads):  # type: ignore[no-untyped-def]
-    """Block, sequence and head of a program; neighbours read neighbouring heads."""
+    """Block, sequence and head of a program; interleaved read neighbouring heads."""
     index = tl.program_id(0)
     return (index // heads) % blocks, index // (heads * blocks), index % heads
 

@@ -52,8 +52,8 @@ def _sum_choices(  # type: ignore[no-untyped-def]
         counts = tl.load(real + token, mask=token < tokens, other=0) != 0
         at = (router * tokens + token).to(tl.int64)
         inside = counts[:, None] & (choice < choices)
-        place = at[:, None] * choices + choice
-        probability += tl.load(probabilities + place, mask=inside, other=0.0).to(tl.float32)
+        offsets = at[:, None] * choices + choice
+        probability += tl.load(probabilities + offsets, mask=inside, other=0.0).to(tl.float32)
         weighed = tl.zeros([TOKENS], tl.float32)
         for k in tl.static_range(TOP_K):
             w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0).to(tl.float32)

@@ -12,12 +12,12 @@ from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.ops.activation import plain_activation
 from braidlm.kernels.ops.dropout import dropped
+from braidlm.kernels.routed.combine import summed_rows
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
-from braidlm.kernels.routed.grouped_stacks import GroupedPlace
 from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
-from braidlm.kernels.routed.mix import summed_rows
-from braidlm.kernels.routed.placement import Placement
-from braidlm.kernels.side_stream import Aside, beside
+from braidlm.kernels.routed.permutation import Permutation
+from braidlm.kernels.side_stream import SideStream, on_side
 
 
 class GroupedLinear(Function):
@@ -34,29 +34,29 @@ class GroupedLinear(Function):
         weight: Tensor,
         copy: Tensor,
         bias: Tensor | None,
-        placement: Placement,
+        permutation: Permutation,
         gather: bool,
-        aside: Aside | None,
-        place: GroupedPlace | None = None,
+        side: SideStream | None,
+        slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
-        check_place(place, rows)
+        check_slot(slot, rows)
         ctx.save_for_backward(rows, copy)
-        ctx.placement, ctx.gather, ctx.aside, ctx.place = placement, gather, aside, place
-        return grouped_forward(rows, copy, placement, bias, gather)[0]
+        ctx.permutation, ctx.gather, ctx.side, ctx.slot = permutation, gather, side, slot
+        return grouped_forward(rows, copy, permutation, bias, gather)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, copy), placement = ctx.saved_tensors, ctx.placement
+        (rows, copy), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         gradient, rows_gradient = gradient.contiguous(), None
         weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_weight or needs_bias:
             weight_gradients = parameter_gradients(
-                ctx.place, ctx.aside, rows, gradient, placement, ctx.gather, needs_bias
+                ctx.slot, ctx.side, rows, gradient, permutation, ctx.gather, needs_bias
             )
         if needs_rows:
-            rows_gradient = gradient_of_rows(gradient, copy, placement, ctx.gather)
+            rows_gradient = gradient_of_rows(gradient, copy, permutation, ctx.gather)
         return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 4
 
 
@@ -79,79 +79,79 @@ class GroupedFeed(Function):
         out_copy: Tensor,
         out_bias: Tensor | None,
         base: Tensor | None,
-        placement: Placement,
+        permutation: Permutation,
         kind: str,
         gated: bool,
         gather: bool,
-        aside: Aside | None,
+        side: SideStream | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
-        up_place: GroupedPlace | None = None,
-        out_place: GroupedPlace | None = None,
+        up_slot: GroupedGradientSlot | None = None,
+        out_slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
-        check_place(up_place, rows)
-        to = None if out_place is None else out_place.input
-        value, inner = grouped_forward(rows, up_copy, placement, up_bias, gather, kind, gated, value=to)
+        check_slot(up_slot, rows)
+        to = None if out_slot is None else out_slot.input
+        value, inner = grouped_forward(rows, up_copy, permutation, up_bias, gather, kind, gated, value=to)
         ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
-        ctx.placement, ctx.kind, ctx.gated, ctx.gather, ctx.aside = placement, kind, gated, gather, aside
-        ctx.dropout, ctx.based, ctx.up_place, ctx.out_place = dropout, base is not None, up_place, out_place
-        return grouped_forward(value, out_copy, placement, out_bias, base=base, dropout=dropout, seed=seed)[0]
+        ctx.permutation, ctx.kind, ctx.gated, ctx.gather, ctx.side = permutation, kind, gated, gather, side
+        ctx.dropout, ctx.based, ctx.up_slot, ctx.out_slot = dropout, base is not None, up_slot, out_slot
+        return grouped_forward(value, out_copy, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, inner, value, up_copy, out_copy, seed), placement = ctx.saved_tensors, ctx.placement
+        (rows, inner, value, up_copy, out_copy, seed), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_up, _, needs_bias, needs_out, _, needs_out_bias = ctx.needs_input_grad[:7]
         gradient, rows_gradient = gradient.contiguous(), None
         base_gradient = gradient if ctx.based else None
         if ctx.dropout:
-            to = torch.empty_like(gradient) if ctx.out_place is None else ctx.out_place.gradient
+            to = torch.empty_like(gradient) if ctx.out_slot is None else ctx.out_slot.gradient
             gradient = dropped(gradient, ctx.dropout, seed, to)
         up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
             out_gradients = parameter_gradients(
-                ctx.out_place, ctx.aside, value, gradient, placement, False, needs_out_bias
+                ctx.out_slot, ctx.side, value, gradient, permutation, False, needs_out_bias
             )
-        to = None if ctx.up_place is None else ctx.up_place.gradient
+        to = None if ctx.up_slot is None else ctx.up_slot.gradient
         inner_gradient, sums = grouped_backward(
-            gradient, out_copy, placement, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
+            gradient, out_copy, permutation, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
         )
         if needs_up:
             up_gradient, _ = parameter_gradients(
-                ctx.up_place, ctx.aside, rows, inner_gradient, placement, ctx.gather, False
+                ctx.up_slot, ctx.side, rows, inner_gradient, permutation, ctx.gather, False
             )
         if sums is not None:
-            with beside(ctx.aside, sums, placement.starts, urgent=True):
-                bias_gradient = expert_sums(sums, placement)
+            with on_side(ctx.side, sums, permutation.starts, urgent=True):
+                bias_gradient = expert_sums(sums, permutation)
         if needs_rows:
-            rows_gradient = gradient_of_rows(inner_gradient, up_copy, placement, ctx.gather)
+            rows_gradient = gradient_of_rows(inner_gradient, up_copy, permutation, ctx.gather)
         made = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *made, base_gradient, *[None] * 9
 
 
-def check_place(place: GroupedPlace | None, rows: Tensor) -> None:
-    assert place is None or place.input.data_ptr() == rows.data_ptr(), "who made the rows had to put them there"
+def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
+    assert slot is None or slot.input.data_ptr() == rows.data_ptr(), "who made the rows had to put them there"
 
 
 def parameter_gradients(
-    place: GroupedPlace | None,
-    aside: Aside | None,
+    slot: GroupedGradientSlot | None,
+    side: SideStream | None,
     rows: Tensor,
     gradient: Tensor,
-    placement: Placement,
+    permutation: Permutation,
     gather: bool,
     bias: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    if place is not None:
-        return place.deliver(gradient, placement)
-    with beside(aside, rows, gradient, placement.source, placement.starts):
-        return grouped_weight_gradient(rows, gradient, placement, gather, bias)
+    if slot is not None:
+        return slot.submit(gradient, permutation)
+    with on_side(side, rows, gradient, permutation.source, permutation.starts):
+        return grouped_weight_gradient(rows, gradient, permutation, gather, bias)
 
 
-def gradient_of_rows(gradient: Tensor, copy: Tensor, placement: Placement, gather: bool) -> Tensor:
-    made, _ = grouped_backward(gradient, copy, placement)
-    return summed_rows(made, placement) if gather else made
+def gradient_of_rows(gradient: Tensor, copy: Tensor, permutation: Permutation, gather: bool) -> Tensor:
+    made, _ = grouped_backward(gradient, copy, permutation)
+    return summed_rows(made, permutation) if gather else made
 
 
 def plain_grouped_feed(
@@ -161,12 +161,12 @@ def plain_grouped_feed(
     out_weight: Tensor,
     out_bias: Tensor | None,
     base: Tensor | None,
-    placement: Placement,
+    permutation: Permutation,
     kind: str,
     gated: bool,
     gather: bool,
 ) -> Tensor:
     """The reference of `GroupedFeed`, in torch's operations."""
-    inner = plain_grouped(rows, up_weight, placement, up_bias, gather)
-    made = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, placement, out_bias)
+    inner = plain_grouped(rows, up_weight, permutation, up_bias, gather)
+    made = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, permutation, out_bias)
     return made if base is None else made + base

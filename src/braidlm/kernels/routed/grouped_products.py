@@ -13,7 +13,7 @@ from torch import Tensor
 from braidlm.kernels.ops.activation import value_and_slope
 from braidlm.kernels.ops.dropout import kept, threshold
 from braidlm.kernels.ops.launching import is_nvidia
-from braidlm.kernels.routed.placement import Placement
+from braidlm.kernels.routed.permutation import Permutation
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -24,7 +24,7 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What one program of a product makes, [rows, columns], how much of the sum it reads at once, and by how many."""
+    """What one program of a product makes, [rows, columns], config much of the sum it reads at once, and by config many."""
 
     rows: int
     columns: int
@@ -110,21 +110,21 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
         bias += expert * WIDTH + column
         total += tl.load(bias, mask=real, other=0.0).to(tl.float32)[None, :]
     made += first * WIDTH
-    place = row[:, None] * WIDTH + column[None, :]
+    offsets = row[:, None] * WIDTH + column[None, :]
     if THRESHOLD:
-        total = tl.where(kept(seed, first * WIDTH + place, THRESHOLD), total * keep_scale, 0.0)
+        total = tl.where(kept(seed, first * WIDTH + offsets, THRESHOLD), total * keep_scale, 0.0)
     if base is not None:
-        total += tl.load(base + first * WIDTH + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(made + place, total.to(made.dtype.element_ty), mask=inside)
+        total += tl.load(base + first * WIDTH + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(made + offsets, total.to(made.dtype.element_ty), mask=inside)
     if KIND is not None:
         activated, _ = value_and_slope(total, KIND, FAST)
         if GATED:
             if bias is not None:
                 up += tl.load(bias + COLUMNS, mask=real, other=0.0).to(tl.float32)[None, :]
-            tl.store(made + place + COLUMNS, up.to(made.dtype.element_ty), mask=inside)
+            tl.store(made + offsets + COLUMNS, up.to(made.dtype.element_ty), mask=inside)
             activated *= up
-        place = row[:, None] * COLUMNS + column[None, :]
-        tl.store(value + first * COLUMNS + place, activated.to(value.dtype.element_ty), mask=inside)
+        offsets = row[:, None] * COLUMNS + column[None, :]
+        tl.store(value + first * COLUMNS + offsets, activated.to(value.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -150,12 +150,12 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     left = gradient + first * INNER + row[:, None] * INNER + at[None, :]
     right = weight + expert.to(tl.int64) * INNER * COLUMNS + column[None, :] * INNER + at[:, None]
     inside = tl.broadcast_to((column < COLUMNS)[None, :], [BLOCK_M, BLOCK_N])
-    place = row[:, None] * WIDTH + column[None, :]
+    offsets = row[:, None] * WIDTH + column[None, :]
     if KIND is not None:  # asked for before the product, to be there after it
         inner += first * WIDTH
-        x = tl.load(inner + place, mask=inside, other=0.0)
+        x = tl.load(inner + offsets, mask=inside, other=0.0)
         if GATED:
-            up = tl.load(inner + place + COLUMNS, mask=inside, other=0.0)
+            up = tl.load(inner + offsets + COLUMNS, mask=inside, other=0.0)
     total, _ = products(left, right, column, INNER, COLUMNS, 1, 0, BLOCK_M, BLOCK_N, BLOCK_K)
 
     made += first * WIDTH
@@ -163,12 +163,12 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
         value, slope = value_and_slope(x.to(tl.float32), KIND, FAST)
         if GATED:
             other = total * value
-            tl.store(made + place + COLUMNS, other.to(made.dtype.element_ty), mask=inside)
+            tl.store(made + offsets + COLUMNS, other.to(made.dtype.element_ty), mask=inside)
             if sums is not None:
                 tl.store(sums + block * WIDTH + COLUMNS + column, tl.sum(other, 0), mask=column < COLUMNS)
             slope *= up.to(tl.float32)
         total *= slope
-    tl.store(made + place, total.to(made.dtype.element_ty), mask=inside)
+    tl.store(made + offsets, total.to(made.dtype.element_ty), mask=inside)
     if sums is not None:
         tl.store(sums + block * WIDTH + column, tl.sum(total, 0), mask=column < COLUMNS)
 
@@ -176,7 +176,7 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
 def grouped_forward(
     rows: Tensor,
     weight: Tensor,
-    placement: Placement,
+    permutation: Permutation,
     bias: Tensor | None = None,
     gather: bool = False,
     activation: str | None = None,
@@ -193,21 +193,21 @@ def grouped_forward(
     one, the product may be dropped by chance and added to `base` [R, out]. `value` is where the activation's goes.
     """
     experts, inputs, outputs = weight.shape
-    assert experts == placement.experts
-    assert rows.shape == (len(placement.slots) if gather else placement.rows, inputs)
+    assert experts == permutation.experts
+    assert rows.shape == (len(permutation.row_of_choice) if gather else permutation.rows, inputs)
     assert weight.is_contiguous()
     columns = outputs // 2 if gated else outputs
     rule = _product_blocks if activation is None else _activated_blocks
     blocks = blocks or rule(outputs, rows.dtype)
-    m, n, k = fitted(blocks, placement.tile, columns, inputs)
+    m, n, k = fitted(blocks, permutation.tile, columns, inputs)
     n = max(SMALLEST, n // 2) if gated else n  # it makes two products
-    made = rows.new_empty(placement.rows, outputs)
+    made = rows.new_empty(permutation.rows, outputs)
     if activation is not None and value is None:
-        value = rows.new_empty(placement.rows, columns)
-    _grouped_forward[(placement.rows // m * triton.cdiv(columns, n),)](
-        rows.contiguous(), weight, bias, base, seed, made, value, placement.source, placement.tile_expert,
+        value = rows.new_empty(permutation.rows, columns)
+    _grouped_forward[(permutation.rows // m * triton.cdiv(columns, n),)](
+        rows.contiguous(), weight, bias, base, seed, made, value, permutation.source, permutation.tile_expert,
         1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
-        placement.tile, m, n, k, **blocks.launch,
+        permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
     return (made, None) if value is None else (value, made)
 
@@ -215,7 +215,7 @@ def grouped_forward(
 def grouped_backward(
     gradient: Tensor,
     weight: Tensor,
-    placement: Placement,
+    permutation: Permutation,
     inner: Tensor | None = None,
     activation: str | None = None,
     gated: bool = False,
@@ -229,19 +229,19 @@ def grouped_backward(
     also the sums of what is made over blocks of rows, float32 [blocks, width], of used tiles only.
     """
     experts, columns, outputs = weight.shape
-    assert experts == placement.experts
-    assert gradient.shape == (placement.rows, outputs)
+    assert experts == permutation.experts
+    assert gradient.shape == (permutation.rows, outputs)
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
     blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
-    m, n, k = fitted(blocks, placement.tile, columns, outputs)
+    m, n, k = fitted(blocks, permutation.tile, columns, outputs)
     n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
     if made is None:
-        made = gradient.new_empty(placement.rows, columns * 2 if gated else columns)
-    sums = gradient.new_empty(placement.rows // m, made.shape[1], dtype=torch.float32) if summed else None
-    _grouped_backward[(placement.rows // m * triton.cdiv(columns, n),)](
-        gradient.contiguous(), weight, inner, made, sums, placement.tile_expert,
-        outputs, columns, activation, gated, is_nvidia(gradient), placement.tile, m, n, k, **blocks.launch,
+        made = gradient.new_empty(permutation.rows, columns * 2 if gated else columns)
+    sums = gradient.new_empty(permutation.rows // m, made.shape[1], dtype=torch.float32) if summed else None
+    _grouped_backward[(permutation.rows // m * triton.cdiv(columns, n),)](
+        gradient.contiguous(), weight, inner, made, sums, permutation.tile_expert,
+        outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
     return made, sums
 
@@ -269,12 +269,12 @@ def fitted(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, in
 
 
 def plain_grouped(
-    rows: Tensor, weight: Tensor, placement: Placement, bias: Tensor | None = None, gather: bool = False
+    rows: Tensor, weight: Tensor, permutation: Permutation, bias: Tensor | None = None, gather: bool = False
 ) -> Tensor:
     """The reference of a product: every expert on every row, and what is not its own hidden."""
-    rows = rows[placement.source.clamp_min(0).long()] if gather else rows
-    owner = placement.tile_expert.repeat_interleave(placement.tile)
-    made = rows.new_zeros(placement.rows, weight.shape[2])
+    rows = rows[permutation.source.clamp_min(0).long()] if gather else rows
+    owner = permutation.tile_expert.repeat_interleave(permutation.tile)
+    made = rows.new_zeros(permutation.rows, weight.shape[2])
     for expert in range(len(weight)):
         own = rows @ weight[expert]
         own = own if bias is None else own + bias[expert]

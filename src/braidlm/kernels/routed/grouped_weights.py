@@ -1,6 +1,6 @@
 """Gradients of the matrices and biases of experts: sums over rows sorted by expert, of one layer or of several.
 
-A block of a matrix is read from long sums and so limited by how often rows are read again: the larger the blocks, the
+A block of a matrix is read from long sums and so limited by config often rows are read again: the larger the blocks, the
 less. Widths of small models are often three times a power of two, which no block is; so a program may hold up to three
 blocks side by side, which share what they read of the wider side.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.launching import processors
 from braidlm.kernels.routed.grouped_products import EXACT, Blocks, fitted
-from braidlm.kernels.routed.placement import Placement
+from braidlm.kernels.routed.permutation import Permutation
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -21,7 +21,7 @@ except ImportError:
     raise
 
 PROGRAMS_PER_PROCESSOR, LEAST_STEPS = 1, 4
-"""How many programs are wanted, and how many blocks of rows one should at least sum."""
+"""How many programs are wanted, and config many blocks of rows one should at least sum."""
 SUMMED = 2048
 """Numbers that a program of the second stage works on."""
 COLUMNS = 64
@@ -109,11 +109,11 @@ def _grouped_weights(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _entries(place, column, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _entries(offsets, column, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     if WHOLE:
-        return tl.load(place)
+        return tl.load(offsets)
     else:
-        return tl.load(place, mask=(column < COLUMNS)[None, :], other=0.0)
+        return tl.load(offsets, mask=(column < COLUMNS)[None, :], other=0.0)
 
 
 @triton.jit
@@ -139,8 +139,8 @@ def _tile_sums(  # type: ignore[no-untyped-def]
     real = column < OUTPUTS
     row = layer * rows + tile * TILE + tl.arange(0, TILE)
     x = tl.load(gradient + row[:, None] * OUTPUTS + column[None, :], mask=real[None, :], other=0.0)
-    place = (layer * (rows // TILE) + tile) * OUTPUTS + column
-    tl.store(sums + place, tl.sum(x.to(tl.float32), 0), mask=real)
+    offsets = (layer * (rows // TILE) + tile) * OUTPUTS + column
+    tl.store(sums + offsets, tl.sum(x.to(tl.float32), 0), mask=real)
 
 
 @triton.jit
@@ -163,29 +163,29 @@ def _expert_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sum_splits(parts, total, size, apart, SPLITS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
     parts += tl.program_id(1).to(tl.int64) * SPLITS * size
     total += tl.program_id(1).to(tl.int64) * apart
     x = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
-        x += tl.load(parts + split * size + place, mask=inside, other=0.0)
-    tl.store(total + place, x, mask=inside)
+        x += tl.load(parts + split * size + offsets, mask=inside, other=0.0)
+    tl.store(total + offsets, x, mask=inside)
 
 
 def grouped_weight_gradient(
     rows: Tensor,
     gradient: Tensor,
-    placement: Placement,
+    permutation: Permutation,
     gather: bool = False,
     bias: bool = False,
     cut: Cut | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """float32 [E, in, out], the gradient of a weight, and, if there is a bias, its gradient [E, out]."""
-    experts, inputs, outputs = placement.experts, rows.shape[1], gradient.shape[1]
+    experts, inputs, outputs = permutation.experts, rows.shape[1], gradient.shape[1]
     matrices = experts * inputs * outputs
     total = torch.empty(1, matrices + experts * outputs if bias else matrices, dtype=torch.float32, device=rows.device)
-    weight_gradients(rows.contiguous()[None], gradient.contiguous()[None], [placement], gather, bias, total, cut)
+    weight_gradients(rows.contiguous()[None], gradient.contiguous()[None], [permutation], gather, bias, total, cut)
     # As `.data`, or to autograd they would be views of each other.
     weight_gradient = total[0, :matrices].view(experts, inputs, outputs).data
     return weight_gradient, total[0, matrices:].view(experts, outputs).data if bias else None
@@ -194,7 +194,7 @@ def grouped_weight_gradient(
 def weight_gradients(
     rows: Tensor,
     gradients: Tensor,
-    placements: list[Placement],
+    permutations: list[Permutation],
     gather: bool,
     bias: bool,
     results: Tensor,
@@ -204,16 +204,16 @@ def weight_gradients(
 
     A matrix has few blocks and its sums are long, so several programs may each take a share of an expert's rows.
     """
-    first, (layers, lines, inputs), outputs = placements[0], rows.shape, gradients.shape[2]
+    first, (layers, lines, inputs), outputs = permutations[0], rows.shape, gradients.shape[2]
     experts, size, matrices = first.experts, results.shape[1], first.experts * inputs * outputs
-    assert lines == (len(first.slots) if gather else first.rows)
+    assert lines == (len(first.row_of_choice) if gather else first.rows)
     assert gradients.shape[:2] == (layers, first.rows)
     cut = cut or _cut(inputs, outputs, rows.dtype)
     left, right = (outputs, inputs) if cut.turned else (inputs, outputs)
     m, n, k = fitted(cut.blocks, left, right, first.tile)
     products = triton.cdiv(left, m * cut.parts) * triton.cdiv(right, n)
     splits = _splits(products * experts * layers, first.rows // (experts * k), rows.device)
-    starts, source = (_side_by_side([getattr(p, name) for p in placements]) for name in ("starts", "source"))
+    starts, source = (_side_by_side([getattr(p, name) for p in permutations]) for name in ("starts", "source"))
     if bias:
         sums = torch.empty(layers, first.rows // first.tile, outputs, dtype=torch.float32, device=rows.device)
         _tile_sums[(first.rows // first.tile * triton.cdiv(outputs, COLUMNS), layers)](
@@ -230,11 +230,11 @@ def weight_gradients(
         _sum_splits[grid](parts, results, matrices, size, splits, SUMMED, num_warps=4)
 
 
-def expert_sums(sums: Tensor, placement: Placement) -> Tensor:
+def expert_sums(sums: Tensor, permutation: Permutation) -> Tensor:
     """float32 [E, out], the gradient of a bias, from the sums of blocks of rows [blocks, out]."""
-    total = sums.new_empty(1, placement.experts * sums.shape[1])
-    _sum_by_expert(sums[None], placement.starts, total, placement.rows // len(sums))
-    return total.view(placement.experts, -1)
+    total = sums.new_empty(1, permutation.experts * sums.shape[1])
+    _sum_by_expert(sums[None], permutation.starts, total, permutation.rows // len(sums))
+    return total.view(permutation.experts, -1)
 
 
 def _sum_by_expert(sums: Tensor, starts: Tensor, results: Tensor, rows: int) -> None:

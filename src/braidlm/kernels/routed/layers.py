@@ -1,6 +1,6 @@
-"""Routed parts in training on a GPU, by kernels written for them: projections, blocks and parts of blocks.
+"""Routed parts in training on a GPU, by kernels pending for them: projections, blocks and parts of blocks.
 
-Each computes what the module it is named after computes the sparse way. Rows of the batch are kept flat.
+Each computes what the module it is named after computes the sparse context. Rows of the batch are kept flat.
 """
 
 from __future__ import annotations  # some of the kernels' types are named below, and may not be there
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from braidlm.kernels.block import (
     FEEDS,
-    NOTHING,
-    Pass,
-    Written,
+    NO_ADD,
+    PassContext,
+    PendingAdd,
     add_norm,
+    add_pending,
     feed_forward,
     into_feed,
     serves_feed,
     serves_norm,
-    settled,
 )
-from braidlm.kernels.side_stream import Owed, beside
-from braidlm.kernels.weight_stacks import Place
+from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.side_stream import DeferredGradient, on_side
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.feed.feeds import MLP, SwiGLU
 from braidlm.model.norms import LayerNorm
@@ -39,13 +39,13 @@ from braidlm.model.routing.routing import Routing
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from braidlm.kernels.ops.fold import Folded, WideLinear
-    from braidlm.kernels.ops.norm_router import MOST_CHOICES, AddNormRoute, How, MixNormRoute
+    from braidlm.kernels.ops.norm_router import MOST_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
     from braidlm.kernels.ops.router import Route
     from braidlm.kernels.routed.attention import AttendRouted
+    from braidlm.kernels.routed.combine import Combine
+    from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
     from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
-    from braidlm.kernels.routed.grouped_stacks import GroupedPlace
-    from braidlm.kernels.routed.mix import Mix
-    from braidlm.kernels.routed.placement import Placement, place
+    from braidlm.kernels.routed.permutation import Permutation, permute
     from braidlm.kernels.routed.project_rows import WIDEST, ProjectAddNormRows
     from braidlm.kernels.routed.rows import AddNormRows, Norm
 
@@ -56,23 +56,23 @@ class Chosen:
 
     routing: Routing
     weights: Tensor
-    placement: Placement
+    permutation: Permutation
     placed: torch.cuda.Event | None = None
-    """What to wait for before the placement is read."""
+    """What to wait for before the permutation is read."""
 
 
 @dataclass
-class Unmixed:
-    """A stream as rows that are yet to be mixed; `place` is of the layer that made them."""
+class UncombinedRows:
+    """A stream as rows that are yet to be mixed; `slot` is of the layer that made them."""
 
     rows: Tensor
     weights: Tensor
-    placement: Placement
-    place: GroupedPlace | None = None
+    permutation: Permutation
+    slot: GroupedGradientSlot | None = None
 
     def mixed(self) -> Tensor:
         """Each token's weighted sum of its rows."""
-        return Mix.apply(self.rows, self.weights, self.placement, self.place)
+        return Combine.apply(self.rows, self.weights, self.permutation, self.slot)
 
 
 @dataclass
@@ -135,172 +135,174 @@ def routes_with_norm(part: nn.Module) -> bool:
 
 
 def add_norm_route(
-    stream: Tensor | Unmixed,
-    written: Written | None,
+    stream: Tensor | UncombinedRows,
+    pending: PendingAdd | None,
     norm: Any,
     router: TopKRouter,
     reader: nn.Module,
-    way: Pass,
+    context: PassContext,
     reads_normed: bool,
     folded: bool = False,
-    owed: Owed | None = None,
-    place_aside: bool = False,
+    deferred: DeferredGradient | None = None,
+    permute_on_side: bool = False,
 ) -> tuple[Tensor, Tensor, Chosen]:
-    """The stream with what was written, the same normalised for `reader`, and what the router makes of either.
+    """The stream with what was pending, the same normalised for `reader`, and what the router makes of either.
 
-    Rows may be placed beside what the caller does next: it waits for `placed` before it reads the placement.
+    Rows may be placed beside what the caller does next: it waits for `placed` before it reads the permutation.
     """
-    if isinstance(stream, Unmixed) and (written is not None or len(router.choices) > MOST_CHOICES):
+    if isinstance(stream, UncombinedRows) and (pending is not None or len(router.choices) > MOST_CHOICES):
         stream = stream.mixed()
-    if folded and written is not None and isinstance(stream, Tensor):  # so that all layers' sums are alike
-        stream, written = settled(stream, written, way), None
+    if folded and pending is not None and isinstance(stream, Tensor):  # so that all layers' sums are alike
+        stream, pending = add_pending(stream, pending, context), None
     if isinstance(stream, Tensor) and len(router.choices) > MOST_CHOICES:
-        stream, normed = add_norm(stream, written, norm, reader, way, folded)
+        stream, normed = add_norm(stream, pending, norm, reader, context, folded)
         if reads_normed:
-            chosen, normed = route(router, normed, way)
+            chosen, normed = route(router, normed, context)
         else:
-            chosen, stream = route(router, stream, way)
+            chosen, stream = route(router, stream, context)
         return stream, normed, chosen
     centred = isinstance(norm, LayerNorm)
-    delta, bias, place, dropout, seed = NOTHING if written is None else written.parts
+    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.parts
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
-    scores, config = router.scores, router.config
-    how = How(
-        norm.eps, centred, reads_normed, config.top_k, config.renormalise, way.sums_of(router),
-        way.places.get(reader) or way.grouped.get(reader), place, dropout, seed, owed,
+    scores = router.scores
+    config = NormRouteConfig(
+        norm.eps, centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
+        context.slots.get(reader) or context.grouped.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
-    parts = (*vectors, scores.weight, scores.bias, router.balance, how)
-    if isinstance(stream, Unmixed):
-        made = MixNormRoute.apply(stream.rows, stream.weights, stream.placement, stream.place, *parts)
+    parts = (*vectors, scores.weight, scores.bias, router.balance, config)
+    if isinstance(stream, UncombinedRows):
+        made = CombineNormRoute.apply(stream.rows, stream.weights, stream.permutation, stream.slot, *parts)
     else:
         made = AddNormRoute.apply(stream, delta, bias, *parts)
     summed, normed, *choice = made
-    return summed, normed, _chosen(router, choice, way, place_aside)
+    return summed, normed, _chosen(router, choice, context, permute_on_side)
 
 
-def route(router: TopKRouter, rows: Tensor, way: Pass, place: Place | None = None) -> tuple[Chosen, Tensor]:
+def route(
+    router: TopKRouter, rows: Tensor, context: PassContext, slot: GradientSlot | None = None
+) -> tuple[Chosen, Tensor]:
     """The router's choice for every row, where its experts' rows stand, and the rows for whoever reads them next.
 
-    `place` is of the layer whose output's gradient is that of the rows.
+    `slot` is of the layer whose output's gradient is that of the rows.
     """
     config = router.config
     made = Route.apply(
         rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
-        way.sums_of(router), place,
+        context.sums_of(router), slot,
     )  # fmt: skip
     rows, *choice = made
-    return _chosen(router, choice, way), rows
+    return _chosen(router, choice, context), rows
 
 
-def _chosen(router: TopKRouter, made: list[Tensor], way: Pass, place_aside: bool = False) -> Chosen:
+def _chosen(router: TopKRouter, made: list[Tensor], context: PassContext, permute_on_side: bool = False) -> Chosen:
     scores, probabilities, chosen, weights = made
-    config, aside = router.config, way.aside if place_aside else None
-    with beside(aside, chosen, urgent=True):
-        placement = place(chosen, len(router.choices), way.batch)
-    placed = None if aside is None else aside.last()
-    shape = (way.batch, way.time, -1)
+    config, side = router.config, context.side if permute_on_side else None
+    with on_side(side, chosen, urgent=True):
+        permutation = permute(chosen, len(router.choices), context.batch)
+    placed = None if side is None else side.last()
+    shape = (context.batch, context.time, -1)
     routing = Routing(
         router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
         dict(config.losses), scores.view(shape),
     )  # fmt: skip
-    return Chosen(routing, weights, placement, placed)
+    return Chosen(routing, weights, permutation, placed)
 
 
 def layer_of_blocks(
-    stream: Tensor | Unmixed, written: Written | None, layer: Any, way: Pass
-) -> tuple[Unmixed, Routing]:
+    stream: Tensor | UncombinedRows, pending: PendingAdd | None, layer: Any, context: PassContext
+) -> tuple[UncombinedRows, Routing]:
     """What `ParallelLayer` makes of the stream by its routed blocks."""
     block, router = layer.stack[0], layer.join.router
-    owed = Owed() if len(router.choices) <= MOST_CHOICES else None  # with more, nobody asks for it
+    deferred = DeferredGradient() if len(router.choices) <= MOST_CHOICES else None  # with more, nobody asks for it
     stream, normed, chosen = add_norm_route(
-        stream, written, block.attention_norm, router, block.attention.qkv, way, False, folded=True, owed=owed,
-        place_aside=True,
+        stream, pending, block.attention_norm, router, block.attention.qkv, context, False, folded=True, deferred=deferred,
+        permute_on_side=True,
     )  # fmt: skip
-    bank, placement, probability = block.attention, chosen.placement, block.drop.probability
-    attended_rows = attended(bank, normed, chosen, way)
+    bank, permutation, probability = block.attention, chosen.permutation, block.drop.probability
+    attended_rows = attended(bank, normed, chosen, context)
     norm = Norm(
-        block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, way.seed(block, probability),
-        way.grouped.get(into_feed(block.feed)), way.grouped.get(bank.out), owed, way.aside,
+        block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, context.seed(block, probability),
+        context.grouped.get(into_feed(block.feed)), context.grouped.get(bank.out), deferred, context.side,
     )  # fmt: skip
     if stream.shape[1] <= WIDEST:
         rows, normed = ProjectAddNormRows.apply(
-            attended_rows, bank.out.weight, way.narrow[bank.out.weight], bank.out.bias, stream, placement, norm
+            attended_rows, bank.out.weight, context.narrow[bank.out.weight], bank.out.bias, stream, permutation, norm
         )
     else:
-        delta = grouped_linear(bank.out, attended_rows, chosen, way, gather=False)
-        rows, normed = AddNormRows.apply(stream, delta, placement, norm)
-    made = fed(block.feed, normed, chosen, way, Base(rows, probability, way.seed(block, probability, 1)))
-    place = None if probability else way.grouped.get(block.feed.out)
-    return Unmixed(made, chosen.weights, chosen.placement, place), chosen.routing
+        delta = grouped_linear(bank.out, attended_rows, chosen, context, gather=False)
+        rows, normed = AddNormRows.apply(stream, delta, permutation, norm)
+    made = fed(block.feed, normed, chosen, context, Base(rows, probability, context.seed(block, probability, 1)))
+    slot = None if probability else context.grouped.get(block.feed.out)
+    return UncombinedRows(made, chosen.weights, chosen.permutation, slot), chosen.routing
 
 
 def routed_attention(
-    stream: Tensor, written: Written | None, norm: Any, part: Any, way: Pass
-) -> tuple[Tensor, Written, Routing]:
-    """The stream with what was written, and what `RoutedAttention` makes of it normalised."""
+    stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext
+) -> tuple[Tensor, PendingAdd, Routing]:
+    """The stream with what was pending, and what `RoutedAttention` makes of it normalised."""
     stream, normed, chosen = add_norm_route(
-        stream, written, norm, part.router, part.bank.qkv, way, True, place_aside=True
+        stream, pending, norm, part.router, part.bank.qkv, context, True, permute_on_side=True
     )
-    rows = grouped_linear(part.bank.out, attended(part.bank, normed, chosen, way), chosen, way, gather=False)
-    return stream, Written(mixed(rows, chosen, way.grouped.get(part.bank.out))), chosen.routing
+    rows = grouped_linear(part.bank.out, attended(part.bank, normed, chosen, context), chosen, context, gather=False)
+    return stream, PendingAdd(mixed(rows, chosen, context.grouped.get(part.bank.out))), chosen.routing
 
 
 def routed_feed(
-    stream: Tensor, written: Written | None, norm: Any, part: Any, way: Pass
-) -> tuple[Tensor, Written, Routing]:
-    """The stream with what was written, and what `RoutedFeed` makes of it normalised."""
+    stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext
+) -> tuple[Tensor, PendingAdd, Routing]:
+    """The stream with what was pending, and what `RoutedFeed` makes of it normalised."""
     reader = into_feed(part.bank if part.shared is None else part.shared)
-    stream, normed, chosen = add_norm_route(stream, written, norm, part.router, reader, way, True)
-    made = mixed(fed(part.bank, normed, chosen, way), chosen, way.grouped.get(part.bank.out))
+    stream, normed, chosen = add_norm_route(stream, pending, norm, part.router, reader, context, True)
+    made = mixed(fed(part.bank, normed, chosen, context), chosen, context.grouped.get(part.bank.out))
     if part.shared is None:
-        return stream, Written(made), chosen.routing
-    beside = feed_forward(part.shared, normed, way)
-    return stream, Written(beside.delta + made, beside.bias), chosen.routing
+        return stream, PendingAdd(made), chosen.routing
+    beside = feed_forward(part.shared, normed, context)
+    return stream, PendingAdd(beside.delta + made, beside.bias), chosen.routing
 
 
-def projected(part: Any, stream: Tensor, written: Written | None, way: Pass) -> tuple[Tensor, Routing]:
-    """What `ExpertProjection` makes of the stream with what was written."""
-    place = None if written is None or written.dropout else written.place  # with dropout the gradients differ
-    chosen, stream = route(part.router, settled(stream, written, way), way, place)
+def projected(part: Any, stream: Tensor, pending: PendingAdd | None, context: PassContext) -> tuple[Tensor, Routing]:
+    """What `ExpertProjection` makes of the stream with what was pending."""
+    slot = None if pending is None or pending.dropout else pending.slot  # with dropout the gradients differ
+    chosen, stream = route(part.router, add_pending(stream, pending, context), context, slot)
     if part.gate_up is None:
-        rows = grouped_linear(part.out, stream, chosen, way, gather=True)
+        rows = grouped_linear(part.out, stream, chosen, context, gather=True)
     else:
-        rows = grouped_feed(part.gate_up, part.out, "silu", True, stream, chosen, way)
+        rows = grouped_feed(part.gate_up, part.out, "silu", True, stream, chosen, context)
     return mixed(rows, chosen), chosen.routing
 
 
-def mixed(rows: Tensor, chosen: Chosen, place: GroupedPlace | None = None) -> Tensor:
-    """Each token's weighted sum of its rows; `place` is of the layer that made them."""
-    return Unmixed(rows, chosen.weights, chosen.placement, place).mixed()
+def mixed(rows: Tensor, chosen: Chosen, slot: GroupedGradientSlot | None = None) -> Tensor:
+    """Each token's weighted sum of its rows; `slot` is of the layer that made them."""
+    return UncombinedRows(rows, chosen.weights, chosen.permutation, slot).mixed()
 
 
-def attended(bank: Any, normed: Tensor, chosen: Chosen, way: Pass) -> Tensor:
+def attended(bank: Any, normed: Tensor, chosen: Chosen, context: PassContext) -> Tensor:
     """What the rows mix of all tokens' values."""
-    side, placement = way.folded[bank.qkv], chosen.placement
-    at = way.places.get(bank.qkv)
-    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, way.aside, at)
-    if chosen.placed is not None and way.aside is not None:
-        way.aside.wait(chosen.placed)
+    side, permutation = context.folded[bank.qkv], chosen.permutation
+    at = context.slots.get(bank.qkv)
+    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, context.side, at)
+    if chosen.placed is not None and context.side is not None:
+        context.side.wait(chosen.placed)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     mixed_values: Tensor = AttendRouted.apply(
-        qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), placement.source, placement.begins,
-        placement.routed, scale, probability, way.seed(bank, probability), bank.window, None, side.bias,
-        way.sums_of(bank.qkv), at, way.grouped.get(bank.out),
+        qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), permutation.source, permutation.begins,
+        permutation.routed, scale, probability, context.seed(bank, probability), bank.window, None, side.bias,
+        context.sums_of(bank.qkv), at, context.grouped.get(bank.out),
     )  # fmt: skip
     return mixed_values
 
 
-def fed(bank: Any, rows: Tensor, chosen: Chosen, way: Pass, base: Base | None = None) -> Tensor:
+def fed(bank: Any, rows: Tensor, chosen: Chosen, context: PassContext, base: Base | None = None) -> Tensor:
     """The rows through the feed-forward parts of their experts, added to a base if there is one."""
     kind = bank.kind if isinstance(bank, MLP) else "silu" if isinstance(bank, SwiGLU) else "gelu"
     gated = not isinstance(bank, MLP)
-    return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, way, base)
+    return grouped_feed(into_feed(bank), bank.out, kind, gated, rows, chosen, context, base)
 
 
-def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, way: Pass, gather: bool) -> Tensor:
-    copy = way.narrow[layer.weight]
+def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, context: PassContext, gather: bool) -> Tensor:
+    copy = context.narrow[layer.weight]
     return GroupedLinear.apply(
-        rows, layer.weight, copy, layer.bias, chosen.placement, gather, way.aside, way.grouped.get(layer)
+        rows, layer.weight, copy, layer.bias, chosen.permutation, gather, context.side, context.grouped.get(layer)
     )
 
 
@@ -311,13 +313,13 @@ def grouped_feed(
     gated: bool,
     rows: Tensor,
     chosen: Chosen,
-    way: Pass,
+    context: PassContext,
     base: Base | None = None,
 ) -> Tensor:
     """A feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
-    up = way.folded.get(into) or Folded(into.weight, way.narrow[into.weight], into.bias, None)
+    up = context.folded.get(into) or Folded(into.weight, context.narrow[into.weight], into.bias, None)
     base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
     return GroupedFeed.apply(
-        rows, up.weight, up.copy, up.bias, out.weight, way.narrow[out.weight], out.bias, base_rows, chosen.placement,
-        kind, gated, base is None, way.aside, dropout, seed, way.grouped.get(into), way.grouped.get(out),
+        rows, up.weight, up.copy, up.bias, out.weight, context.narrow[out.weight], out.bias, base_rows, chosen.permutation,
+        kind, gated, base is None, context.side, dropout, seed, context.grouped.get(into), context.grouped.get(out),
     )  # fmt: skip

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.dropout import kept, threshold
-from braidlm.kernels.routed.grouped_layers import check_place, gradient_of_rows, parameter_gradients
+from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients
 from braidlm.kernels.routed.grouped_products import Blocks, fitted, products
-from braidlm.kernels.routed.placement import Placement
+from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.rows import Norm, Normed, leave_normed, rows_gradients
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
@@ -49,11 +49,11 @@ def _project_add_norm(  # type: ignore[no-untyped-def]
     y, _ = products(left, right, column, INNER, WIDTH, WIDTH, 0, BLOCK_M, COLUMNS, BLOCK_K)
     if bias is not None:
         y += tl.load(bias + expert * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
-    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    offsets = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     if THRESHOLD:
-        y = tl.where(kept(seed, place, THRESHOLD), y * keep_scale, 0.0)
+        y = tl.where(kept(seed, offsets, THRESHOLD), y * keep_scale, 0.0)
     leave_normed(
-        x.to(tl.float32) + y, inside, row, place, column[None, :], summed, normed, means, scales, eps, WIDTH, CENTRED
+        x.to(tl.float32) + y, inside, row, offsets, column[None, :], summed, normed, means, scales, eps, WIDTH, CENTRED
     )
 
 
@@ -72,36 +72,36 @@ class ProjectAddNormRows(torch.autograd.Function):
         copy: Tensor,
         bias: Tensor | None,
         stream: Tensor,
-        placement: Placement,
+        permutation: Permutation,
         norm: Norm,
     ) -> tuple[Tensor, Tensor]:
-        check_place(norm.delta_place, rows)
+        check_slot(norm.delta_slot, rows)
         experts, inputs, width = weight.shape
-        assert experts == placement.experts
-        assert rows.shape == (placement.rows, inputs)
+        assert experts == permutation.experts
+        assert rows.shape == (permutation.rows, inputs)
         assert width <= WIDEST
-        made, blocks = Normed.empty(stream, placement, norm), BLOCKS[rows.dtype]
-        m, n, k = fitted(blocks, placement.tile, width, inputs)
-        _project_add_norm[(placement.rows // m,)](
-            rows.contiguous(), copy, bias, stream, placement.source, placement.tile_expert, norm.seed, *made, norm.eps,
-            norm.keep_scale, inputs, width, norm.centred, threshold(norm.dropout), placement.tile, m, n, k,
+        made, blocks = Normed.empty(stream, permutation, norm), BLOCKS[rows.dtype]
+        m, n, k = fitted(blocks, permutation.tile, width, inputs)
+        _project_add_norm[(permutation.rows // m,)](
+            rows.contiguous(), copy, bias, stream, permutation.source, permutation.tile_expert, norm.seed, *made, norm.eps,
+            norm.keep_scale, inputs, width, norm.centred, threshold(norm.dropout), permutation.tile, m, n, k,
             **blocks.launch,
         )  # fmt: skip
         ctx.save_for_backward(rows, copy, made.summed, made.means, made.scales)
-        ctx.placement, ctx.norm = placement, norm
+        ctx.permutation, ctx.norm = permutation, norm
         ctx.set_materialize_grads(False)
         return made.summed, made.rows
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, copy, *saved), placement = ctx.saved_tensors, ctx.placement
+        (rows, copy, *saved), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
-        stream_gradient, gradient = rows_gradients(summed_gradient, normed_gradient, saved, placement, ctx.norm)
+        stream_gradient, gradient = rows_gradients(summed_gradient, normed_gradient, saved, permutation, ctx.norm)
         weight_gradient = bias_gradient = None
         if needs_weight or needs_bias:
             weight_gradient, bias_gradient = parameter_gradients(
-                ctx.norm.delta_place, ctx.norm.aside, rows, gradient, placement, False, needs_bias
+                ctx.norm.delta_slot, ctx.norm.side, rows, gradient, permutation, False, needs_bias
             )
-        found = gradient_of_rows(gradient, copy, placement, False) if needs_rows else None
+        found = gradient_of_rows(gradient, copy, permutation, False) if needs_rows else None
         return found, weight_gradient, None, bias_gradient, stream_gradient, None, None

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from braidlm.kernels.ops.head_loss import HeadLoss
-from braidlm.kernels.side_stream import Aside, Owed
+from braidlm.kernels.side_stream import DeferredGradient, SideStream
 
 IGNORED = -100
 """The label of a position that is not trained on."""
@@ -14,7 +14,7 @@ IGNORED = -100
 def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
     """Cross entropy of labels that already stand at the position predicting them.
 
-    The sum over labels is divided by `count` (by default how many there are): with accumulation or several processes
+    The sum over labels is divided by `count` (by default config many there are): with accumulation or several processes
     the caller gives the count of the whole batch, so that every token weighs the same.
     """
     flat, targets = logits.flatten(0, -2), labels.flatten()
@@ -28,8 +28,8 @@ def head_loss(
     hidden: Tensor,
     labels: Tensor,
     count: Tensor | float | None = None,
-    aside: Aside | None = None,
-    tied: Owed | None = None,
+    side: SideStream | None = None,
+    tied: DeferredGradient | None = None,
     copy: Tensor | None = None,
 ) -> Tensor:
     """The training loss of a stream [batch, time, width] under a head: `next_token_loss` of its scores, fused.
@@ -37,14 +37,14 @@ def head_loss(
     `copy` is the head's matrix in the type of the product, where the caller has it; with `tied`, the gradient of the
     matrix is left there.
     """
-    # Evaluation keeps to the plain way: it needs no gradient, and its numbers should be the reference's own.
+    # Evaluation keeps to the plain context: it needs no gradient, and its numbers should be the reference's own.
     if not torch.is_grad_enabled() or getattr(head, "bias", None) is not None:
         return next_token_loss(head(hidden), labels, count)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     found = (labels != IGNORED).sum() if count is None else count
     total = torch.as_tensor(found, dtype=torch.float32, device=hidden.device)
-    return _fused(hidden.flatten(0, -2).to(dtype), head.weight, copy, labels.flatten(), total, aside, tied)
+    return _fused(hidden.flatten(0, -2).to(dtype), head.weight, copy, labels.flatten(), total, side, tied)
 
 
 @torch.compiler.disable  # faster than traced in the one trial there was (LOG.md)
@@ -54,11 +54,11 @@ def _fused(
     copy: Tensor | None,
     labels: Tensor,
     count: Tensor,
-    aside: Aside | None,
-    tied: Owed | None,
+    side: SideStream | None,
+    tied: DeferredGradient | None,
 ) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
-        return HeadLoss.apply(rows, weight, copy, labels, count, IGNORED, aside, tied)
+        return HeadLoss.apply(rows, weight, copy, labels, count, IGNORED, side, tied)
 
 
 def shift_labels(labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is laid out for the routed parts of a model before a pass: folded weights, places for gradients side by side."""
+"""What is laid out for the routed parts of a model before a pass: folded weights, slots for gradients side by side."""
 
 from __future__ import annotations  # some of the kernels' types are named below, and may not be there
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.block import into_feed
-from braidlm.kernels.side_stream import Aside
-from braidlm.kernels.weight_stacks import ROWS, Place, Stack
+from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
+from braidlm.kernels.side_stream import SideStream
 from braidlm.model.paths.expert_projection import ExpertProjection
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.routing.routed_parts import RoutedAttention, RoutedFeed
@@ -19,12 +19,12 @@ from braidlm.model.routing.router import TopKRouter
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
     from braidlm.kernels.ops.column_sums import Sums
     from braidlm.kernels.ops.fold import Bank, Folding, fold
-    from braidlm.kernels.routed.grouped_stacks import ROWS as GROUPED_ROWS
-    from braidlm.kernels.routed.grouped_stacks import GroupedPlace, GroupedStack
-    from braidlm.kernels.routed.placement import TILE, row_bound
+    from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
+    from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot, GroupedGradientStack
+    from braidlm.kernels.routed.permutation import TILE, row_bound
 
 
-def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> list[Folding]:
+def fold_all(model: nn.Module, dtype: torch.dtype, side: SideStream | None) -> list[Folding]:
     """The matrices that read norms of their own or stand side by side, layers of one shape together."""
     alike: dict[Any, dict[nn.Module, Bank]] = {}
 
@@ -41,7 +41,7 @@ def fold_all(model: nn.Module, dtype: torch.dtype, aside: Aside | None) -> list[
             add(into_feed(block.feed), False, block.feed_norm)
         elif isinstance(module, RoutedAttention):
             add(module.bank.qkv, True)
-    return [fold(banks, kind[0], dtype, aside) for kind, banks in alike.items()]
+    return [fold(banks, kind[0], dtype, side) for kind, banks in alike.items()]
 
 
 def _attention_banks(model: nn.Module) -> list[Any]:
@@ -55,23 +55,25 @@ def _attention_banks(model: nn.Module) -> list[Any]:
     return found
 
 
-def routed_places(model: nn.Module, rows: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, Place]:
+def routed_slots(model: nn.Module, rows: int, dtype: torch.dtype, side: SideStream) -> dict[nn.Module, GradientSlot]:
     """Places side by side for the first layers of attention banks of one shape."""
     together, alike = ROWS // rows, {}  # type: ignore[var-annotated]
-    places: dict[nn.Module, Place] = {}
+    slots: dict[nn.Module, GradientSlot] = {}
     if together < 2:
-        return places
+        return slots
     for bank in _attention_banks(model):
         alike.setdefault(bank.qkv.weight.shape, []).append(bank.qkv)
     for (members, inputs, outputs), layers in alike.items():
         for begin in range(0, len(layers), together):
             some = layers[begin : begin + together]
-            stack = Stack(len(some), rows, (members * outputs, inputs), dtype, aside, turned=True)
-            places |= zip(some, stack.places(), strict=True)
-    return places
+            stack = GradientStack(len(some), rows, (members * outputs, inputs), dtype, side, turned=True)
+            slots |= zip(some, stack.slots(), strict=True)
+    return slots
 
 
-def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Aside) -> dict[nn.Module, GroupedPlace]:
+def grouped_slots(
+    model: nn.Module, tokens: int, dtype: torch.dtype, side: SideStream
+) -> dict[nn.Module, GroupedGradientSlot]:
     """Places side by side for the matrices of banks of one shape, but for those of projections."""
     alike: dict[Any, list[nn.Module]] = {}
 
@@ -93,7 +95,7 @@ def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Asi
             if module.shared is None:  # else what both read stands where the shared part wants it
                 add(into_feed(module.bank), module.router.config.top_k, True, summed=True)
             add(module.bank.out, module.router.config.top_k, False)
-    places: dict[nn.Module, GroupedPlace] = {}
+    slots: dict[nn.Module, GroupedGradientSlot] = {}
     for (shape, biased, top_k, gathers), layers in alike.items():
         rows = row_bound(tokens, top_k, shape[0], TILE)
         together = GROUPED_ROWS // rows
@@ -101,12 +103,12 @@ def grouped_places(model: nn.Module, tokens: int, dtype: torch.dtype, aside: Asi
             continue
         for begin in range(0, len(layers), together):
             some = layers[begin : begin + together]
-            stack = GroupedStack(len(some), rows, shape, dtype, aside, biased, tokens if gathers else None)
-            places |= zip(some, stack.places(), strict=True)
-    return places
+            stack = GroupedGradientStack(len(some), rows, shape, dtype, side, biased, tokens if gathers else None)
+            slots |= zip(some, stack.slots(), strict=True)
+    return slots
 
 
-def routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
+def routed_sums(model: nn.Module, side: SideStream) -> dict[nn.Module, Sums]:
     """Where the gradients of routers, and of the biases of attention banks, are summed: those of one shape together."""
     alike: dict[Any, list[nn.Module]] = {}
     projections = {module.router for module in model.modules() if isinstance(module, ExpertProjection)}
@@ -115,7 +117,7 @@ def routed_sums(model: nn.Module, aside: Aside) -> dict[nn.Module, Sums]:
             alike.setdefault((module in projections, module.scores.weight.shape), []).append(module)
     for bank in _attention_banks(model):
         alike.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
-    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), aside)] for part in parts}
+    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), side)] for part in parts}
 
 
 def read_narrow(model: nn.Module) -> list[Tensor]:

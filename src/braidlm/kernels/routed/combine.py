@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.routed.grouped_stacks import GroupedPlace
-from braidlm.kernels.routed.placement import Placement
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
+from braidlm.kernels.routed.permutation import Permutation
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -23,7 +23,7 @@ NUMBERS, WARPS = 4096, 4
 
 
 @triton.jit
-def mixed_rows(  # type: ignore[no-untyped-def]
+def combined_rows(  # type: ignore[no-untyped-def]
     rows, weights, slots, token, exists, inside, column, WIDTH: tl.constexpr, CHOICES: tl.constexpr
 ):
     """Of some tokens: the sum of their rows, each times its weight if there are weights, in float32."""
@@ -47,9 +47,9 @@ def _mix_forward(  # type: ignore[no-untyped-def]
     exists = token < tokens
     column = tl.arange(0, COLUMNS)[None, :]
     inside = exists[:, None] & (column < WIDTH)
-    total = mixed_rows(rows, weights, slots, token, exists, inside, column, WIDTH, CHOICES)
-    place = token.to(tl.int64)[:, None] * WIDTH + column
-    tl.store(mixed + place, total.to(mixed.dtype.element_ty), mask=inside)
+    total = combined_rows(rows, weights, slots, token, exists, inside, column, WIDTH, CHOICES)
+    offsets = token.to(tl.int64)[:, None] * WIDTH + column
+    tl.store(mixed + offsets, total.to(mixed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -73,65 +73,65 @@ def _mix_backward(  # type: ignore[no-untyped-def]
 
     column = tl.arange(0, COLUMNS)[None, :]
     inside = real[:, None] & (column < WIDTH)
-    place = row.to(tl.int64)[:, None] * WIDTH + column
-    x = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64)[:, None] * WIDTH + column
+    x = tl.load(rows + offsets, mask=inside, other=0.0).to(tl.float32)
     dy = tl.load(gradient + token[:, None] * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     along = tl.sum(x * dy, 1)[:, None] + tl.zeros([ROWS, WIDE_CHOICES], tl.float32)
     tl.store(weights_gradient + at, along, mask=mine)
     dy *= weight[:, None]
-    tl.store(rows_gradient + place, dy.to(rows_gradient.dtype.element_ty), mask=column < WIDTH)
+    tl.store(rows_gradient + offsets, dy.to(rows_gradient.dtype.element_ty), mask=column < WIDTH)
 
 
-class Mix(torch.autograd.Function):
-    """rows [R, width], weights [N, K], the placement -> [N, width], the sum over k of weight times row.
+class Combine(torch.autograd.Function):
+    """rows [R, width], weights [N, K], the permutation -> [N, width], the sum over k of weight times row.
 
-    Backward, padding rows of used tiles become zeros. `place` is of the layer that made the rows.
+    Backward, padding rows of used tiles become zeros. `slot` is of the layer that made the rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weights: Tensor, placement: Placement, place: GroupedPlace | None = None
+        ctx: Any, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GroupedGradientSlot | None = None
     ) -> Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         ctx.save_for_backward(rows, weights)
-        ctx.placement, ctx.place = placement, place
-        return _mixed(rows, weights, placement)
+        ctx.permutation, ctx.slot = permutation, slot
+        return _mixed(rows, weights, permutation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
-        return *mix_gradients(gradient, rows, weights, ctx.placement, ctx.place), None, None
+        return *combine_gradients(gradient, rows, weights, ctx.permutation, ctx.slot), None, None
 
 
-def mix_gradients(
-    gradient: Tensor, rows: Tensor, weights: Tensor, placement: Placement, place: GroupedPlace | None
+def combine_gradients(
+    gradient: Tensor, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GroupedGradientSlot | None
 ) -> tuple[Tensor, Tensor]:
     """Those of rows and weights, from that of the tokens' sums [N, width]."""
     width, choices = rows.shape[1], weights.shape[1]
-    rows_gradient = torch.empty_like(rows) if place is None else place.gradient
+    rows_gradient = torch.empty_like(rows) if slot is None else slot.gradient
     weights_gradient = torch.empty_like(weights)
     columns, lines = _block(width)
-    lines = min(lines, placement.tile)
-    _mix_backward[(placement.rows // lines,)](
-        gradient.contiguous(), rows, weights, placement.slots, placement.source, placement.tile_expert,
+    lines = min(lines, permutation.tile)
+    _mix_backward[(permutation.rows // lines,)](
+        gradient.contiguous(), rows, weights, permutation.row_of_choice, permutation.source, permutation.tile_expert,
         rows_gradient, weights_gradient,
-        width, choices, triton.next_power_of_2(choices), placement.tile, lines, columns, num_warps=WARPS,
+        width, choices, triton.next_power_of_2(choices), permutation.tile, lines, columns, num_warps=WARPS,
     )  # fmt: skip
     return rows_gradient, weights_gradient
 
 
-def summed_rows(rows: Tensor, placement: Placement) -> Tensor:
+def summed_rows(rows: Tensor, permutation: Permutation) -> Tensor:
     """The plain sum [N, width] of each token's rows: the gradient of tokens that were read by several experts."""
-    return _mixed(rows, None, placement)
+    return _mixed(rows, None, permutation)
 
 
-def _mixed(rows: Tensor, weights: Tensor | None, placement: Placement) -> Tensor:
-    (tokens, choices), width = placement.slots.shape, rows.shape[1]
+def _mixed(rows: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
+    (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
     mixed = rows.new_empty(tokens, width)
     columns, lines = _block(width)
     _mix_forward[(triton.cdiv(tokens, lines),)](
-        rows, weights, placement.slots, mixed, tokens, width, choices, lines, columns, num_warps=WARPS
+        rows, weights, permutation.row_of_choice, mixed, tokens, width, choices, lines, columns, num_warps=WARPS
     )
     return mixed
 
@@ -141,6 +141,6 @@ def _block(width: int) -> tuple[int, int]:
     return columns, max(1, NUMBERS // columns)
 
 
-def plain_mix(rows: Tensor, weights: Tensor, placement: Placement) -> Tensor:
+def plain_combine(rows: Tensor, weights: Tensor, permutation: Permutation) -> Tensor:
     """The reference, in torch's operations."""
-    return (rows[placement.slots.long()] * weights[..., None]).sum(1)
+    return (rows[permutation.row_of_choice.long()] * weights[..., None]).sum(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.side_stream import Aside, beside
+from braidlm.kernels.side_stream import SideStream, on_side
 from braidlm.model.routing.losses import routing_loss
 from braidlm.model.routing.routing import Routings
 
@@ -18,16 +18,21 @@ READ = ("probabilities_BTN", "weights_BTK", "scores_BTN")
 """What a loss may be differentiated by."""
 
 
-class AskedAside(torch.autograd.Function):
+class RoutingLoss(torch.autograd.Function):
     """Routings, which tokens are real, the share of the batch that they are, all parts of the routings that are read ->
-    what they ask for. It is there, and so is its gradient, when `aside` is joined.
+    what they ask for. It is there, and so is its gradient, when `side` is joined.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, routings: Routings, real_BT: Tensor, count: Tensor | float | None, aside: Aside | None, *parts: Tensor
+        ctx: Any,
+        routings: Routings,
+        real_BT: Tensor,
+        count: Tensor | float | None,
+        side: SideStream | None,
+        *parts: Tensor,
     ) -> Tensor:
-        with beside(aside, real_BT, *parts, urgent=True), torch.enable_grad():
+        with on_side(side, real_BT, *parts, urgent=True), torch.enable_grad():
             own = [part.detach().requires_grad_() for part in parts]
             share = 1.0 if count is None else real_BT.sum() / count
             asked = routing_loss(_with_parts(routings, own), real_BT) * share
@@ -45,10 +50,12 @@ class AskedAside(torch.autograd.Function):
         return *[None] * 4, *(next(scaled) if there else None for there in ctx.there)
 
 
-def asked_aside(routings: Routings, real_BT: Tensor, count: Tensor | float | None, aside: Aside | None) -> Tensor:
-    """`AskedAside` of routings, or, without an `aside`, the same on the main stream."""
+def routing_loss_on(
+    routings: Routings, real_BT: Tensor, count: Tensor | float | None, side: SideStream | None
+) -> Tensor:
+    """`RoutingLoss` of routings, or, without an `side`, the same on the main stream."""
     parts = [getattr(routing, name) for routing in routings for name in READ]
-    return AskedAside.apply(routings, real_BT, count, aside, *(part for part in parts if part is not None))
+    return RoutingLoss.apply(routings, real_BT, count, side, *(part for part in parts if part is not None))
 
 
 def _with_parts(routings: Routings, parts: list[Tensor]) -> Routings:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.ops.addresses import addresses
-from braidlm.kernels.ops.linear import Narrow
+from braidlm.kernels.ops.linear import Casts
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -18,7 +18,7 @@ except ImportError:
 BLOCK, WARPS = 4096, 4
 """Numbers that a program copies."""
 COLUMNS = 3
-"""Of the table, for each program: the address to read from, how many numbers are left there, where they go."""
+"""Of the table, for each program: the address to read from, config many numbers are left there, where they go."""
 APART = 64
 """Copies begin at multiples of so many numbers, as products want them."""
 
@@ -32,13 +32,13 @@ def _narrow(  # type: ignore[no-untyped-def]
     left, to = tl.load(table + 1), tl.load(table + 2)
     if ALIGNED:
         source, left = tl.multiple_of(source, 16), tl.multiple_of(left, 4)
-    place = tl.arange(0, BLOCK)
-    x = tl.load(source + place, mask=place < left)
-    tl.store(copies + tl.multiple_of(to, 16) + place, x.to(copies.dtype.element_ty), mask=place < left)
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(source + offsets, mask=offsets < left)
+    tl.store(copies + tl.multiple_of(to, 16) + offsets, x.to(copies.dtype.element_ty), mask=offsets < left)
 
 
 @torch.no_grad()
-def narrowed(parameters: list[Tensor], dtype: torch.dtype) -> Narrow:
+def cast_all(parameters: list[Tensor], dtype: torch.dtype) -> Casts:
     """Copies of float32 parameters."""
     if not parameters:
         return {}

@@ -23,7 +23,7 @@ CHUNKS, SMALLEST, LARGEST, NUMBERS = 128, 16, 512, 8192
 
 
 @dataclass(frozen=True)
-class Placement:
+class Permutation:
     """N tokens that each go to K of E experts, as R rows: by expert, within an expert by token, with padding between.
 
     R is an upper bound; what is beyond the last used tile is never read.
@@ -31,7 +31,7 @@ class Placement:
 
     source: Tensor
     """int32 [R]: the token of each row, -1 for padding."""
-    slots: Tensor
+    row_of_choice: Tensor
     """int32 [N, K]: the row of each token's k-th choice."""
     tile_expert: Tensor
     """int32 [R / tile]: the expert of each tile, -1 beyond the last used one."""
@@ -136,7 +136,7 @@ def _place(  # type: ignore[no-untyped-def]
         tl.store(source + at, tl.full([TILE], -1, tl.int32), mask=at >= real_end)
 
 
-def place(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Placement:
+def permute(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Permutation:
     """The rows of tokens that each chose K different experts; the tokens are `batch` sequences of equal length."""
     (tokens, choices), device = chosen_NK.shape, chosen_NK.device
     length, wide = tokens // batch, triton.next_power_of_2(experts)
@@ -148,9 +148,9 @@ def place(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Plac
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    made = Placement(
+    made = Permutation(
         source=empty(rows),
-        slots=empty(tokens, choices),
+        row_of_choice=empty(tokens, choices),
         tile_expert=empty(rows // tile),
         begins=empty(experts, batch + 1),
         starts=empty(experts + 1),
@@ -160,13 +160,13 @@ def place(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Plac
     chosen, counts = chosen_NK.contiguous(), empty(chunks, wide)
     _count[(chunks,)](chosen, counts, made.routed, length, parts, experts, choices, chunk, wide)
     _place[(chunks,)](
-        chosen, counts, made.source, made.slots, made.tile_expert, made.begins, made.starts,
+        chosen, counts, made.source, made.row_of_choice, made.tile_expert, made.begins, made.starts,
         length, parts, experts, chunks, rows // tile, choices, chunk, wide, CHUNKS, tile,
     )  # fmt: skip
     return made
 
 
-def plain_place(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Placement:
+def plain_permute(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -> Permutation:
     """The reference, in torch's operations."""
     (tokens, choices), device = chosen_NK.shape, chosen_NK.device
     rows, chosen = row_bound(tokens, choices, experts, tile), chosen_NK.long().flatten()
@@ -186,4 +186,4 @@ def plain_place(chosen_NK: Tensor, experts: int, batch: int, tile: int = TILE) -
     counts_EB = routed.view(batch, -1, experts).sum(1, dtype=torch.long).t()
     begins = starts[:-1, None] + F.pad(counts_EB.cumsum(1), (1, 0))
     slots = slots.view_as(chosen_NK)
-    return Placement(source.int(), slots.int(), tile_expert.int(), begins.int(), starts.int(), routed, tile)
+    return Permutation(source.int(), slots.int(), tile_expert.int(), begins.int(), starts.int(), routed, tile)
