@@ -9,7 +9,8 @@ from path_models import PATHS, TOKENIZER, always, by_character, joins, passing, 
 
 from braidlm.core.errors import BraidError
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.collect import UNREAD, closest_path, collect_choices, find_layers, watching
+from braidlm.routes.collect import NO_CHOICE, closest_path, collect_choices
+from braidlm.routes.layers import find_layers, record_joins
 from braidlm.routes.texts import Text
 from tiny_models import tiny_model
 
@@ -21,13 +22,13 @@ def texts(*given: str) -> list[Text]:
 def chosen(model: Any, *given: str, batch: int = 16) -> list[list[list[str | None]]]:
     """For each text and layer the names of the choices."""
     layers = find_layers(model)
-    found = collect_choices(model, layers, texts(*given), batch)
+    choices = collect_choices(model, layers, texts(*given), batch)
     return [
         [
-            [None if n == UNREAD else layer.choices[n] for n in row]
+            [None if n == NO_CHOICE else layer.choices[n] for n in row]
             for layer, row in zip(layers, one.main_LT, strict=True)
         ]
-        for one in found
+        for one in choices
     ]
 
 
@@ -35,7 +36,7 @@ def chosen(model: Any, *given: str, batch: int = 16) -> list[list[list[str | Non
 def test_a_router_that_always_chooses_one(join: Any) -> None:
     model = always(path_model(join), "maths", "combined")
     assert chosen(model, "abc", "1") == [[["maths"] * 3, ["combined"] * 3], [["maths"], ["combined"]]]
-    assert [layer.how for layer in find_layers(model)] == ["router", "router"]
+    assert [layer.read_by for layer in find_layers(model)] == ["router", "router"]
     assert [layer.name for layer in find_layers(model)] == ["stages.1.layers.0.join", "stages.1.layers.1.join"]
 
 
@@ -47,19 +48,19 @@ def test_a_router_that_looks_at_the_token() -> None:
 def test_without_a_router_the_closest_path_counts() -> None:
     model = passing(path_model("shared_linear", layers=3), "maths", "stories", "maths")
     assert chosen(model, "abc") == [[["maths"] * 3, ["stories"] * 3, ["maths"] * 3]]
-    assert {layer.how for layer in find_layers(model)} == {"cosine"}
+    assert {layer.read_by for layer in find_layers(model)} == {"cosine"}
 
 
 def test_a_layer_that_grows_cannot_be_read() -> None:
     model = path_model("shared_linear", layers=2, to=24)
     first, last = find_layers(model)
-    assert (first.how, last.how) == ("cosine", "")
+    assert (first.read_by, last.read_by) == ("cosine", "")
     assert last.note == "it has no router, and its paths (16 wide) cannot be compared with its output (24)"
     assert chosen(model, "ab")[0][1] == [None, None]
 
 
 def test_joins_that_cannot_be_read_at_all() -> None:
-    with pytest.raises(BraidError, match=r"cannot be told in any layer: stages.1.layers.0.join: it has no router, and"):
+    with pytest.raises(BraidError, match=r"cannot be read in any layer: stages.1.layers.0.join: it has no router, and"):
         find_layers(path_model("concat"))
 
 
@@ -81,7 +82,7 @@ def test_many_unequal_paths_and_several_stages() -> None:
         ("path_1", "path_2", "path_3", "path_4")
     ] * 2
     assert [layer.label for layer in layers] == ["layer 1", "layer 2", "layer 3"]
-    assert [layer.how for layer in layers] == ["router", "cosine", "cosine"]
+    assert [layer.read_by for layer in layers] == ["router", "cosine", "cosine"]
     found = chosen(always_first(model, "b"), "xyz")[0]
     assert found[0] == ["b"] * 3
     assert set(found[1]) <= {"path_1", "path_2", "path_3", "path_4"}
@@ -97,7 +98,7 @@ def always_first(model: Any, choice: str) -> Any:
 
 
 @pytest.mark.parametrize("join", ["gumbel_v1", "shared_linear"])
-def test_a_silent_path_is_never_taken(join: str) -> None:
+def test_an_inactive_path_is_never_taken(join: str) -> None:
     model = path_model(join, ("a", "b", "c"))
     use_paths(model, ["a", "c"])
     names = {name for layer in chosen(model, "a longer text with 12 numbers")[0] for name in layer}
@@ -126,12 +127,12 @@ def test_long_texts_are_read_in_windows_of_the_context() -> None:
 
 def test_nothing_stays_on_the_model_even_after_an_error() -> None:
     model = path_model("shared_linear")
-    with pytest.raises(IndexError), watching(joins(model)):
+    with pytest.raises(IndexError), record_joins(joins(model)):
         model(torch.tensor([[0, 9999]]))  # not in the vocabulary
     assert not any(join._forward_hooks for join in joins(model))
-    with watching(joins(model)) as seen:
+    with record_joins(joins(model)) as records:
         model(torch.tensor([[0, 1]]))
-    assert set(seen) == {"stages.1.layers.0.join", "stages.1.layers.1.join"}
+    assert set(records) == {"stages.1.layers.0.join", "stages.1.layers.1.join"}
     assert not any(join._forward_hooks for join in joins(model))
     collect_choices(model, find_layers(model), texts("a"))
     assert not any(join._forward_hooks for join in joins(model))
@@ -139,9 +140,9 @@ def test_nothing_stays_on_the_model_even_after_an_error() -> None:
 
 def test_no_gradients_are_kept() -> None:
     model = path_model("shared_linear").train()
-    with watching(joins(model)) as seen, torch.no_grad():
+    with record_joins(joins(model)) as records, torch.no_grad():
         model(torch.zeros(1, 2, dtype=torch.long))
-    assert not any(joined.requires_grad for _, joined in seen.values())
+    assert not any(joined.requires_grad for _, joined in records.values())
 
 
 def test_cosine_by_hand() -> None:
@@ -163,4 +164,4 @@ def test_evaluation_is_deterministic() -> None:
     layers = find_layers(model)
     given = texts("a text", "12")
     first, second = (collect_choices(model, layers, given) for _ in range(2))
-    assert all(np.array_equal(a.picks_LKT, b.picks_LKT) for a, b in zip(first, second, strict=True))
+    assert all(np.array_equal(a.chosen_LKT, b.chosen_LKT) for a, b in zip(first, second, strict=True))

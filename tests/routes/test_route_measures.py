@@ -11,8 +11,8 @@ from braidlm.routes.measures import (
     accuracy_by_chance,
     entropy,
     information_by_chance,
-    luck,
     mutual_information,
+    p_value,
     shares,
 )
 
@@ -28,9 +28,9 @@ def test_shares_are_parts_of_one(joint: np.ndarray) -> None:
 
 @given(counts)
 def test_information_lies_between_nothing_and_all_there_is(joint: np.ndarray) -> None:
-    told = mutual_information(joint)
-    assert 0.0 <= told <= min(entropy(joint.sum(0)), entropy(joint.sum(1))) + 1e-9
-    assert told == pytest.approx(mutual_information(joint.T))
+    information = mutual_information(joint)
+    assert 0.0 <= information <= min(entropy(joint.sum(0)), entropy(joint.sum(1))) + 1e-9
+    assert information == pytest.approx(mutual_information(joint.T))
 
 
 @given(counts, st.randoms(use_true_random=False))
@@ -84,11 +84,11 @@ def test_domains_without_a_path_are_not_judged() -> None:
     assert accuracy_by_chance(joint, [None, None, None]) is None
 
 
-def test_chance_deals_whole_texts() -> None:
+def test_chance_permutes_whole_texts() -> None:
     """Two texts whose tokens all go one way: by chance the domains look told entirely, however many tokens."""
     two = np.array([[1000, 0], [0, 1000]])
     assert information_by_chance(two, [0, 1]) == pytest.approx(1.0)
-    assert luck(1.0, information_by_chance(two, [0, 1])) == 1.0
+    assert p_value(1.0, information_by_chance(two, [0, 1])) == 1.0
 
 
 def test_chance_is_low_with_many_texts_and_high_with_few() -> None:
@@ -98,7 +98,7 @@ def test_chance_is_low_with_many_texts_and_high_with_few() -> None:
     assert (information_by_chance(many, domains) == information_by_chance(many, domains)).all()
 
 
-def test_luck_of_what_chance_never_gives() -> None:
+def test_p_value_of_what_chance_never_gives() -> None:
     alike = np.eye(2, dtype=int)[np.arange(40) % 2]
     domains = [n % 2 for n in range(40)]
-    assert luck(1.0, information_by_chance(alike, domains)) == pytest.approx(1 / 500)
+    assert p_value(1.0, information_by_chance(alike, domains)) == pytest.approx(1 / 500)

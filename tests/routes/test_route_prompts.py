@@ -6,7 +6,7 @@ import pytest
 
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.errors import BraidError
-from braidlm.routes.domains import check_given, right_paths
+from braidlm.routes.texts import check_domains, right_paths
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -108,8 +108,8 @@ def test_a_domain_that_is_no_path(domains: list[str], what: str) -> None:
 
 
 def test_a_mapping_is_checked() -> None:
-    check_given({"stories": "path_1"}, ["stories"], ["path_1"])
+    check_domains({"stories": "path_1"}, ["stories"], ["path_1"])
     with pytest.raises(BraidError, match=r"no prompt or data set has the domain 'storys'. Did you mean 'stories'\?"):
-        check_given({"storys": "path_1"}, ["stories"], ["path_1"])
+        check_domains({"storys": "path_1"}, ["stories"], ["path_1"])
     with pytest.raises(BraidError, match=r"no model has a path 'path_3'. Did you mean 'path_\d'\?"):
-        check_given({"stories": "path_3"}, ["stories"], ["path_1", "path_2"])
+        check_domains({"stories": "path_3"}, ["stories"], ["path_1", "path_2"])

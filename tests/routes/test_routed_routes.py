@@ -11,7 +11,8 @@ from routed_path_models import FOUR, expert_model, routed_model, routers, router
 
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.collect import UNREAD, Layer, collect_choices, find_layers
+from braidlm.routes.collect import NO_CHOICE, collect_choices
+from braidlm.routes.layers import Layer, find_layers
 from braidlm.routes.report import degenerate
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import Text
@@ -33,18 +34,18 @@ def test_the_layers_of_a_routed_join() -> None:
     first, second = find_layers(routed_model())
     assert (first.name, second.name) == ("stages.1.layers.0.join.router", "stages.1.layers.1.join.router")
     assert (first.label, second.label) == ("layer 1", "layer 2")
-    assert (list(first.choices), first.how, first.top_k, first.of_paths) == (FOUR, "router", 2, True)
+    assert (list(first.choices), first.read_by, first.top_k, first.of_paths) == (FOUR, "router", 2, True)
 
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("compute", ["sparse", "dense"])
 def test_picks_and_weights(stacked: bool, compute: str) -> None:
     model = routers_by_character(routed_model(stacked=stacked, join={"compute": compute}))
-    (taken,) = collect_choices(model, find_layers(model), texts("a1."))
-    assert taken.main_LT.tolist() == [[0, 1, 2]] * 2
-    assert taken.picks_LKT.tolist() == [[[0, 1, 2], [1, 0, 0]]] * 2
-    assert taken.weights_LKT[:, 0] == pytest.approx(0.75, abs=1e-4)
-    assert taken.weights_LKT[:, 1] == pytest.approx(0.25, abs=1e-4)
+    (choices,) = collect_choices(model, find_layers(model), texts("a1."))
+    assert choices.main_LT.tolist() == [[0, 1, 2]] * 2
+    assert choices.chosen_LKT.tolist() == [[[0, 1, 2], [1, 0, 0]]] * 2
+    assert choices.weights_LKT[:, 0] == pytest.approx(0.75, abs=1e-4)
+    assert choices.weights_LKT[:, 1] == pytest.approx(0.25, abs=1e-4)
 
 
 def test_weights_that_do_not_add_up_to_one_are_shares_all_the_same(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_weights_that_do_not_add_up_to_one_are_shares_all_the_same(tmp_path: Pat
 
 def test_load_weight_and_the_one_that_counts_most(folder: Path) -> None:
     found = routes(folder, [Prompt("ab", "stories"), Prompt("1.", "maths")]).models[0]
-    assert (found.paths, found.heard) == (FOUR, FOUR)
+    assert (found.paths, found.active) == (FOUR, FOUR)
     last, everything = found.tallies
     assert (last.accuracy, everything.accuracy) == (0.5, 0.75)
     one = everything.read[0]
@@ -76,15 +77,15 @@ def test_load_weight_and_the_one_that_counts_most(folder: Path) -> None:
     assert list(view.served[0][1]) == ["signs", "stories"]
 
 
-def test_a_silent_path_is_never_picked() -> None:
+def test_an_inactive_path_is_never_picked() -> None:
     model = routers_by_character(routed_model())
     use_paths(model, ["maths", "signs"])
-    (taken,) = collect_choices(model, find_layers(model), texts("ab 12"))
-    assert set(taken.picks_LKT.flatten().tolist()) == {1, 2}
+    (choices,) = collect_choices(model, find_layers(model), texts("ab 12"))
+    assert set(choices.chosen_LKT.flatten().tolist()) == {1, 2}
     use_paths(model, ["signs"])  # fewer than the two that are asked for
-    (taken,) = collect_choices(model, find_layers(model), texts("ab"))
-    assert taken.main_LT.tolist() == [[2, 2]] * 2
-    assert set(taken.picks_LKT[:, 1].flatten().tolist()) == {UNREAD}
+    (choices,) = collect_choices(model, find_layers(model), texts("ab"))
+    assert choices.main_LT.tolist() == [[2, 2]] * 2
+    assert set(choices.chosen_LKT[:, 1].flatten().tolist()) == {NO_CHOICE}
 
 
 def test_paths_chosen_per_sublayer() -> None:

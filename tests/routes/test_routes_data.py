@@ -32,7 +32,7 @@ def packed(text_file: Path) -> Path:
 
 
 def test_packed_and_plain_text_are_the_same(folders: dict[str, Path], text_file: Path, packed: Path) -> None:
-    one, other = (routes(folders["random"], data={"a": place}, tokens=300).models[0] for place in (text_file, packed))
+    one, other = (routes(folders["random"], data={"a": path}, tokens=300).models[0] for path in (text_file, packed))
     assert one.data == other.data
     assert one.tallies == other.tallies
     assert one.data[0].tokens == 300
@@ -66,7 +66,7 @@ def test_shares_of_data(folders: dict[str, Path], text_file: Path, tmp_path: Pat
     assert maths.sample.tokens == list("12345")
     letters = sum(character.isalpha() for text in DOCUMENTS for character in text)
     assert stories.shares[0]["stories"] == pytest.approx(letters / sum(map(len, DOCUMENTS)))
-    assert model.tallies[-1].telling.luck < 0.05
+    assert model.tallies[-1].most_informative.p_value < 0.05
 
 
 def test_prompts_beside_data(folders: dict[str, Path], text_file: Path) -> None:

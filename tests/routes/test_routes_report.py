@@ -11,10 +11,11 @@ import braidlm
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.routes import measures
-from braidlm.routes.collect import Layer, Taken
+from braidlm.routes.collect import TokenChoices
+from braidlm.routes.layers import Layer
+from braidlm.routes.measures import Tally, tally
 from braidlm.routes.report import ModelRoutes, degenerate, percent, verdicts
 from braidlm.routes.routes import routes
-from braidlm.routes.tallies import Tally, tally
 from braidlm.routes.texts import Text
 
 TABLE_6 = {
@@ -25,9 +26,9 @@ TABLE_6 = {
 """PaPaformer's Table 6: the choice of each of 20 prompts in each layer; ten are stories (1), the others maths (2)."""
 
 
-def taken(choices: list[list[int]]) -> Taken:
+def top_1(choices: list[list[int]]) -> TokenChoices:
     """One choice for each layer and token."""
-    return Taken.of_one_each(np.array(choices))
+    return TokenChoices.top_1(np.array(choices))
 
 
 def paper_tally(name: str) -> Tally:
@@ -35,7 +36,7 @@ def paper_tally(name: str) -> Tally:
     names = ("stories", "maths", "combined")[: 2 if name == "linear" else 3]
     layers = [Layer(f"stages.2.layers.{n}.join", f"layer {n + 1}", names, "router") for n in range(len(rows[0]))]
     texts = [Text(str(n), "stories" if n < 10 else "maths", [0]) for n in range(20)]
-    chosen = [taken([[int(choice) - 1] for choice in row]) for row in rows]
+    chosen = [top_1([[int(choice) - 1] for choice in row]) for row in rows]
     return tally("the last token of each prompt", layers, texts, chosen, {"stories": "stories", "maths": "maths"})
 
 
@@ -56,13 +57,13 @@ def test_what_the_papers_table_does_not_say() -> None:
         assert paper_tally(name).accuracy_by_chance == pytest.approx(chance, abs=0.01)
     model = ModelRoutes("m", "m", ["stories", "maths"], [], {}, [], tallies=[paper_tally("linear")])
     assert "50% of 40 decisions are for the path of the text's domain (50% by chance)" in verdicts(model)[0]
-    assert "no more than luck gives" in verdicts(model)[0]
+    assert "no more than chance gives" in verdicts(model)[0]
 
 
 def test_a_layer_by_hand() -> None:
     layer = Layer("j", "layer 1", ("a", "b", "combined"), "router")
     texts = [Text("1", "a", [0] * 4), Text("2", "b", [0] * 4), Text("3", None, [0] * 2)]
-    chosen = [taken([[0, 0, 0, 2]]), taken([[1, 1, 0, 0]]), taken([[2, 2]])]
+    chosen = [top_1([[0, 0, 0, 2]]), top_1([[1, 1, 0, 0]]), top_1([[2, 2]])]
     one = tally("all", [layer], texts, chosen, {"a": "a", "b": "b"}).read[0]
     assert one.shares == {"a": 0.5, "b": 0.2, "combined": 0.3}
     assert one.by_domain["a"] == {"a": 0.75, "b": 0.0, "combined": 0.25}
@@ -78,7 +79,7 @@ def test_accuracy_is_over_the_decisions_that_can_be_right() -> None:
     """Two stages with paths of their own: a domain is judged only where its path stands."""
     layers = [Layer("j", "1", ("a", "b"), "router"), Layer("k", "2", ("a", "c"), "router")]
     texts = [Text("1", "a", [0]), Text("2", "b", [0])]
-    chosen = [taken([[0], [1]]), taken([[1], [0]])]
+    chosen = [top_1([[0], [1]]), top_1([[1], [0]])]
     found = tally("all", layers, texts, chosen, {"a": "a", "b": "b"})
     assert [one.judged for one in found.read] == [2, 1]
     assert found.accuracy == pytest.approx(2 / 3)
@@ -87,8 +88,8 @@ def test_accuracy_is_over_the_decisions_that_can_be_right() -> None:
 def test_one_domain_or_none_has_no_information() -> None:
     layer = Layer("j", "layer 1", ("a", "b"), "router")
     for domain in (None, "a"):
-        found = tally("all", [layer], [Text("1", domain, [0])], [taken([[0]])], {"a": "a"})
-        assert found.telling is None
+        found = tally("all", [layer], [Text("1", domain, [0])], [top_1([[0]])], {"a": "a"})
+        assert found.most_informative is None
         assert found.read[0].information is None
         assert found.accuracy == (None if domain is None else 1.0)
 
@@ -97,26 +98,26 @@ LAYER = Layer("stages.2.layers.0.join", "layer 1", ("stories", "maths", "combine
 
 
 def test_degenerate_routers_are_named() -> None:
-    heard = ["stories", "maths"]
-    assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, heard, heard) == [
+    active = ["stories", "maths"]
+    assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, active, active) == [
         "stages.2.layers.0.join sends 100% of tokens to 'stories'"
     ]
-    assert degenerate(LAYER, {"stories": 0.0, "maths": 0.004, "combined": 0.996}, heard, heard) == [
+    assert degenerate(LAYER, {"stories": 0.0, "maths": 0.004, "combined": 0.996}, active, active) == [
         "stages.2.layers.0.join sends 99.6% of tokens to 'combined'"
     ]
-    assert degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, heard, heard) == [
+    assert degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, active, active) == [
         "stages.2.layers.0.join never takes 'maths'"
     ]
-    assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, heard, ["stories"]) == [
+    assert degenerate(LAYER, {"stories": 1.0, "maths": 0.0, "combined": 0.0}, active, ["stories"]) == [
         "stages.2.layers.0.join sends 100% of tokens to 'stories' (and all texts are 'stories')"
     ]
-    assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.3, "combined": 0.1}, heard, heard)
-    assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, ["stories"], heard)
+    assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.3, "combined": 0.1}, active, active)
+    assert not degenerate(LAYER, {"stories": 0.6, "maths": 0.0, "combined": 0.4}, ["stories"], active)
     cosine = Layer("j", "layer 1", ("stories", "maths"), "cosine")
-    assert degenerate(cosine, {"stories": 1.0, "maths": 0.0}, heard, heard) == [
+    assert degenerate(cosine, {"stories": 1.0, "maths": 0.0}, active, active) == [
         "j is closest to 'stories' at 100% of tokens"
     ]
-    assert not degenerate(cosine, {"stories": 1.0, "maths": 0.0}, ["stories"], heard)
+    assert not degenerate(cosine, {"stories": 1.0, "maths": 0.0}, ["stories"], active)
 
 
 @pytest.mark.parametrize(
@@ -135,22 +136,22 @@ def test_routes_of_a_model_that_knows_letters_from_digits(folders: dict[str, Pat
     assert [prompt.right for prompt in model.prompts] == [2, 2, 2, 2]
     last, everything = model.tallies
     assert (last.accuracy, everything.accuracy) == (1.0, pytest.approx(7 / 8))
-    assert last.telling is not None
-    assert last.telling.information == pytest.approx(1.0)
+    assert last.most_informative is not None
+    assert last.most_informative.information == pytest.approx(1.0)
     assert model.prompts[3].shares[0] == {"stories": 0.5, "maths": 0.5, "combined": 0.0}
     assert model.prompts[3].view.tokens == ["a", "3"]
     assert model.prompts[3].view.chosen == [["stories", "maths"]] * 2
     assert model.findings == []
 
 
-def test_enough_texts_make_it_more_than_luck(folders: dict[str, Path]) -> None:
+def test_enough_texts_make_it_more_than_chance(folders: dict[str, Path]) -> None:
     prompts = [Prompt("abc"[: 1 + n % 3], "stories") for n in range(6)] + [Prompt(str(n), "maths") for n in range(6)]
     model = routes(folders["letters"], prompts).models[0]
     assert "tells most, 1.00 of the 1.00 bits" in verdicts(model)[0]
     assert verdicts(model)[0].endswith("so the path says much about what a text is.")
 
 
-def test_the_usual_prompts_and_a_stuck_router(folders: dict[str, Path]) -> None:
+def test_the_default_prompts_and_a_stuck_router(folders: dict[str, Path]) -> None:
     model = routes(folders["stuck"]).models[0]
     assert len(model.prompts) == 20
     assert model.tallies[0].shares == {"stories": 0.5, "maths": 0.0, "combined": 0.5}
@@ -174,29 +175,29 @@ def test_several_models_and_their_names(folders: dict[str, Path]) -> None:
 
 def test_names_take_as_much_of_a_path_as_tells_them_apart(tmp_path: Path) -> None:
     model = always(path_model("gumbel_v1", layers=1), "maths")
-    places = [saved(model, tmp_path / place) for place in ("x/m", "y/m", "run/checkpoints/step-1", "z")]
-    report = routes(places, [Prompt("a")])
+    folders = [saved(model, tmp_path / name) for name in ("x/m", "y/m", "run/checkpoints/step-1", "z")]
+    report = routes(folders, [Prompt("a")])
     assert [found.name for found in report.models] == ["x/m", "y/m", "run/step-1", "z"]
 
 
-def test_paths_can_be_silenced(folders: dict[str, Path]) -> None:
+def test_paths_can_be_switched_off(folders: dict[str, Path]) -> None:
     model = routes(folders["letters"], [Prompt("ab"), Prompt("12")], paths=["maths"]).models[0]
-    assert model.heard == ["maths"]
+    assert model.active == ["maths"]
     assert {choice for prompt in model.prompts for choice in prompt.chosen} <= {"maths", "combined"}
-    assert "silent: stories" in model.notes
+    assert "inactive: stories" in model.notes
     with pytest.raises(BraidError, match=r"the model has no path 'story'. Did you mean 'stories'\?"):
         routes(folders["letters"], paths=["story"])
 
 
-def test_a_path_silenced_in_the_folder_stays_silent(tmp_path: Path) -> None:
+def test_a_path_switched_off_in_the_folder_stays_off(tmp_path: Path) -> None:
     model = path_model("gumbel_v2")
     model.config.paths = ["maths"]
-    assert routes(saved(model, tmp_path / "m"), [Prompt("ab")]).models[0].heard == ["maths"]
+    assert routes(saved(model, tmp_path / "m"), [Prompt("ab")]).models[0].active == ["maths"]
 
 
-def test_the_room_can_be_called_like_its_verb(folders: dict[str, Path]) -> None:
+def test_the_package_can_be_called_like_its_verb(folders: dict[str, Path]) -> None:
     assert not callable(measures)
-    assert sys.modules["braidlm.routes"] is braidlm.routes  # the room, since its files have been imported
+    assert sys.modules["braidlm.routes"] is braidlm.routes  # the package, since its modules have been imported
     report = braidlm.routes(folders["letters"], prompts=["a", "1"])
     assert [prompt.chosen[0] for prompt in report.models[0].prompts] == ["stories", "maths"]
 
@@ -209,7 +210,7 @@ def test_domains_of_other_names(folders: dict[str, Path]) -> None:
     assert model.tallies[0].accuracy == 1.0
     none = routes(folders["random"], [Prompt("a", "tales"), Prompt("1", "sums")]).models[0]
     assert none.tallies[0].accuracy is None
-    assert none.tallies[0].telling is not None
+    assert none.tallies[0].most_informative is not None
     assert any("`--domains tales=a sums=b` would say so" in note for note in none.notes)
 
 
@@ -237,7 +238,7 @@ def test_a_prompt_longer_than_the_context(folders: dict[str, Path]) -> None:
 def test_mistakes_are_found_before_a_model_is_loaded(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, mistake: dict
 ) -> None:
-    monkeypatch.setattr("braidlm.routes.look.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("braidlm.routes.analysis.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(BraidError):
         routes(folders["letters"], **mistake)
 
@@ -245,7 +246,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 def test_missing_matplotlib_is_said_at_once(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("braidlm.routes.look.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("braidlm.routes.analysis.load_model", lambda *_: pytest.fail("the model was loaded"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BraidError, match="plots need matplotlib"):
         routes(folders["letters"], out=tmp_path / "report")

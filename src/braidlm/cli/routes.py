@@ -5,12 +5,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from braidlm.routes.measures import LayerTally
     from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport
-    from braidlm.routes.tallies import LayerTally
 
 HELP = "who goes where: which paths or experts the tokens of prompts and data take in each layer"
 MANY = 8
-"""With more choices than this a table shows only those that are used most and least."""
+"""With more choices than this, a table shows only the most and the least used."""
 EPILOG = """examples:
   braid routes runs/gumbel
   braid routes A B C --prompts my-prompts.jsonl --out report
@@ -35,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--held-out", type=float, metavar="SHARE", help="of packed data, only what `holdout: SHARE` keeps from training"
     )
-    add("--tokens", type=int, default=20_000, metavar="N", help="most tokens of each data set (20000)")
+    add("--tokens", type=int, default=20_000, metavar="N", help="at most this many tokens of each data set (20000)")
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
-    add("--paths", nargs="+", metavar="PATH", help="let only these paths be heard")
+    add("--paths", nargs="+", metavar="PATH", help="use only these paths")
     add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--json", action="store_true", help="print facts for programs")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Look, then show the same as tables or as JSON."""
+    """Collect the routes, then show them as tables or as JSON."""
     from braidlm.core import console
     from braidlm.routes.routes import routes
 
@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> None:
         console.show(f"{args.out}/routes.html")
 
 
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+def _pairs(items: list[str] | None, option: str) -> dict[str, str]:
     from braidlm.core.errors import BraidError
 
     pairs: dict[str, str] = {}
-    for item in given or []:
+    for item in items or []:
         name, equals, value = item.partition("=")
         if not (name and equals) or (option == "--data" and not value):
             raise BraidError(f"expected NAME=VALUE, got '{item}'", option)
@@ -131,7 +131,7 @@ def _show_shares(report: "RoutingReport") -> None:
     for at, tally in enumerate(report.models[0].tallies):
         tallies = [model.tallies[at] for model in report.models]
         named = [name for name in report.choices if any(name in t.shares for t in tallies)]
-        if not named:  # experts of different layers are different things
+        if not named:  # the layers have different experts
             continue
         rows: list[tuple[Any, ...]] = [(name, *(percent(t.shares.get(name)) for t in tallies)) for name in named]
         if any(t.accuracy is not None for t in tallies):
@@ -143,7 +143,7 @@ def _show_shares(report: "RoutingReport") -> None:
 
 
 def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
-    """What each layer did, over as many tokens as were looked at: the load of every choice, or of the ends of many."""
+    """What each layer did: the load of every choice, or of the most and least used of many."""
     from braidlm.core.console import show, table
     from braidlm.routes.report import percent
 
@@ -156,8 +156,8 @@ def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
         if one is None:
             rows.append((name, *["-"] * (2 if many else len(choices)), "-", "-", "-"))
             continue
-        told = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
-        rows.append((name, *_loads(one, choices, many), f"{one.entropy:.2f}", percent(one.accuracy), told))
+        information = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
+        rows.append((name, *_loads(one, choices, many), f"{one.entropy:.2f}", percent(one.accuracy), information))
     loads = "load of each choice; " if top_k else ""
     show(f"{model.name}: {tally.what} ({loads}entropy in bits; bits that the path tells about the domain)")
     table(("layer", *(("most used", "least used") if many else choices), "entropy", "right", "bits"), rows)

@@ -1,53 +1,59 @@
-"""Measures of who goes where: pure functions of counts.
+"""From choices to numbers: what each layer did, and how well that fits the domains of the texts.
 
 Shapes: T texts, D domains, N choices. A joint table [D, N] counts how often tokens of a domain took a choice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from braidlm.routes.collect import NO_CHOICE, TokenChoices
+from braidlm.routes.layers import Layer
+from braidlm.routes.texts import Text
+
 SHUFFLES = 499
-"""Times that domains are dealt out anew to say what chance alone would give."""
+"""Permutations of the domains in the permutation test."""
+NO_DOMAIN = "no domain"
+"""The group of texts that have none."""
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
-    """Counts as parts of 1 along the last dimension; zeros where nothing was counted."""
+    """Counts as fractions of their sum along the last dimension; zeros where nothing was counted."""
     total = counts.sum(-1, keepdims=True)
     return counts / np.where(total > 0, total, 1)
 
 
 def entropy(counts: np.ndarray) -> float:
     """In bits: 0 when one choice has everything, log2 N when all have the same."""
-    part = shares(np.asarray(counts, float))
-    part = part[part > 0]
-    return max(0.0, float(-(part * np.log2(part)).sum()))
+    p = shares(np.asarray(counts, float))
+    p = p[p > 0]
+    return max(0.0, float(-(p * np.log2(p)).sum()))
 
 
 def mutual_information(joint_DN: np.ndarray) -> float:
-    """How many bits the choice tells about the domain: 0 when they are independent, H(domain) when it tells all.
+    """Bits that the choice gives about the domain: 0 when they are independent, H(domain) when it determines it.
 
-    Measured on counts it is too high on average, most with few of them: compare it with `information_by_chance`.
+    Estimated from counts it is biased upwards, most with few of them: compare it with `information_by_chance`.
     """
     joint = np.asarray(joint_DN, float)
-    told = entropy(joint.sum(1)) + entropy(joint.sum(0)) - entropy(joint.ravel())
-    return max(0.0, told)
+    return max(0.0, entropy(joint.sum(1)) + entropy(joint.sum(0)) - entropy(joint.ravel()))
 
 
 def information_by_chance(counts_TN: np.ndarray, domain_T: Sequence[int], seed: int = 0) -> np.ndarray:
-    """The mutual information of SHUFFLES rounds in which the same domains are dealt at random among the same texts.
+    """The mutual information under SHUFFLES random permutations of the domains among the texts.
 
-    Whole texts are dealt, not tokens, because the tokens of a text go similar ways whatever it is about.
+    Whole texts are permuted, not tokens, because the tokens of a text are routed alike whatever it is about.
     """
     member_TD = np.eye(max(domain_T) + 1)[np.asarray(domain_T)]
-    dice = np.random.default_rng(seed)
-    rounds = (dice.permutation(member_TD).T @ counts_TN for _ in range(SHUFFLES))
-    return np.array([mutual_information(joint) for joint in rounds])
+    rng = np.random.default_rng(seed)
+    joints = (rng.permutation(member_TD).T @ counts_TN for _ in range(SHUFFLES))
+    return np.array([mutual_information(joint) for joint in joints])
 
 
-def luck(found: float, by_chance: np.ndarray) -> float:
-    """How probable it is that chance alone gives as much; never 0, since what was found is itself one deal."""
-    return float((1 + (by_chance >= found - 1e-12).sum()) / (1 + len(by_chance)))
+def p_value(observed: float, by_chance: np.ndarray) -> float:
+    """Of the permutation test; never 0, since the observed order is itself one permutation."""
+    return float((1 + (by_chance >= observed - 1e-12).sum()) / (1 + len(by_chance)))
 
 
 def accuracy(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> float | None:
@@ -57,7 +63,7 @@ def accuracy(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> float | Non
 
 
 def accuracy_by_chance(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> float | None:
-    """How often choices made just as often, but without a look at the text, would be right."""
+    """The accuracy of choices with the same frequencies that do not depend on the text."""
     joint, right = _judged(joint_DN, right_D)
     return float(shares(joint.sum(1)) @ shares(joint.sum(0))[right]) if joint.sum() else None
 
@@ -65,3 +71,156 @@ def accuracy_by_chance(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> f
 def _judged(joint_DN: np.ndarray, right_D: Sequence[int | None]) -> tuple[np.ndarray, list[int]]:
     kept = [(row, right) for row, right in zip(np.asarray(joint_DN, float), right_D, strict=True) if right is not None]
     return np.array([row for row, _ in kept]), [right for _, right in kept]
+
+
+@dataclass
+class LayerTally:
+    """What one layer chose."""
+
+    layer: str
+    """Its address."""
+    decisions: int
+    """How many tokens chose."""
+    shares: dict[str, float]
+    """Of all decisions, by choice: a token decides for the one with the largest weight."""
+    by_domain: dict[str, dict[str, float]]
+    """The same for the texts of each domain."""
+    load: dict[str, float]
+    """Of all picks, by choice: with top-k each token makes k picks."""
+    load_by_domain: dict[str, dict[str, float]]
+    weight: dict[str, float]
+    """Of the router's weights, by choice."""
+    weight_by_domain: dict[str, dict[str, float]]
+    entropy: float
+    """Of the load, in bits."""
+    judged: int = 0
+    """Decisions about texts whose domain has a path here."""
+    accuracy: float | None = None
+    """The share of them for that path."""
+    accuracy_by_chance: float | None = None
+    """The same shares would give this without looking at the text."""
+    information: float | None = None
+    """Between domain and choice, in bits; None with less than two domains."""
+    information_by_chance: float | None = None
+    """Its mean when the domains are permuted at random among the texts."""
+    p_value: float | None = None
+    """Of the permutation test."""
+    domain_entropy: float | None = None
+    """The upper bound of the information, in bits."""
+
+
+@dataclass
+class Tally:
+    """All layers, over one set of decisions."""
+
+    what: str
+    """Which decisions are counted."""
+    decisions: int
+    """Over all layers that choose between paths; of a model without paths, over all."""
+    shares: dict[str, float]
+    """Of the paths over those layers; empty for a model without paths, whose layers have different experts."""
+    accuracy: float | None
+    accuracy_by_chance: float | None
+    layers: list[LayerTally | None] = field(default_factory=list)
+    """In the model's order; None where a layer cannot be read."""
+
+    @property
+    def read(self) -> list[LayerTally]:
+        """The layers that can be read."""
+        return [layer for layer in self.layers if layer is not None]
+
+    @property
+    def most_informative(self) -> LayerTally | None:
+        """The layer whose choices have most information about the domain; None with fewer than two domains."""
+        known = [layer for layer in self.read if layer.information is not None]
+        return max(known, key=lambda layer: layer.information or 0.0, default=None)
+
+
+def tally(
+    what: str,
+    layers: Sequence[Layer],
+    texts: Sequence[Text],
+    choices: Sequence[TokenChoices],
+    right: Mapping[str, str | None],
+) -> Tally:
+    """Count what each text's tokens chose, and compare it with the path that is `right` for each domain."""
+    tallies = [
+        _tally_layer(layer, index, texts, choices, right) if layer.read_by else None
+        for index, layer in enumerate(layers)
+    ]
+    read = [one for one in tallies if one is not None]
+    of_paths = [one for layer, one in zip(layers, tallies, strict=True) if one is not None and layer.of_paths]
+    total = sum(one.decisions for one in of_paths or read)
+    names = dict.fromkeys(name for one in of_paths for name in one.shares)
+    pooled = {name: sum(one.shares.get(name, 0.0) * one.decisions for one in of_paths) / total for name in names}
+    return Tally(what, total, pooled, _judged_mean(read, "accuracy"), _judged_mean(read, "accuracy_by_chance"), tallies)
+
+
+def counts_of(choices: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """How often each of `size` choices was taken, or the sum of its `weights`."""
+    known = choices != NO_CHOICE
+    return np.bincount(choices[known], None if weights is None else weights[known], minlength=size)
+
+
+def named_shares(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Shares under the choices' names."""
+    return {name: float(share) for name, share in zip(names, shares(counts), strict=True)}
+
+
+def load_of(choices: Sequence[TokenChoices], index: int, size: int) -> np.ndarray:
+    """How often each of a layer's `size` choices was picked."""
+    return np.sum([counts_of(one.chosen_LKT[index], size) for one in choices], axis=0)
+
+
+def _tally_layer(
+    layer: Layer, index: int, texts: Sequence[Text], choices: Sequence[TokenChoices], right: Mapping[str, str | None]
+) -> LayerTally:
+    names, size = layer.choices, len(layer.choices)
+    counts_TN = np.array([counts_of(one.main_LT[index], size) for one in choices])
+    picks_TN = np.array([counts_of(one.chosen_LKT[index], size) for one in choices])
+    weights_TN = np.array([counts_of(one.chosen_LKT[index], size, one.weights_LKT[index]) for one in choices])
+    groups = [text.domain or NO_DOMAIN for text in texts]
+    joint, load, weight = (_by_group(counted, groups) for counted in (counts_TN, picks_TN, weights_TN))
+    layer_tally = LayerTally(
+        layer=layer.name,
+        decisions=int(counts_TN.sum()),
+        shares=named_shares(counts_TN.sum(0), names),
+        by_domain={group: named_shares(counts, names) for group, counts in joint.items()},
+        load=named_shares(picks_TN.sum(0), names),
+        load_by_domain={group: named_shares(counts, names) for group, counts in load.items()},
+        weight=named_shares(weights_TN.sum(0), names),
+        weight_by_domain={group: named_shares(sums, names) for group, sums in weight.items()},
+        entropy=entropy(picks_TN.sum(0)),
+    )
+    domains = [group for group in joint if group != NO_DOMAIN]
+    if not domains:
+        return layer_tally
+    joint_DN = np.array([joint[domain] for domain in domains])
+    targets = [_index(names, right.get(domain)) for domain in domains]
+    judged = [counts.sum() for counts, target in zip(joint_DN, targets, strict=True) if target is not None]
+    layer_tally.judged = int(sum(judged))
+    layer_tally.accuracy = accuracy(joint_DN, targets)
+    layer_tally.accuracy_by_chance = accuracy_by_chance(joint_DN, targets)
+    if len(domains) > 1:
+        known = [(domains.index(group), row) for group, row in zip(groups, counts_TN, strict=True) if group in domains]
+        by_chance = information_by_chance(np.array([r for _, r in known]), [d for d, _ in known])
+        layer_tally.information = mutual_information(joint_DN)
+        layer_tally.information_by_chance = float(by_chance.mean())
+        layer_tally.p_value = p_value(layer_tally.information, by_chance)
+        layer_tally.domain_entropy = entropy(joint_DN.sum(1))
+    return layer_tally
+
+
+def _by_group(counted_TN: np.ndarray, groups: Sequence[str]) -> dict[str, np.ndarray]:
+    """The sums over the texts of each group."""
+    return {group: counted_TN[[g == group for g in groups]].sum(0) for group in dict.fromkeys(groups)}
+
+
+def _index(names: Sequence[str], name: str | None) -> int | None:
+    return names.index(name) if name in names else None  # type: ignore[arg-type]
+
+
+def _judged_mean(layers: Sequence[LayerTally], key: str) -> float | None:
+    """Over all decisions that have a right one."""
+    judged = sum(layer.judged for layer in layers)
+    return sum(getattr(layer, key) * layer.judged for layer in layers if layer.judged) / judged if judged else None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from braidlm.core.report import figures
 from braidlm.core.report.page import Mark, Page
-from braidlm.routes.collect import Layer
-from braidlm.routes.loads import add_loads, least_used
+from braidlm.routes.layers import Layer
 from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport, TokenView, capital, percent, verdicts
 
 if TYPE_CHECKING:
@@ -17,20 +16,18 @@ VIEWS = 2
 """Prompts of each domain that are shown token by token where there is no data to show."""
 WIDE = 4
 """With more columns of choices than this they are numbered, as in the paper, and not named."""
-HOW = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
+READ_BY = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
 
 
 def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"]) -> Page:
-    """The whole page, from what matters most to how it was found."""
+    """The whole page, from the main results to the method."""
     page = Page("Who goes where", f"Which path the tokens of a text take in {_listed(report)}")
     _opening(page, report)
     page.heading("Layer by layer")
-    shown = (
-        "What each choice counts, by the weights of the router" if _top_k(report) else "How often each path is taken"
-    )
-    page.figure(figures.to_svg(drawn["shares"]), f"{shown}: {report.models[0].tallies[-1].what}.")
+    caption = "The weight that routers give to each choice" if _top_k(report) else "How often each path is taken"
+    page.figure(figures.to_svg(drawn["shares"]), f"{caption}: {report.models[0].tallies[-1].what}.")
     if _top_k(report):
-        add_loads(page, report)
+        _loads(page, report)
     if any(model.prompts for model in report.models):
         page.heading("Prompt by prompt")
         _grid(page, report)
@@ -50,7 +47,7 @@ def _listed(report: RoutingReport) -> str:
 
 
 def _top_k(report: RoutingReport) -> bool:
-    """Whether somewhere several choices serve a token."""
+    """Whether a token takes several choices in any layer."""
     return any(layer.top_k > 1 for model in report.models for layer in model.layers)
 
 
@@ -77,25 +74,25 @@ def _opening(page: Page, report: RoutingReport) -> None:
     for model in report.models:
         if several:
             page.heading(model.name, 3)
-        said = "\n\n".join(verdicts(model)) or "The texts have no domains, so there is nothing to judge this by."
-        page.text(_with_code(said))
+        text = "\n\n".join(verdicts(model)) or "The texts have no domains, so there is nothing to judge this by."
+        page.text(_with_code(text))
         if model.findings:
             page.text(" ".join(f"{_with_code(finding)}." for finding in model.findings))
 
 
 def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
-    """Of the way of looking that counts most tokens; the shares of paths are in the picture below."""
+    """Of the tally with most tokens; the shares of paths are in the figure below."""
     tally = model.tallies[-1]
     yield "decisions", tally.decisions
     if tally.accuracy is not None:
         yield "for the domain's path", percent(tally.accuracy)
         yield "would be by chance", percent(tally.accuracy_by_chance)
-    if (used := least_used(model)) is not None:
+    if (used := _least_used(model)) is not None:
         yield "of an even share, least used", percent(used)
     for name, share in tally.shares.items():
         if name not in model.paths:
             yield f"for all paths {name}", percent(share)
-    if (best := tally.telling) is not None:
+    if (best := tally.most_informative) is not None:
         yield f"of {best.domain_entropy:.2f} bits of the domain", f"{best.information:.2f}"
 
 
@@ -103,7 +100,7 @@ def _summary(page: Page, report: RoutingReport) -> None:
     """The foot of PaPaformer's Table 6: a column for each model."""
     tallies = [model.tallies[0] for model in report.models]
     named = [name for name in report.choices if any(name in tally.shares for tally in tallies)]
-    if not named:  # experts of different layers are different things
+    if not named:  # the layers have different experts
         return
     rows: list[list[str]] = [[name, *(percent(t.shares.get(name)) for t in tallies)] for name in named]
     if any(tally.accuracy is not None for tally in tallies):
@@ -113,19 +110,56 @@ def _summary(page: Page, report: RoutingReport) -> None:
     page.table(["", *(model.name for model in report.models)], rows, caption)
 
 
+def _least_used(model: ModelRoutes) -> float | None:
+    """With top-k above 1: the smallest load of any choice in any layer, as a share of an even load."""
+    read = zip(model.layers, model.tallies[-1].layers, strict=True)
+    smallest = [
+        min(one.load[name] for name in _active_choices(model, layer)) * len(_active_choices(model, layer))
+        for layer, one in read
+        if one is not None and layer.top_k > 1
+    ]
+    return min(smallest, default=None)
+
+
+def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
+    """The choices of a layer that can be taken."""
+    return [name for name in layer.choices if not layer.of_paths or name in model.active]
+
+
+def _loads(page: Page, report: RoutingReport) -> None:
+    """Of each layer the choices that are used most and least."""
+    page.text(
+        "Where a token takes several choices, load is a choice's share of all picks, and weight its share of the "
+        "router's weights. The picture shows weights."
+    )
+    columns = ["", "choices", "even load", "most used", "load", "weight", "least used", "load", "weight"]
+    rows = [row for model in report.models for row in _load_rows(model, len(report.models) > 1)]
+    page.table(columns, rows, f"{capital(report.models[0].tallies[-1].what)}; `shares.csv` has every choice.")
+
+
+def _load_rows(model: ModelRoutes, several: bool) -> Iterator[list[str]]:
+    for layer, one in zip(model.layers, model.tallies[-1].layers, strict=True):
+        if one is not None and layer.top_k > 1:
+            names = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
+            ends = ((name, percent(one.load[name]), percent(one.weight[name])) for name in (names[0], names[-1]))
+            number = f"{layer.top_k} of {len(layer.choices)}"
+            label = f"{model.name}, {layer.label}" if several else layer.label
+            yield [label, number, percent(1 / len(names)), *(cell for end in ends for cell in end)]
+
+
 def _grid(page: Page, report: RoutingReport) -> None:
     """PaPaformer's Table 6: a row for each prompt, a column for each layer of each model."""
     models = report.models
-    places = [(model, at) for model in models for at in range(len(model.layers))]
-    names = {name: name if len(places) <= WIDE else str(number) for number, name in enumerate(report.choices, 1)}
+    cells = [(model, at) for model in models for at in range(len(model.layers))]
+    names = {name: name if len(cells) <= WIDE else str(number) for number, name in enumerate(report.choices, 1)}
     legend = ", ".join(f"{short} {name}" for name, short in names.items() if short != name)
     page.text(
-        "The choice at the last token of each prompt, the one that makes the next, layer by layer: ✓ the path of the "
+        "The choice at the last token of each prompt, which predicts the next, layer by layer: ✓ the path of the "
         f"prompt's domain, ✗ another path, unmarked what is neither.{f' ({legend})' if legend else ''}"
     )
-    columns = ["prompt", "domain", *(model.layers[at].label.removeprefix("layer ") for model, at in places)]
+    columns = ["prompt", "domain", *(model.layers[at].label.removeprefix("layer ") for model, at in cells)]
     rows = [
-        [prompt.name, prompt.domain, *(_choice(model, model.prompts[number], at, names) for model, at in places)]
+        [prompt.name, prompt.domain, *(_choice(model, model.prompts[number], at, names) for model, at in cells)]
         for number, prompt in enumerate(models[0].prompts)
     ]
     page.table(columns, rows, groups=[("", 2), *((model.name, len(model.layers)) for model in models)])
@@ -145,13 +179,13 @@ def _information(page: Page, report: RoutingReport, svg: str) -> None:
     page.text(
         "Mutual information says how many bits the path taken gives about the domain of the text. It is 0 when paths "
         "and domains have nothing to do with each other, and all the bits of the domain (1 for two domains alike) when "
-        "the path gives it away. Counted on few decisions it comes out too high; so the table also has what is found "
-        "on average when the domains are dealt at random among the texts, and how probable it is that such luck gives "
-        "as much."
+        "the path determines it. Estimated from few decisions it is too high; so the table also has its mean when the "
+        "domains are permuted at random among the texts, and the p-value: how probable it is that such a permutation "
+        "gives as much."
     )
     page.figure(svg)
-    columns = ["", "entropy", "right", "by chance", "bits", "by chance", "luck"]
-    # The last token and all tokens of prompts tell the same story; the files have both.
+    columns = ["", "entropy", "right", "by chance", "bits", "by chance", "p-value"]
+    # The tally over all tokens of the prompts adds little to the one over the last tokens; the files have both.
     for at in dict.fromkeys((0, len(report.models[0].tallies) - 1)):
         rows = [row for model in report.models for row in _layer_rows(model, at, len(report.models) > 1)]
         page.table(columns, rows, f"{capital(report.models[0].tallies[at].what)}.")
@@ -168,7 +202,7 @@ def _layer_rows(model: ModelRoutes, at: int, several: bool) -> Iterator[list[str
                 percent(one.accuracy_by_chance),
                 f"{one.information:.3f}" if known else "-",
                 f"{one.information_by_chance:.3f}" if known else "-",
-                percent(one.luck),
+                percent(one.p_value),
             ]
 
 
@@ -176,7 +210,7 @@ def _token_views(page: Page, report: RoutingReport) -> None:
     page.text(
         "Each text once for every layer, its tokens in the colour of the path they took there."
         if not _top_k(report) and _has_paths(report)
-        else "Each text once for every layer, its tokens in the colour of the choice that counts most for them there."
+        else "Each text once for every layer, its tokens in the colour of the choice with the largest weight there."
     )
     for model in report.models:
         if len(report.models) > 1:
@@ -206,12 +240,12 @@ def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tup
 
 def _method(page: Page, report: RoutingReport) -> None:
     page.text(
-        "Where there is a router, the routing that the model returns is read: the choice that counts most for a token "
-        "is its decision, also where several serve it. A decision is right when it is for the path of the text's "
-        "domain; a combination of paths is never right. “By chance” is what choices made just as often, but without a "
-        "look at the text, would get right. "
-        "Entropy is that of the shares (with several choices for a token: of the load), in bits: 0 when everything "
-        "goes one way."
+        "Where there is a router, the routing that the model returns is read: the choice with the largest weight is a "
+        "token's decision, also where it takes several. A decision is right when it is for the path of the text's "
+        "domain; a combination of paths is never right. “By chance” is what choices with the same frequencies would "
+        "get right without looking at the text. "
+        "Entropy is that of the shares (with several choices for a token: of the load), in bits: 0 when one choice has "
+        "everything."
     )
     for model in report.models:
         rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), _read_by(layer)] for layer in model.layers]
@@ -221,7 +255,7 @@ def _method(page: Page, report: RoutingReport) -> None:
 
 
 def _read_by(layer: Layer) -> str:
-    return HOW[layer.how] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
+    return READ_BY[layer.read_by] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
 
 
 def _with_code(text: str) -> str:

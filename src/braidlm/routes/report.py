@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from braidlm.routes.collect import Layer
-from braidlm.routes.tallies import Tally
+from braidlm.routes.layers import Layer
+from braidlm.routes.measures import Tally
+
+JSON_KEYS = {"active": "heard", "read_by": "how", "p_value": "luck"}
+"""Fields whose key in `--json` has another name, which programs rely on."""
 
 
 @dataclass
@@ -13,24 +16,23 @@ class TokenView:
     """A text token by token."""
 
     tokens: list[str]
-    """What each token writes; nothing for one that only begins a character."""
+    """The text of each token; empty for one that only begins a character."""
     chosen: list[list[str] | None]
-    """For each layer the choice of each token, with top-k the one that counts most; None where a layer cannot be read.
-    """
+    """For each layer the choice of each token with the largest weight; None where a layer cannot be read."""
     served: list[list[dict[str, float]] | None] = field(default_factory=list)
-    """For each layer all that serve each token, with their weights."""
+    """For each layer all choices of each token, with their weights."""
 
 
 @dataclass
 class PromptRoutes:
-    """Where one prompt goes."""
+    """The choices for one prompt."""
 
     name: str
     domain: str | None
     path: str | None
     """The path that is right for it."""
     chosen: list[str | None]
-    """For each layer the choice at the last token: the one that makes the next."""
+    """For each layer the choice at the last token, which predicts the next."""
     shares: list[dict[str, float] | None]
     """For each layer, over all its tokens."""
     view: TokenView
@@ -48,7 +50,7 @@ class PromptRoutes:
 
 @dataclass
 class DataRoutes:
-    """Where one data set goes."""
+    """The choices for one data set."""
 
     name: str
     path: str | None
@@ -67,15 +69,15 @@ class ModelRoutes:
     name: str
     folder: str
     paths: list[str]
-    heard: list[str]
-    """The paths that are not silent."""
+    active: list[str]
+    """The paths that are in use."""
     domains: dict[str, str | None]
     """The path of each domain."""
     layers: list[Layer]
     prompts: list[PromptRoutes] = field(default_factory=list)
     data: list[DataRoutes] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
-    """Looked at in several ways: prompts at their last token, all their tokens, the data sets."""
+    """Over the last tokens of the prompts, over all their tokens, and over the data sets."""
     findings: list[str] = field(default_factory=list)
     """What stands out: layers that always choose the same, paths or experts never chosen."""
     notes: list[str] = field(default_factory=list)
@@ -90,12 +92,12 @@ class RoutingReport:
 
     @property
     def choices(self) -> list[str]:
-        """Everything there is to choose in any model, paths first: the order of numbers and colours."""
+        """All choices of any model, paths first: the order of numbers and colours."""
         return list(dict.fromkeys([*self._paths, *self._choices]))
 
     @property
     def no_paths(self) -> list[str]:
-        """The choices that are no path, and no expert either: combinations of paths."""
+        """The choices that are neither path nor expert: combinations of paths."""
         combined = {name for model in self.models for layer in model.layers if layer.of_paths for name in layer.choices}
         return [choice for choice in self.choices if choice in combined and choice not in self._paths]
 
@@ -109,7 +111,11 @@ class RoutingReport:
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-        return {"models": [asdict(model) | {"verdicts": verdicts(model)} for model in self.models]}
+        return {"models": [asdict(m, dict_factory=_json) | {"verdicts": verdicts(m)} for m in self.models]}
+
+
+def _json(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {JSON_KEYS.get(name, name): value for name, value in fields}
 
 
 def percent(share: float | None) -> str:
@@ -121,64 +127,64 @@ def percent(share: float | None) -> str:
 
 
 def verdicts(model: ModelRoutes) -> list[str]:
-    """What the numbers mean, a sentence or two for each way of looking."""
+    """What the numbers mean, a sentence or two for each tally."""
     return [sentence for tally in model.tallies if (sentence := _verdict(tally))]
 
 
 def _verdict(tally: Tally) -> str:
     """Empty where the texts have no domains."""
-    said = []
+    clauses = []
     if tally.accuracy is not None:
-        said.append(
+        clauses.append(
             f"{percent(tally.accuracy)} of {tally.decisions:,} decisions are for the path of the text's domain "
             f"({percent(tally.accuracy_by_chance)} by chance)"
         )
-    if (best := tally.telling) is not None:
+    if (best := tally.most_informative) is not None:
         if not any(layer.entropy for layer in tally.read):
-            said.append("every layer does the same with every token, which says nothing about the text")
+            clauses.append("every layer does the same with every token, which says nothing about the text")
         else:
-            most = f"{best.layer} tells" if len(tally.read) == 1 else f"{best.layer} tells most,"
-            said.append(
-                f"{most} {best.information:.2f} of the {best.domain_entropy:.2f} bits of the domain "
+            subject = f"{best.layer} tells" if len(tally.read) == 1 else f"{best.layer} tells most,"
+            clauses.append(
+                f"{subject} {best.information:.2f} of the {best.domain_entropy:.2f} bits of the domain "
                 f"({best.information_by_chance:.2f} by chance), {_meaning(tally)}"
             )
-    return f"{capital(tally.what)}: {'; '.join(said)}." if said else ""
+    return f"{capital(tally.what)}: {'; '.join(clauses)}." if clauses else ""
 
 
 def _meaning(tally: Tally) -> str:
-    """Whether the best layer is more than luck, which has as many chances as there are layers."""
-    best = tally.telling
+    """Whether the best layer is significant, its p-value corrected for the number of layers (Bonferroni)."""
+    best = tally.most_informative
     assert best is not None
-    assert best.luck is not None
-    if best.luck * len(tally.read) > 0.05:
-        return "no more than luck gives"
+    assert best.p_value is not None
+    if best.p_value * len(tally.read) > 0.05:
+        return "no more than chance gives"
     if (best.information or 0.0) > 0.5 * (best.domain_entropy or 0.0):
         return "so the path says much about what a text is"
-    return "more than luck gives, and far from all"
+    return "more than chance gives, and far from all"
 
 
 def capital(text: str) -> str:
-    """The first letter large."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
-def degenerate(layer: Layer, load: dict[str, float], heard: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """What is odd about how often a layer picks its choices: a few have (almost) all, or a path or expert has none."""
-    expected = heard if layer.of_paths else layer.choices
+def degenerate(layer: Layer, load: dict[str, float], active: Sequence[str], domains: Sequence[str]) -> list[str]:
+    """What is degenerate in a layer's load: a few choices have (almost) all, or a path or expert has none."""
+    expected = active if layer.of_paths else layer.choices
     if 1 < layer.top_k >= len(set(expected).intersection(layer.choices)):
-        return []  # all of them serve every token
-    most = sorted(load, key=lambda name: -load[name])[: layer.top_k]
-    share = sum(load[name] for name in most)
+        return []  # every token takes all of them
+    largest = sorted(load, key=lambda name: -load[name])[: layer.top_k]
+    share = sum(load[name] for name in largest)
     if share < 0.99:
         never = [name for name in expected if load.get(name) == 0.0]
         return [f"{layer.name} never takes {_quoted(never)}"] if never else []
-    if layer.how == "cosine" and len(heard) == 1:
-        return []  # nothing else can be heard
+    if layer.read_by == "cosine" and len(active) == 1:
+        return []  # there is no other path to be closest to
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
-    few = _quoted(most)
+    few = _quoted(largest)
     if layer.top_k > 1:
         return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
-    if layer.how == "router":
+    if layer.read_by == "router":
         return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
     return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
 

@@ -1,6 +1,6 @@
-"""The texts to look at, as a model's own tokens: prompts, and the documents of data sets."""
+"""The texts to look at, as a model's own tokens, and the path that is right for the domain of each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.decoding.prompts import Prompt
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed import PackedData, is_packed
 from braidlm.data.sources import Reading, documents, plan
@@ -27,7 +27,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts:
-    """Everything one model is shown."""
+    """All texts that one model reads."""
 
     prompts: list[Text]
     data: dict[str, list[Text]]
@@ -43,45 +43,45 @@ class DataSource:
     """A data set by name: a packed folder, or text that the model's tokenizer makes into tokens."""
 
     name: str
-    place: str
-    tokens: int
-    """The most that are looked at, in documents from the beginning."""
+    path: str
+    max_tokens: int
+    """How many tokens are read, in documents from the beginning."""
     held_out: float | None = None
     """Of packed data: only the share of documents that a recipe with this `holdout` never trains on."""
 
     def check(self) -> None:
-        """Say at once what cannot be read."""
-        if is_packed(self.place):
-            PackedData(self.place)
+        """Raise an error for what cannot be read."""
+        if is_packed(self.path):
+            PackedData(self.path)
         elif self.held_out is not None:
             raise BraidError(
                 "only packed data has a held-out part",
-                f"--data {self.name}={self.place}",
+                f"--data {self.name}={self.path}",
                 "Pack it with `braid prepare`, or leave out --held-out.",
             )
         else:
-            plan([self.place], Reading())
+            plan([self.path], Reading())
 
     def texts(self, tokenizer: BraidTokenizer) -> list[Text]:
-        """Its documents, without the end of text; the last one is cut where the tokens are enough."""
-        found: list[Text] = []
-        left = self.tokens
+        """Its documents, without the end of text; the last one is cut at `max_tokens` in all."""
+        texts: list[Text] = []
+        left = self.max_tokens
         for ids in self._documents(tokenizer):
             if len(ids):
-                found.append(Text(f"{self.name} {len(found) + 1}", self.name, ids[:left]))
-                left -= len(found[-1].ids)
+                texts.append(Text(f"{self.name} {len(texts) + 1}", self.name, ids[:left]))
+                left -= len(texts[-1].ids)
             if left <= 0:
                 break
-        if not found:
-            raise BraidError("there is no text in this data set", f"--data {self.name}={self.place}")
-        return found
+        if not texts:
+            raise BraidError("there is no text in this data set", f"--data {self.name}={self.path}")
+        return texts
 
     def _documents(self, tokenizer: BraidTokenizer) -> Iterator[Sequence[int]]:
-        if is_packed(self.place):
+        if is_packed(self.path):
             yield from self._packed_documents(tokenizer)
             return
         try:
-            for shard in plan([self.place], Reading()).shards:
+            for shard in plan([self.path], Reading()).shards:
                 for text in documents(shard, Reading()):
                     yield tokenizer.encode(text)
         except BraidError as error:
@@ -89,13 +89,13 @@ class DataSource:
             raise BraidError(error.what, error.where, todo) from error
 
     def _packed_documents(self, tokenizer: BraidTokenizer) -> Iterator[list[int]]:
-        data = PackedData(self.place)
+        data = PackedData(self.path)
         facts = data.manifest
         if facts.tokenizer != tokenizer.fingerprint:
-            other = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
+            differing = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
             raise BraidError(
-                f"this data set was packed with another tokenizer than the model's: {'; '.join(other)}",
-                f"--data {self.name}={self.place}",
+                f"this data set was packed with another tokenizer than the model's: {'; '.join(differing)}",
+                f"--data {self.name}={self.path}",
                 "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`.",
             )
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)
@@ -105,7 +105,7 @@ class DataSource:
 
 
 def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: int, where: str) -> list[Text]:
-    """Prompts as tokens, none longer than the model's context: what was decided at their end would not be theirs."""
+    """Prompts as tokens; each must fit into the model's context, so that the choice at its end has seen all of it."""
     if not prompts:
         return []
     encoded = encode_prompts(tokenizer, [prompt.text for prompt in prompts])
@@ -118,12 +118,58 @@ def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: 
 
 
 def data_sources(data: Mapping[str, str | Path] | None, tokens: int, held_out: float | None = None) -> list[DataSource]:
-    """The data sets that were asked for, checked."""
+    """The data sets by name, checked."""
     if tokens < 1:
         raise BraidError(f"tokens must be at least 1, got {tokens}")
     if held_out is not None and not 0.0 < held_out <= 1.0:
         raise BraidError(f"held_out must be above 0 and at most 1, got {held_out:g}")
-    sources = [DataSource(name, str(place), tokens, held_out) for name, place in (data or {}).items()]
+    sources = [DataSource(name, str(path), tokens, held_out) for name, path in (data or {}).items()]
     for source in sources:
         source.check()
     return sources
+
+
+def right_paths(
+    domains: Iterable[str], paths: Sequence[str], path_of: Mapping[str, str], where: str
+) -> dict[str, str | None]:
+    """The path of each domain: the one `path_of` says, the one of the same name, or the one of that number from 1.
+
+    Where no domain fits a path of the model and `path_of` is empty, none has a right path. Where one of several does
+    not fit, that is an error.
+    """
+    names = list(dict.fromkeys(domains))
+    if not path_of and not any(_fits(name, paths) or _is_near(name, paths) for name in names):
+        return dict.fromkeys(names)
+    return {name: _right_path(name, paths, path_of, where) for name in names}
+
+
+def check_domains(path_of: Mapping[str, str], domains: Iterable[str], paths: Iterable[str]) -> None:
+    """Every domain of a mapping must be some text's, and every path some model's."""
+    domains, paths = list(dict.fromkeys(domains)), list(dict.fromkeys(paths))
+    for domain, path in path_of.items():
+        if domain not in domains:
+            known = did_you_mean(domain, domains) or " None has a domain."
+            raise BraidError(f"no prompt or data set has the domain '{domain}'.{known}", "--domains")
+        if path and not _fits(path, paths):
+            raise BraidError(f"no model has a path '{path}'.{did_you_mean(path, paths)}", f"--domains {domain}={path}")
+
+
+def _right_path(name: str, paths: Sequence[str], path_of: Mapping[str, str], where: str) -> str | None:
+    if path_of.get(name) == "":  # the user says that no path is right
+        return None
+    for wanted in (path_of.get(name, name), name):
+        if _fits(wanted, paths):
+            return paths[int(wanted) - 1] if wanted.isdecimal() else wanted
+    raise BraidError(
+        f"the domain '{name}' is no path of this model.{did_you_mean(name, paths)}",
+        where,
+        f"Say which path should know it: `--domains {name}=PATH`, or `--domains {name}=` if none should.",
+    )
+
+
+def _fits(name: str, paths: Sequence[str]) -> bool:
+    return name in paths or (name.isdecimal() and 1 <= int(name) <= len(paths))
+
+
+def _is_near(name: str, paths: Sequence[str]) -> bool:
+    return name.isdecimal() or "Did you mean" in did_you_mean(name, paths)

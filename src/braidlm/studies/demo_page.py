@@ -5,8 +5,8 @@ from pathlib import Path
 from braidlm.core.console import count, duration
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
-from braidlm.routes.pictures import share_figure
 from braidlm.routes.report import verdicts
+from braidlm.routes.report_files import share_figure
 from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts
 from braidlm.studies.results import ModelResult, StudyResults
 from braidlm.studies.tables import quality, silence, training_time
@@ -187,7 +187,7 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
     assert facts.routes is not None
     chart = share_figure(facts.routes)
     figures.save_png(chart, folder / "routes.png")
-    routed = any(layer.how == "router" for model in facts.routes.models for layer in model.layers)
+    routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
     page.text(CHOSEN if routed else RESEMBLES)
     page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:

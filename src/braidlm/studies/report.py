@@ -8,8 +8,8 @@ from braidlm.core.files import write_json
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
 from braidlm.data.loading.catalog import open_data
-from braidlm.routes.pictures import share_figure
 from braidlm.routes.report import RoutingReport, verdicts
+from braidlm.routes.report_files import share_figure
 from braidlm.studies.results import StudyResults, measure
 from braidlm.studies.routing import study_routes
 from braidlm.studies.running import run_study

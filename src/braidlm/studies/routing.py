@@ -6,7 +6,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_config
 from braidlm.data.loading.catalog import OpenData
-from braidlm.routes.places import choosers_of
+from braidlm.routes.layers import routing_modules
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
 from braidlm.studies.results import StudyResults
@@ -31,6 +31,6 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
 def _chooses(folder: Path) -> bool:
     """Whether anything is chosen in a model: paths, or experts."""
     try:
-        return bool(choosers_of(skeleton(load_config(folder))))
+        return bool(routing_modules(skeleton(load_config(folder))))
     except BraidError:
         return False

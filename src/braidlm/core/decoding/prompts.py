@@ -8,7 +8,7 @@ from pathlib import Path
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.recipes import recipe_root
 
-USUAL = "papaformer"
+DEFAULT_PROMPTS = "papaformer"
 """The 20 prompts of PaPaformer's Table 6, half of them stories and half maths."""
 JSON_LINES = (".jsonl", ".ndjson")
 EXAMPLE = '{"prompt": "Once upon a time", "domain": "stories"}'

@@ -1,0 +1,178 @@
+"""One model after another: opened and checked, run over the texts, and described."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from braidlm.core.console import progress
+from braidlm.core.decoding.generation import TextStream
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import load_config, load_model
+from braidlm.core.models.runs import model_folder, short_names
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.paths.switches import path_names, use_paths
+from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
+from braidlm.routes.layers import Layer, find_layers, inactive_paths, routing_modules
+from braidlm.routes.measures import counts_of, load_of, named_shares, tally
+from braidlm.routes.report import DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
+from braidlm.routes.texts import Text, Texts
+
+FolderPath = str | Path
+SHOWN = 120
+"""Tokens of a data set that are shown one by one."""
+
+
+@dataclass
+class OpenedModel:
+    """A model whose configuration and tokenizer have been read, and whose weights have not."""
+
+    name: str
+    folder: Path
+    config: BraidConfig
+    tokenizer: BraidTokenizer
+    paths: tuple[str, ...]
+    active: list[str] | None
+    """The paths to use; None for those that the folder says."""
+
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
+    @property
+    def context(self) -> int:
+        return self.config.max_position_embeddings
+
+    @property
+    def text_key(self) -> tuple[str, int]:
+        """Models with the same key share their tokenized texts."""
+        return self.tokenizer.fingerprint, self.context
+
+
+def open_models(
+    models: FolderPath | Sequence[FolderPath] | Mapping[str, FolderPath], active: Sequence[str] | None
+) -> list[OpenedModel]:
+    """Models by folder, run or name and folder; `active` are the paths to use, which each model must have."""
+    if isinstance(models, Mapping):
+        folders = {str(name): folder for name, folder in models.items()}
+    else:
+        folders = short_names([models] if isinstance(models, (str, Path)) else list(models))
+    if not folders:
+        raise BraidError("there is no model to look at")
+    opened = []
+    for name, source in folders.items():
+        folder = model_folder(source)
+        config = load_config(folder)
+        meta_model = skeleton(config)
+        try:
+            routing_modules(meta_model)
+            use_paths(meta_model, active if active is not None else config.paths)
+        except BraidError as error:
+            raise BraidError(error.what, str(folder), error.todo) from error
+        wanted = None if active is None else list(active)
+        opened.append(OpenedModel(name, folder, config, load_tokenizer(folder), path_names(meta_model), wanted))
+    return opened
+
+
+def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int) -> ModelRoutes:
+    """Run one model over its texts and describe what it chose."""
+    model = load_model(opened.folder, device)
+    if opened.active is not None:
+        use_paths(model, opened.active)
+    try:
+        layers = find_layers(model)
+    except BraidError as error:
+        raise BraidError(error.what, opened.where) from error
+    total = sum(len(text.ids) for text in texts.all)
+    with progress(f"routes of {opened.name}", total, "tokens") as advance:
+        choices = collect_choices(model, layers, texts.all, batch, advance)
+    inactive = inactive_paths(model)
+    active = [name for name in opened.paths if name not in inactive]
+    result = ModelRoutes(opened.name, opened.where, list(opened.paths), active, right, layers)
+    _describe(result, texts, choices, opened.tokenizer)
+    return result
+
+
+def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], tokenizer: BraidTokenizer) -> None:
+    """Add everything the report says about a model."""
+    layers, right = result.layers, result.domains
+    of_prompts, of_data = choices[: len(texts.prompts)], choices[len(texts.prompts) :]
+    for text, of_text in zip(texts.prompts, of_prompts, strict=True):
+        result.prompts.append(_prompt_routes(result, text, of_text, tokenizer))
+    documents: list[Text] = []
+    for name, own in texts.data.items():
+        part = of_data[len(documents) : len(documents) + len(own)]
+        result.data.append(_data_routes(result, name, own, part, tokenizer))
+        documents += own
+    if texts.prompts:
+        last = [one.part(slice(-1, None)) for one in of_prompts]
+        result.tallies.append(tally("the last token of each prompt", layers, texts.prompts, last, right))
+        result.tallies.append(tally("all tokens of the prompts", layers, texts.prompts, of_prompts, right))
+    if documents:
+        result.tallies.append(tally("all tokens of the data", layers, documents, of_data, right))
+    _remark(result, choices, list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
+
+
+def _prompt_routes(result: ModelRoutes, text: Text, choices: TokenChoices, tokenizer: BraidTokenizer) -> PromptRoutes:
+    view = _view(tokenizer, text.ids, choices, result.layers)
+    at_last = [None if names is None else names[-1] for names in view.chosen]
+    path = result.domains.get(text.domain) if text.domain else None
+    return PromptRoutes(text.name, text.domain, path, at_last, _shares(result.layers, [choices]), view)
+
+
+def _data_routes(
+    result: ModelRoutes, name: str, documents: list[Text], choices: list[TokenChoices], tokenizer: BraidTokenizer
+) -> DataRoutes:
+    size = sum(len(text.ids) for text in documents)
+    sample = _view(tokenizer, documents[0].ids[:SHOWN], choices[0].part(slice(SHOWN)), result.layers)
+    return DataRoutes(name, result.domains.get(name), len(documents), size, _shares(result.layers, choices), sample)
+
+
+def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[str]) -> None:
+    """Add what stands out, and what limits the reading."""
+    for index, layer in enumerate(result.layers):
+        if layer.read_by:
+            load = named_shares(load_of(choices, index, len(layer.choices)), layer.choices)
+            result.findings += degenerate(layer, load, result.active, domains)
+        else:
+            result.notes.append(f"{layer.name}: {layer.note}")
+    if any(layer.read_by == "cosine" for layer in result.layers):
+        result.notes.append(
+            "without a router, the path is named whose output is closest in cosine to the joined output"
+        )
+    if inactive := [name for name in result.paths if name not in result.active]:
+        result.notes.append(f"inactive: {', '.join(inactive)}")
+    if domains and result.paths and not any(result.domains.values()):
+        pairs = " ".join(f"{domain}={path}" for domain, path in zip(domains, result.paths, strict=False))
+        result.notes.append(f"no domain is a path of this model, so none is right; `--domains {pairs}` would say so")
+
+
+def _shares(layers: Sequence[Layer], choices: Sequence[TokenChoices]) -> list[dict[str, float] | None]:
+    """For each layer, over all tokens of some texts."""
+    return [
+        named_shares(counts_of(np.concatenate([one.main_LT[n] for one in choices]), len(layer.choices)), layer.choices)
+        if layer.read_by
+        else None
+        for n, layer in enumerate(layers)
+    ]
+
+
+def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, layers: Sequence[Layer]) -> TokenView:
+    stream = TextStream(tokenizer, [])
+    pieces = [stream.add(token) for token in ids]
+    pieces[-1] += stream.finish()
+    served = [_served(layer, choices, index) if layer.read_by else None for index, layer in enumerate(layers)]
+    return TokenView(pieces, [None if row is None else [next(iter(by)) for by in row] for row in served], served)
+
+
+def _served(layer: Layer, choices: TokenChoices, index: int) -> list[dict[str, float]]:
+    """For each token its choices in a layer with their weights, the largest first."""
+    pairs = zip(choices.chosen_LKT[index].T, choices.weights_LKT[index].T, strict=True)
+    return [
+        {layer.choices[n]: float(weight) for n, weight in zip(chosen, weights, strict=True) if n != NO_CHOICE}
+        for chosen, weights in pairs
+    ]

@@ -1,0 +1,141 @@
+"""The layers of a model in which something is chosen for each token, and how each choice can be read.
+
+A router's choice is read from the routing that the model returns. For a join without a router, the path is named whose
+output is closest, in cosine, to the joined output (PaPaformer, section 5.4.1).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from braidlm.core.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.joins import Join
+from braidlm.model.paths.routed_join import Routed
+from braidlm.model.paths.switches import path_names
+from braidlm.model.routing.router import TopKRouter
+
+RoutingModule = Join | TopKRouter
+"""A module that chooses. A routed join is represented by its router, which decides before anything is joined."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A join or router whose tokens take one or some of several paths or experts."""
+
+    name: str
+    """The address of the join or router, e.g. `stages.2.layers.0.join`."""
+    label: str
+    """Short: `layer 1`, counted over the whole model."""
+    choices: tuple[str, ...]
+    """The names to choose from: paths and, with Gumbel joins, their combination; or experts."""
+    read_by: str
+    """`router`, `cosine`, or nothing where the choice cannot be read."""
+    note: str = ""
+    """Why the choice cannot be read."""
+    top_k: int = 1
+    """How many choices a token takes."""
+    of_paths: bool = True
+    """Whether the choices are paths, and not experts."""
+
+
+def routing_modules(model: nn.Module) -> list[RoutingModule]:
+    """All modules that choose, in the order of the model's stages, or an error if there are none."""
+    modules: list[RoutingModule] = [
+        module
+        for module in model.modules()
+        if isinstance(module, TopKRouter) or (isinstance(module, Join) and not isinstance(module, Routed))
+    ]
+    if not modules:
+        raise BraidError(
+            "this model has no parallel stage and no experts; there is nothing to choose between",
+            todo="Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",
+        )
+    return modules
+
+
+def inactive_paths(model: nn.Module) -> set[str]:
+    """The paths that are switched off."""
+    return set().union(*(module.silent for module in routing_modules(model)))
+
+
+def layer_labels(addresses: Sequence[str]) -> list[str]:
+    """Short names: `layer 1`, `projection 1`, counted over the whole model; then which part of the layer chooses."""
+    numbers: dict[str, dict[str, int]] = {"layer": {}, "projection": {}}
+    labels = []
+    for address in addresses:
+        layer = re.match(r"stages\.\d+\.layers\.\d+", address)
+        kind, prefix = ("layer", layer[0]) if layer else ("projection", address)
+        number = numbers[kind].setdefault(prefix, len(numbers[kind]) + 1)
+        labels.append(" ".join([kind, str(number), *_parts(address.removeprefix(prefix))]))
+    return labels
+
+
+def _parts(inside: str) -> list[str]:
+    """The part of a layer that chooses: a path, its later blocks by number, attention or feed-forward."""
+    words = [word for word in inside.split(".") if word not in ("", "paths", "join", "router", "0")]
+    return [str(int(word) + 1) if word.isdecimal() else word for word in words]
+
+
+JoinRecords = dict[str, tuple[list[Tensor], Tensor]]
+"""By a join's address: the outputs of its paths, and the joined output."""
+
+
+@contextmanager
+def record_joins(joins: Iterable[Join]) -> Iterator[JoinRecords]:
+    """Record inputs and outputs of joins; the hooks are removed whatever happens inside the block."""
+    records: JoinRecords = {}
+
+    def hook(join: Any, inputs: tuple, outputs: tuple) -> None:
+        records[join.address] = (inputs[0], outputs[0])
+
+    handles = []
+    try:
+        for join in joins:
+            handles.append(join.register_forward_hook(hook))
+        yield records
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def find_layers(model: BraidForCausalLM) -> list[Layer]:
+    """The layers of a model in which something is chosen, as a pass over a single token shows them."""
+    modules = routing_modules(model)
+    with record_joins(module for module in modules if isinstance(module, Join)) as records:
+        body = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    routings = {routing.name: routing for routing in body.routings or ()}
+    paths = set(path_names(model))
+    layers = []
+    for label, module in zip(layer_labels([module.address for module in modules]), modules, strict=True):
+        name = module.address
+        if isinstance(module, TopKRouter):
+            of_paths = bool(paths.intersection(module.choices))
+            top_k = module.config.top_k
+            layers.append(Layer(name, label, module.choices, "router", top_k=top_k, of_paths=of_paths))
+        elif name in routings:
+            layers.append(Layer(name, label, routings[name].choices, "router"))
+        else:
+            note = _no_cosine(module, *records[name])
+            layers.append(Layer(name, label, module.names, "" if note else "cosine", note))
+    if not any(layer.read_by for layer in layers):
+        raise BraidError(
+            "which path is taken cannot be read in any layer: "
+            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers)
+        )
+    return layers
+
+
+def _no_cosine(join: Join, outputs: list[Tensor], joined: Tensor) -> str:
+    """Why the outputs of paths cannot be compared with the joined output; empty when they can."""
+    active = [x.shape[-1] for name, x in zip(join.names, outputs, strict=True) if name not in join.silent]
+    if all(width == joined.shape[-1] for width in active):
+        return ""
+    widths = " and ".join(map(str, sorted(set(active))))
+    return f"it has no router, and its paths ({widths} wide) cannot be compared with its output ({joined.shape[-1]})"
