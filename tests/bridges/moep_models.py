@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def mixed(x: Tensor, members: nn.ModuleList, router: nn.Linear, top_k: int) -> Tensor:
-    """Everything is computed, and what was not chosen is hidden; the router reads the stream as it is."""
+    """All members are computed, and those not chosen are masked; the router reads the stream as it is."""
     weights, chosen = router(x).softmax(-1).topk(top_k, -1)
     weights = weights / weights.sum(-1, keepdim=True)
     mask = torch.zeros(*x.shape[:2], len(members)).scatter(-1, chosen, weights)
@@ -113,14 +113,14 @@ class PlainMoep(nn.Module):
         return self.ln_f(self.last_block(self.grow(x))) @ self.wte.weight.T
 
     def tensors(self) -> Tensors:
-        """As this version of the code saves them."""
+        """The state dict as this version of the code saves it."""
         return {f"transformer.{name}": tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
 
 def other_version(tensors: Tensors) -> Tensors:
     """The same model as another version would save it: one list of layers, torch's Linear everywhere, queries, keys and
     values apart, other words."""
-    made: Tensors = {}
+    renamed: Tensors = {}
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if ".parallel_layers." in name)
     for name, tensor in tensors.items():
         name = name.removeprefix("transformer.")
@@ -134,10 +134,10 @@ def other_version(tensors: Tensors) -> Tensors:
             name = name.replace(old, new)
         if ".qkv." in name:
             for part, letter in zip(tensor.chunk(3), "qkv", strict=True):
-                made[name.replace(".qkv.", f".{letter}_proj.")] = part.clone()
+                renamed[name.replace(".qkv.", f".{letter}_proj.")] = part.clone()
         else:
-            made[name] = tensor
-    return made
+            renamed[name] = tensor
+    return renamed
 
 
 OTHER_WORDS = (

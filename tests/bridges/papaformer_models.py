@@ -123,7 +123,7 @@ def _block(weights: Tensors, name: str, x: Tensor, heads: int) -> Tensor:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    query, key = _turned(query), _turned(key)
+    query, key = _rotated(query), _rotated(key)
     rows = []
     for time in range(len(query)):
         scores = key[: time + 1] @ query[time] / math.sqrt(query.shape[1])
@@ -131,16 +131,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def _turned(x: Tensor) -> Tensor:
-    """Neighbouring channels turned together, by the position times a power of 10000."""
-    turned = x.clone()
+def _rotated(x: Tensor) -> Tensor:
+    """Neighbouring channels rotated together, by the position times a power of 10000."""
+    rotated = x.clone()
     for time in range(len(x)):
         for even in range(0, x.shape[1], 2):
             angle = time * 10000.0 ** (-even / x.shape[1])
             a, b = x[time, even], x[time, even + 1]
-            turned[time, even] = a * math.cos(angle) - b * math.sin(angle)
-            turned[time, even + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return turned
+            rotated[time, even] = a * math.cos(angle) - b * math.sin(angle)
+            rotated[time, even + 1] = a * math.sin(angle) + b * math.cos(angle)
+    return rotated
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:

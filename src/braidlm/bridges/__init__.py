@@ -1,1 +1,1 @@
-"""Floor 2: bridges to and from other model formats. A new format is a new file here."""
+"""Floor 2: bridges to and from other model formats. A new format is a new file in `formats/`."""

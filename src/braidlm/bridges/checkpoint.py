@@ -1,28 +1,33 @@
-"""A checkpoint's tensors, read one by one: of a folder (safetensors, whole or in shards) or of one file."""
+"""A checkpoint's tensors, read one by one: of a folder (safetensors, in one file or in shards) or of one file."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from braidlm.bridges.torch_files import load_state
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, sha256_of
 
 Shapes = dict[str, tuple[int, ...]]
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain floating point types, as safetensors and as torch names them."""
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+STATE_DICT_KEYS = ("model_state_dict", "state_dict", "model")
+"""The keys under which training scripts save a model's state dict beside other things."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a tensor is, and how it is read."""
+class StoredTensor:
+    """A tensor in a file that has not been read yet."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,23 +36,23 @@ class Stored:
 
 
 class Checkpoint:
-    """The tensors of a folder or file by their names; of safetensors only headers are read before one is asked for."""
+    """The tensors of a folder or file by name; of safetensors only the headers are read before a tensor is needed."""
 
-    def __init__(self, place: Path):
-        self.files = _weight_files(place) if place.is_dir() else [place]
-        self.stored: dict[str, Stored] = {}
-        for path in self.files:
-            self.stored |= _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
+    def __init__(self, path: Path):
+        self.files = _weight_files(path) if path.is_dir() else [path]
+        self.stored: dict[str, StoredTensor] = {}
+        for file in self.files:
+            self.stored |= _safetensors(file) if file.suffix == ".safetensors" else _torch_file(file)
         self.ignored: dict[str, str] = {}
-        """Names of tensors that are not to be read, and what they are."""
+        """Names of tensors that are not read, and what they are."""
 
     def rename(self, new_name: Callable[[str], str]) -> None:
-        """Call every tensor by another name."""
+        """Give every tensor another name."""
         renamed = {new_name(name): tensor for name, tensor in self.stored.items()}
         if len(renamed) < len(self.stored):
             names = [new_name(name) for name in self.stored]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise BraidError(f"two tensors are called '{twice}'", str(self.files[0]))
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise BraidError(f"two tensors are called '{duplicate}'", str(self.files[0]))
         self.stored = renamed
 
     def ignore(self, name: str, why: str) -> None:
@@ -55,19 +60,25 @@ class Checkpoint:
         del self.stored[name]
         self.ignored[name] = why
 
+    def ignore_copy_of_embedding(self, head: str, embedding: str) -> bool:
+        """Leave out a stored head that equals the embedding it is tied to; whether it was left out."""
+        if equal := torch.equal(self.read(head), self.read(embedding)):
+            self.ignore(head, "a second copy of the embedding, to which it is tied")
+        return equal
+
     @property
     def shapes(self) -> Shapes:
         return {name: tensor.shape for name, tensor in self.stored.items()}
 
     @property
     def dtypes(self) -> list[str]:
-        """The kinds of number in it."""
+        """The types that occur in it."""
         return sorted({tensor.dtype for tensor in self.stored.values()})
 
     def dtype_problems(self) -> list[str]:
         """Tensors that are not plain floating point numbers."""
-        odd = [(name, tensor.dtype) for name, tensor in self.stored.items() if tensor.dtype not in FLOATS.values()]
-        return [f"{name} is of type {dtype}, not a plain floating point type" for name, dtype in odd]
+        other = [(name, tensor.dtype) for name, tensor in self.stored.items() if tensor.dtype not in FLOATS.values()]
+        return [f"{name} is of type {dtype}, not a plain floating point type" for name, dtype in other]
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -78,14 +89,30 @@ class Checkpoint:
         return [{"file": path.name, "sha256": sha256_of(path)} for path in self.files]
 
 
-def _safetensors(path: Path) -> dict[str, Stored]:
+def load_state_dict(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file that `torch.save` wrote: all of it, or the one under a key beside other things."""
+    data = _load_torch_file(path)
+    if _is_state_dict(data):
+        return dict(data)
+    inner = {key: value for key, value in data.items() if _is_state_dict(value)} if isinstance(data, dict) else {}
+    key = next((key for key in STATE_DICT_KEYS if key in inner), next(iter(inner)) if len(inner) == 1 else None)
+    if key is None:
+        raise BraidError(
+            f"which tensors are the model's is not clear in this file: it holds {_contents(data)}",
+            str(path),
+            f"Save the model's state dict alone, or under '{STATE_DICT_KEYS[0]}'.",
+        )
+    return dict(inner[key])
+
+
+def _safetensors(path: Path) -> dict[str, StoredTensor]:
     try:
         file = safe_open(path, "pt")
         views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"this file is damaged ({error})", str(path), "Download or copy it again.") from error
     return {
-        name: Stored(
+        name: StoredTensor(
             tuple(view.get_shape()),
             FLOATS.get(view.get_dtype(), view.get_dtype()),
             partial(file.get_tensor, name),
@@ -94,38 +121,73 @@ def _safetensors(path: Path) -> dict[str, Stored]:
     }
 
 
-def _torch_file(path: Path) -> dict[str, Stored]:
+def _torch_file(path: Path) -> dict[str, StoredTensor]:
     return {
-        name: Stored(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), partial(_copied, tensor))
-        for name, tensor in load_state(path).items()
+        name: StoredTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), partial(_copy, tensor))
+        for name, tensor in load_state_dict(path).items()
     }
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """Apart from other tensors of the file, with which it may share memory."""
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy, because tensors of one file may share memory."""
     return tensor.detach().clone()
 
 
+def _load_torch_file(path: Path) -> Any:
+    """The contents of a file, loaded without running code that it may contain."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"objects other than tensors ({match[1]})" if match else "what torch cannot open safely"
+        raise BraidError(
+            f"this pickle holds {what}, which may run any code when opened; Braid does not open it",
+            str(path),
+            "If you trust it, save its state dict alone: python -c \"import torch; s = torch.load('FILE', "
+            f"weights_only=False); torch.save(s['{STATE_DICT_KEYS[0]}'], 'NEW_FILE')\"",
+        ) from error
+    except Exception as error:  # torch raises errors of many kinds for files that it cannot read
+        first = " ".join(str(error).split()).split(". ")[0]
+        why = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        raise BraidError(
+            f"this file is damaged, or torch.save did not write it ({why})", str(path), "Download or copy it again."
+        ) from error
+
+
+def _is_state_dict(data: Any) -> bool:
+    return (
+        isinstance(data, dict)
+        and bool(data)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in data.items())
+    )
+
+
+def _contents(data: Any) -> str:
+    if not isinstance(data, dict):
+        return f"one {type(data).__name__}"
+    return ", ".join(f"'{key}' ({type(value).__name__})" for key, value in list(data.items())[:12]) or "nothing"
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
-    if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX)
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if (folder / INDEX_FILE).is_file():
+        index = read_json(folder / INDEX_FILE)
         if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            raise BraidError("this index has no weight_map", str(folder / INDEX))
+            raise BraidError("this index has no weight_map", str(folder / INDEX_FILE))
         paths = [folder / name for name in sorted(set(index["weight_map"].values()))]
-        if absent := [path.name for path in paths if not path.is_file()]:
+        if missing := [path.name for path in paths if not path.is_file()]:
             raise BraidError(
-                f"of {len(paths)} files of weights {len(absent)} are not there: {', '.join(absent)}",
+                f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}",
                 str(folder),
                 "Download or copy them again.",
             )
         return paths
-    if pickles := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
+    if pickles := sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)):
         raise BraidError(
             f"the weights are a pickle ({pickles[0]}), which may run any code when opened; Braid does not open it",
             str(folder),
             'If you trust it, rewrite it as safetensors first: python -c "from transformers import '
             f"AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('NEW_FOLDER')\"",
         )
-    raise BraidError(f"there are no weights here (neither {WHOLE} nor {INDEX})", str(folder))
+    raise BraidError(f"there are no weights here (neither {SINGLE_FILE} nor {INDEX_FILE})", str(folder))

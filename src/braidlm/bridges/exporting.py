@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import compare_shapes, listed
+from braidlm.bridges.bridge import bullet_list, compare_shapes
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.locate import Found
-from braidlm.bridges.plain import PlainModel
-from braidlm.bridges.plan import Plan, counted_patterns
+from braidlm.bridges.locate import Location
+from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.plan import ConversionPlan, counted_patterns
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_json
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
@@ -19,27 +19,29 @@ from braidlm.data.tokenizing.build import BraidTokenizer
 
 
 class Export:
-    """One model on its way out: everything is checked when it is made, nothing written before `write`."""
+    """The export of one model: the constructor checks everything, and only `write` writes."""
 
-    def __init__(self, found: Found, kind: str, bridge: HuggingFaceBridge, tokenizer: BraidTokenizer | None):
-        folder = found.place
-        self.found, self.kind, self.bridge, self.tokenizer = found, kind, bridge, tokenizer
+    def __init__(self, location: Location, kind: str, bridge: HuggingFaceBridge, tokenizer: BraidTokenizer | None):
+        folder = location.path
+        self.location, self.kind, self.bridge, self.tokenizer = location, kind, bridge, tokenizer
         config = load_config(folder)
         check_weights(folder, config)
-        plain = PlainModel(config)
-        if problems := bridge.export_problems(plain):
-            raise BraidError(f"{bridge.title} cannot express this model:{listed(problems)}", str(folder))
-        self.target = _empty_model(bridge, plain)
-        self.links = bridge.checked_links(plain)
-        shapes = bridge.foreign_shapes(plain, self.links)
+        info = ModelInfo(config)
+        if problems := bridge.export_problems(info):
+            raise BraidError(f"{bridge.title} cannot express this model:{bullet_list(problems)}", str(folder))
+        self.target = _empty_model(bridge, info)
+        self.mappings = bridge.checked_mappings(info)
+        shapes = bridge.foreign_shapes(info, self.mappings)
         self.zeros = self._missing_biases(shapes)
         if problems := compare_shapes(self._target_shapes(), shapes | self.zeros):
-            raise BraidError(f"the tensors do not fit transformers' {bridge.title}:{listed(problems)}", str(folder))
-        notes = bridge.export_notes(plain)
+            raise BraidError(
+                f"the tensors do not fit transformers' {bridge.title}:{bullet_list(problems)}", str(folder)
+            )
+        notes = bridge.export_notes(info)
         if self.zeros:
             added = counted_patterns(self.zeros)
             notes.append(f"{bridge.title} always has biases; added as zeros (logits do not change): {added}")
-        self.plan = Plan(f"Braid to {bridge.title}", self.links, shapes, True, notes)
+        self.plan = ConversionPlan(f"Braid to {bridge.title}", self.mappings, shapes, True, notes)
 
     def write(self, out: Path) -> None:
         """Write the folder in one atomic step."""
@@ -55,9 +57,9 @@ class Export:
             write_json(folder / "lineage.json", self._lineage())
 
     def _tensors(self) -> dict[str, Tensor]:
-        state = load_model(self.found.place).state_dict()
-        made = ((link.foreign, link.to_foreign(state[link.braid].float())) for link in self.links)
-        tensors = {name: part for names, parts in made for name, part in zip(names, parts, strict=True)}
+        state = load_model(self.location.path).state_dict()
+        converted = ((mapping.foreign, mapping.to_foreign(state[mapping.braid].float())) for mapping in self.mappings)
+        tensors = {name: part for names, parts in converted for name, part in zip(names, parts, strict=True)}
         return tensors | {name: torch.zeros(shape) for name, shape in self.zeros.items()}
 
     def _target_shapes(self) -> Shapes:
@@ -72,23 +74,23 @@ class Export:
         return {n: s for n, s in self._target_shapes().items() if n.endswith(".bias") and n not in shapes}
 
     def _lineage(self) -> dict[str, Any]:
-        source = {"path": self.found.name, "format": "braid"}
         return {
             "format": 1,
             "made_by": f"convert to {self.kind}",
             "sources": [
                 {
-                    **source,
-                    "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.found.place / WEIGHTS)}],
-                    "lineage": load_lineage(self.found.place),
+                    "path": self.location.name,
+                    "format": "braid",
+                    "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.location.path / WEIGHTS)}],
+                    "lineage": load_lineage(self.location.path),
                 }
             ],
             "versions": versions(),
         }
 
 
-def _empty_model(bridge: HuggingFaceBridge, plain: PlainModel) -> Any:
-    """Transformers' own model without memory: what it asks for is what we must give."""
-    config = bridge.config_class(**bridge.settings(plain), dtype="float32")
+def _empty_model(bridge: HuggingFaceBridge, info: ModelInfo) -> Any:
+    """Transformers' own model on the meta device, which shows the tensors that it needs."""
+    config = bridge.config_class(**bridge.settings(info), dtype="float32")
     with torch.device("meta"):
         return bridge.model_class(config)

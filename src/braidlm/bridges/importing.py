@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.bridge import Bridge, Link, compare_shapes, listed
-from braidlm.bridges.locate import Found
-from braidlm.bridges.plain import PlainModel
-from braidlm.bridges.plan import Plan, counted_patterns
+from braidlm.bridges.bridge import Bridge, TensorMapping, bullet_list, compare_shapes
+from braidlm.bridges.locate import Location
+from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.plan import ConversionPlan, counted_patterns
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import save_model
@@ -17,31 +17,33 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 class Import:
-    """One checkpoint on its way in: everything is checked when it is made, nothing written before `write`."""
+    """The import of one checkpoint: the constructor checks everything, and only `write` writes."""
 
-    def __init__(self, found: Found, kind: str, bridge: Bridge, tokenizer: BraidTokenizer | None):
-        self.found, self.kind, self.tokenizer = found, kind, tokenizer
-        opened = bridge.open(found)
+    def __init__(self, location: Location, kind: str, bridge: Bridge, tokenizer: BraidTokenizer | None):
+        self.location, self.kind, self.tokenizer = location, kind, tokenizer
+        opened = bridge.open(location)
         self.checkpoint = opened.checkpoint
-        self.plain = PlainModel(opened.config)
-        self.links = bridge.checked_links(self.plain)
-        shapes = bridge.foreign_shapes(self.plain, self.links)
+        self.info = ModelInfo(opened.config)
+        self.mappings = bridge.checked_mappings(self.info)
+        shapes = bridge.foreign_shapes(self.info, self.mappings)
         problems = compare_shapes(shapes, self.checkpoint.shapes) + self.checkpoint.dtype_problems()
         if problems:
             raise BraidError(
-                f"the weights are not those of {opened.subject}:{listed(problems)}",
-                str(found.place),
+                f"the weights are not those of {opened.description}:{bullet_list(problems)}",
+                str(location.path),
                 "Weights and configuration must come from the same model.",
             )
         self._check_vocabulary()
-        self.plan = Plan(f"{bridge.title} to Braid", self.links, shapes, False, opened.notes + self._notes())
+        self.plan = ConversionPlan(
+            f"{bridge.title} to Braid", self.mappings, shapes, False, opened.notes + self._notes()
+        )
 
     def write(self, out: Path) -> None:
         """Read the tensors one after another and write the model folder."""
         lineage: dict[str, Any] = {
             "made_by": f"convert from {self.kind}",
             "sources": [
-                {"path": self.found.name, "format": self.kind, "weights": self.checkpoint.hashes()},
+                {"path": self.location.name, "format": self.kind, "weights": self.checkpoint.hashes()},
             ],
         }
         if self.checkpoint.ignored:
@@ -49,34 +51,33 @@ class Import:
         save_model(self._model(), out, self.tokenizer, lineage)
 
     def _model(self) -> BraidForCausalLM:
-        tensors = {link.braid: self._tensor(link) for link in self.links}
-        if self.plain.architecture.tie_embeddings:
+        tensors = {mapping.braid: self._tensor(mapping) for mapping in self.mappings}
+        if self.info.architecture.tie_embeddings:
             tensors["head.weight"] = tensors["model.embedding.weight"]
-        # Without memory at first: the tensors read become the model's own, and there is no second copy.
-        model = skeleton(self.plain.config)
+        # On the meta device at first, so that the tensors read become the model's own without a second copy.
+        model = skeleton(self.info.config)
         model.load_state_dict(tensors, assign=True)
         model.tie_weights()
         return model.eval()
 
-    def _tensor(self, link: Link) -> torch.Tensor:
-        return link.to_braid([self.checkpoint.read(name) for name in link.foreign])
+    def _tensor(self, mapping: TensorMapping) -> torch.Tensor:
+        return mapping.to_braid([self.checkpoint.read(name) for name in mapping.foreign])
 
     def _check_vocabulary(self) -> None:
-        rows = self.plain.config.vocab_size
+        rows = self.info.config.vocab_size
         if self.tokenizer is not None and self.tokenizer.vocab_size > rows:
             raise BraidError(
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model only {rows} rows for them",
-                str(self.found.place),
+                str(self.location.path),
                 "Use the tokenizer the model was made for, or enlarge the model first with transformers' "
                 "`model.resize_token_embeddings`.",
             )
 
     def _notes(self) -> list[str]:
         notes = []
-        if self.checkpoint.ignored:
-            for why in dict.fromkeys(self.checkpoint.ignored.values()):
-                names = [name for name, reason in self.checkpoint.ignored.items() if reason == why]
-                notes.append(f"not read: {counted_patterns(names)} ({why})")
-        if (found := self.checkpoint.dtypes) != ["float32"]:
-            notes.append(f"the weights are {' and '.join(found)}; they are written as float32")
+        for why in dict.fromkeys(self.checkpoint.ignored.values()):
+            names = [name for name, reason in self.checkpoint.ignored.items() if reason == why]
+            notes.append(f"not read: {counted_patterns(names)} ({why})")
+        if (dtypes := self.checkpoint.dtypes) != ["float32"]:
+            notes.append(f"the weights are {' and '.join(dtypes)}; they are written as float32")
         return notes

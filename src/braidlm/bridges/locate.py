@@ -6,29 +6,29 @@ from pathlib import Path
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
-WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
-FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-"""Endings of files that hold a whole model's weights; all but the first are torch.save's."""
+DOWNLOADED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
+WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of files that hold a whole model's weights; torch.save writes all but the first."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where a model is, and the name that its lineage gives it."""
+class Location:
+    """The path of a model, and the name that its lineage gives it."""
 
-    place: Path
-    """Its folder, or the file of its weights."""
+    path: Path
+    """Its folder, or its file of weights."""
     name: str
     config: Path | None = None
     """The configuration that was given with a file of weights."""
 
 
-def find_model(source: str | Path) -> Found:
-    """The folder of a model; what does not exist here is looked for on the Hub if it could be a name there."""
+def find_model(source: str | Path) -> Location:
+    """The folder of a model; a name that is no local path is looked up on the Hub."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BraidError("this is not a model folder (no config.json)", str(source))
-        return Found(path, path.resolve().name)
+        return Location(path, path.resolve().name)
     if path.exists():
         raise BraidError(
             "this is a file; give the folder that holds config.json and the weights",
@@ -40,16 +40,16 @@ def find_model(source: str | Path) -> Found:
     return _download(str(source))
 
 
-def find_file(source: str | Path, config: str | Path | None) -> Found:
-    """A file of weights, and the file of its configuration where one is given."""
+def find_file(source: str | Path, config: str | Path | None) -> Location:
+    """A file of weights, with the file of its configuration if there is one."""
     path = Path(source).expanduser()
     if path.is_dir():
         raise BraidError("this is a folder; give the file of the weights", str(source))
     if not path.is_file():
         raise BraidError("there is no such file", str(source))
-    if path.suffix not in FILES:
-        raise BraidError(f"this is no file of weights that Braid reads ({', '.join(FILES)})", str(source))
-    return Found(path, path.name, None if config is None else Path(config).expanduser())
+    if path.suffix not in WEIGHT_SUFFIXES:
+        raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
+    return Location(path, path.name, None if config is None else Path(config).expanduser())
 
 
 def find_tokenizer(folder: Path) -> BraidTokenizer | None:
@@ -58,7 +58,7 @@ def find_tokenizer(folder: Path) -> BraidTokenizer | None:
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() or has_bpe else None
 
 
-def _download(name: str) -> Found:
+def _download(name: str) -> Location:
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -70,7 +70,7 @@ def _download(name: str) -> Found:
     )
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"]))
+        folder = Path(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
     except GatedRepoError:
         raise BraidError(
             f"'{name}' on the Hub asks you to accept its terms first",
@@ -88,4 +88,4 @@ def _download(name: str) -> Found:
         ) from None
     if not (folder / "config.json").is_file():
         raise BraidError(f"'{name}' on the Hub has no config.json", todo="It is not a transformers model.")
-    return Found(folder, f"{name}@{folder.name}")  # a snapshot's folder is named after its commit
+    return Location(folder, f"{name}@{folder.name}")  # a snapshot's folder is named after its commit

@@ -19,7 +19,7 @@ IDS = torch.randint(0, 41, (2, 17), generator=torch.Generator().manual_seed(2))
 VERSIONS: dict[str, Callable[[Tensors], Tensors]] = {"one": lambda tensors: tensors, "another": other_version}
 
 
-def written(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None, pickled: bool = False) -> Path:
+def saved(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None, pickled: bool = False) -> Path:
     """A folder as the authors' code saves it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG if config is None else config))
@@ -37,7 +37,7 @@ def imported(folder: Path) -> Any:
 
 def refusal(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None) -> str:
     with pytest.raises(BraidError) as caught:
-        convert(written(folder, tensors, config), folder / "out")
+        convert(saved(folder, tensors, config), folder / "out")
     assert not (folder / "out").exists()
     return str(caught.value)
 
@@ -47,7 +47,7 @@ def refusal(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None
 @torch.no_grad()
 def test_the_logits_are_those_of_the_plain_model(tmp_path: Path, version: str, gated: bool) -> None:
     plain = PlainMoep(gated)
-    model = imported(written(tmp_path, VERSIONS[version](plain.tensors())))
+    model = imported(saved(tmp_path, VERSIONS[version](plain.tensors())))
     expected = plain(IDS)
     assert expected.abs().max() > 1, "logits near zero would prove nothing"
     routed = model.model(IDS).routings
@@ -58,7 +58,7 @@ def test_the_logits_are_those_of_the_plain_model(tmp_path: Path, version: str, g
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_written(tmp_path: Path, version: str) -> None:
-    folder = written(tmp_path, VERSIONS[version](PlainMoep().tensors()))
+    folder = saved(tmp_path, VERSIONS[version](PlainMoep().tensors()))
     plan = convert(folder, tmp_path / "out")
     config = load_config(tmp_path / "out")
     assert (config.vocab_size, config.max_position_embeddings) == (41, 24)
@@ -79,7 +79,7 @@ def test_a_torch_file_a_stored_head_and_masks(tmp_path: Path) -> None:
     tensors = plain.tensors()
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     tensors["transformer.first_block.attn.bias"] = torch.ones(1, 1, 24, 24)
-    folder = written(tmp_path, {f"module.{name}": tensor for name, tensor in tensors.items()}, pickled=True)
+    folder = saved(tmp_path, {f"module.{name}": tensor for name, tensor in tensors.items()}, pickled=True)
     assert (imported(folder)(IDS).logits - plain(IDS)).abs().max() < 1e-5
     assert set(load_lineage(tmp_path / "out")["ignored"]) == {  # type: ignore[index]
         "module.lm_head.weight",
@@ -91,7 +91,7 @@ def test_a_torch_file_a_stored_head_and_masks(tmp_path: Path) -> None:
 def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     plain = PlainMoep()
     tensors = plain.tensors() | {"lm_head.weight": 2 * plain.wte.weight.detach()}
-    folder = written(tmp_path, tensors)
+    folder = saved(tmp_path, tensors)
     assert any("it is kept, untied" in note for note in convert(folder, dry_run=True).notes)
     assert (imported(folder)(IDS).logits - 2 * plain(IDS)).abs().max() < 1e-5
 
@@ -100,13 +100,13 @@ def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
 def test_other_sizes_and_top_k(tmp_path: Path) -> None:
     plain = PlainMoep(gated=True, top_k=1, layers=1, paths=2, experts=3)
     config = CONFIG | {"parallel_layers": 1, "n_experts": 3, "top_k": 1}
-    model = imported(written(tmp_path, other_version(plain.tensors()), config))
+    model = imported(saved(tmp_path, other_version(plain.tensors()), config))
     assert (model(IDS).logits - plain(IDS)).abs().max() < 1e-5
 
 
 @torch.no_grad()
 def test_routers_and_experts_in_lists_beside_the_layers(tmp_path: Path) -> None:
-    plain, made = PlainMoep(), {}
+    plain, renamed = PlainMoep(), {}
     for name, tensor in plain.tensors().items():
         name = name.replace("shrink.experts", "experts_down").replace("grow.experts", "experts_up")
         name = name.replace("shrink.router", "router_down").replace("grow.router", "router_up")
@@ -115,12 +115,12 @@ def test_routers_and_experts_in_lists_beside_the_layers(tmp_path: Path) -> None:
             name = name.replace(".blocks.", ".")
             number = name.split(".")[2]
             name = name.replace(f"parallel_layers.{number}.router", f"routers.{number}")
-        made[name] = tensor
-    assert (imported(written(tmp_path, made))(IDS).logits - plain(IDS)).abs().max() < 1e-5
+        renamed[name] = tensor
+    assert (imported(saved(tmp_path, renamed))(IDS).logits - plain(IDS)).abs().max() < 1e-5
 
 
 def test_the_paper_s_constants_where_the_configuration_says_nothing(tmp_path: Path) -> None:
-    folder = written(tmp_path, PlainMoep().tensors(), {"model_type": "moep_lm", "num_attention_heads": 4})
+    folder = saved(tmp_path, PlainMoep().tensors(), {"model_type": "moep_lm", "num_attention_heads": 4})
     notes = convert(folder, tmp_path / "out").notes
     assert "config.json does not give the heads of parallel blocks; 2 of 6 channels" in notes[0]
     assert any("does not give top_k of experts; 2, the paper's" in note for note in notes)
@@ -132,14 +132,14 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     tensors = PlainMoep().tensors()
     del tensors["transformer.parallel_layers.1.blocks.2.attn.c_proj.bias"]
     del tensors["transformer.ln_f.weight"]
-    told = refusal(tmp_path, tensors)
-    assert "the weights are not those of a MoEP of 3 layers of 4 blocks, 24 and 12 wide" in told
-    assert "missing bias of attention out in parallel_layers.1.blocks.2" in told
-    assert "missing weight of last norm" in told
+    message = refusal(tmp_path, tensors)
+    assert "the weights are not those of a MoEP of 3 layers of 4 blocks, 24 and 12 wide" in message
+    assert "missing bias of attention out in parallel_layers.1.blocks.2" in message
+    assert "missing weight of last norm" in message
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("removed", "message"),
     [
         ("parallel_layers.1.blocks.3.", "parallel_layers.1.blocks has the blocks [0, 1, 2], expected 0 to 3"),
         ("parallel_layers.1.", "the parallel layers have the numbers [0, 2]"),
@@ -151,47 +151,48 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         ("wpe.", "there is no matrix that could be the positions of tokens"),
     ],
 )
-def test_missing_parts_are_named(tmp_path: Path, gone: str, told: str) -> None:
-    tensors = {name: tensor for name, tensor in PlainMoep().tensors().items() if f"transformer.{gone}" not in name}
-    assert told in refusal(tmp_path, tensors)
+def test_missing_parts_are_named(tmp_path: Path, removed: str, message: str) -> None:
+    tensors = {name: tensor for name, tensor in PlainMoep().tensors().items() if f"transformer.{removed}" not in name}
+    assert message in refusal(tmp_path, tensors)
 
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    told = refusal(tmp_path, PlainMoep().tensors() | {"transformer.extra.scale": torch.ones(3)})
-    assert "transformer.extra.scale [3] has a name that no part of MoEP has" in told
-    told = refusal(tmp_path / "b", PlainMoep().tensors() | {"lm_head.bias": torch.ones(41)})
-    assert "left over lm_head.bias [41]" in told
+    message = refusal(tmp_path, PlainMoep().tensors() | {"transformer.extra.scale": torch.ones(3)})
+    assert "transformer.extra.scale [3] has a name that no part of MoEP has" in message
+    message = refusal(tmp_path / "b", PlainMoep().tensors() | {"lm_head.bias": torch.ones(41)})
+    assert "left over lm_head.bias [41]" in message
 
 
 def test_a_shape_that_fits_nothing_is_named(tmp_path: Path) -> None:
     name = "transformer.parallel_layers.0.blocks.1.attn.c_attn.weight"
-    told = refusal(tmp_path, PlainMoep().tensors() | {name: torch.ones(12, 35)})
-    assert f"{name} is [12, 35], expected [36, 12] or [12, 36]" in told
+    message = refusal(tmp_path, PlainMoep().tensors() | {name: torch.ones(12, 35)})
+    assert f"{name} is [12, 35], expected [36, 12] or [12, 36]" in message
     name = "transformer.first_block.ln_1.weight"
     assert f"{name} is [23], expected [24]" in refusal(tmp_path / "b", PlainMoep().tensors() | {name: torch.ones(23)})
-    name = "transformer.first_block.mlp.c_proj.weight"  # lies the other way than the rest
-    told = refusal(tmp_path / "c", PlainMoep().tensors() | {name: torch.ones(24, 96)})
+    name = "transformer.first_block.mlp.c_proj.weight"  # transposed, unlike the rest
+    message = refusal(tmp_path / "c", PlainMoep().tensors() | {name: torch.ones(24, 96)})
     assert (
-        f"of feed-forward parts, {name} is [out, in] and transformer.first_block.mlp.c_fc.weight is [in, out]" in told
+        f"of feed-forward parts, {name} is [out, in] and transformer.first_block.mlp.c_fc.weight is [in, out]"
+        in message
     )
 
 
 def test_what_could_be_two_things_is_refused(tmp_path: Path) -> None:
     tensors = PlainMoep().tensors()
     twice = tensors | {"transformer.first_block.attn.out_proj.weight": torch.ones(24, 24)}
-    told = refusal(tmp_path / "a", twice)
-    assert "attn.out_proj.weight both look like the same attention out weight" in told
+    message = refusal(tmp_path / "a", twice)
+    assert "attn.out_proj.weight both look like the same attention out weight" in message
     square = other_version(tensors)
     square |= {name: tensor.T for name, tensor in square.items() if ".ffn.fc" in name and tensor.ndim == 2}
-    told = refusal(tmp_path / "b", square)
-    assert "nothing tells whether it is [in, out] or [out, in]" in told
-    assert "layers.0.attention.q_proj.weight is [24, 24]" in told
+    message = refusal(tmp_path / "b", square)
+    assert "nothing tells whether it is [in, out] or [out, in]" in message
+    assert "layers.0.attention.q_proj.weight is [24, 24]" in message
     unclear = {name.replace("first_block", "alpha").replace("last_block", "beta"): t for name, t in tensors.items()}
     assert "stand before the parallel ones is not clear: alpha, beta" in refusal(tmp_path / "c", unclear)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"n_embd": 32}, "n_embd is 32, the tensors say 24 (width)"),
         ({"vocab_size": 40}, "vocab_size is 40, the tensors say 41 (vocabulary)"),
@@ -203,14 +204,14 @@ def test_what_could_be_two_things_is_refused(tmp_path: Path) -> None:
         ({"activation_function": "mish"}, "the activation is 'mish'; Braid has gelu, gelu_new, relu"),
     ],
 )
-def test_configurations_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    said = refusal(tmp_path, PlainMoep().tensors(), CONFIG | changes)
-    assert told in said
-    assert "config.json" in said
+def test_configurations_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    text = refusal(tmp_path, PlainMoep().tensors(), CONFIG | changes)
+    assert message in text
+    assert "config.json" in text
 
 
 def test_more_than_one_file_of_weights(tmp_path: Path) -> None:
-    folder = written(tmp_path, PlainMoep().tensors(), pickled=True)
+    folder = saved(tmp_path, PlainMoep().tensors(), pickled=True)
     (folder / "other.pt").write_bytes(b"")
     with pytest.raises(BraidError, match=r"which file holds the weights is not clear: other.pt, pytorch_model.bin"):
         convert(folder, tmp_path / "out")

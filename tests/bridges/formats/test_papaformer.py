@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from braidlm.bridges.bridge import bridges
 from braidlm.bridges.convert import convert
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
@@ -68,7 +68,7 @@ def braid_convert(*words: object) -> int:
     return command.main(["convert", *map(str, words)])
 
 
-def written(folder: Path, tensors: Tensors, config: dict | None = None, pickled: object = None) -> list[object]:
+def saved(folder: Path, tensors: Tensors, config: dict | None = None, pickled: object = None) -> list[object]:
     """A checkpoint as files, and the words of the command that imports it to `folder`/out."""
     folder.mkdir(exist_ok=True)
     path = folder / ("x.weights.safetensors" if pickled is None else "x.pt")
@@ -160,13 +160,13 @@ def test_what_is_written(fixtures: Path, name: str, join: str) -> None:
 
 @needs_reference
 @pytest.mark.parametrize("name", VARIANTS)
-def test_links_lead_back_to_the_same_bits(fixtures: Path, name: str) -> None:
-    plain = PlainModel(load_config(fixtures / name))
+def test_mappings_lead_back_to_the_same_bits(fixtures: Path, name: str) -> None:
+    info = ModelInfo(load_config(fixtures / name))
     ours = load_file(fixtures / name / "model.safetensors")
     back = {
         theirs: part
-        for link in bridges["papaformer"]().checked_links(plain)
-        for theirs, part in zip(link.foreign, link.to_foreign(ours[link.braid]), strict=True)
+        for mapping in bridges["papaformer"]().checked_mappings(info)
+        for theirs, part in zip(mapping.foreign, mapping.to_foreign(ours[mapping.braid]), strict=True)
     }
     theirs = load_file(REFERENCE / f"papaformer-{name}.weights.safetensors")
     assert back.keys() == theirs.keys()
@@ -187,7 +187,7 @@ def test_any_form(tmp_path: Path, join: str, changes: dict) -> None:
     form = FORM | changes
     sizes = {"dim": form["dim"], "path_dim": form["path_dim"], "paths": form["paths"]}
     tensors = whole_tensors(join, **sizes, layers=form["parallel_layers"], multiplier=form["ffn_multiplier"])
-    assert braid_convert(*written(tmp_path, tensors, form)) == 0
+    assert braid_convert(*saved(tmp_path, tensors, form)) == 0
     difference, chosen = largest_difference(tmp_path / "out", tensors, form["n_heads"], form["path_heads"])
     assert difference <= TOLERANCE
     assert join == "shared_linear" or len(chosen) > 1, "a router that never chooses would prove little"
@@ -196,16 +196,16 @@ def test_any_form(tmp_path: Path, join: str, changes: dict) -> None:
 
 def test_one_path(tmp_path: Path) -> None:
     tensors = whole_tensors("shared_linear", paths=1)
-    assert braid_convert(*written(tmp_path, tensors, {"n_heads": 3, "path_heads": 2})) == 0
+    assert braid_convert(*saved(tmp_path, tensors, {"n_heads": 3, "path_heads": 2})) == 0
     assert largest_difference(tmp_path / "out", tensors, 3, 2)[0] <= TOLERANCE
-    gumbel = written(tmp_path / "gumbel", whole_tensors("gumbel_v1", paths=1), {"n_heads": 3, "path_heads": 2})
+    gumbel = saved(tmp_path / "gumbel", whole_tensors("gumbel_v1", paths=1), {"n_heads": 3, "path_heads": 2})
     with pytest.raises(BraidError, match="the tensors do not tell which Gumbel join this is"):
         convert(gumbel[0], tmp_path / "no", from_="papaformer", config=gumbel[-1])
 
 
 def test_other_constants_are_taken_over(tmp_path: Path) -> None:
     constants = {"rms_eps": 0.01, "rope_theta": 500.0, "vocab_size": 31, "pad_id": 30}
-    assert braid_convert(*written(tmp_path, whole_tensors("gumbel_v2"), FORM | constants)) == 0
+    assert braid_convert(*saved(tmp_path, whole_tensors("gumbel_v2"), FORM | constants)) == 0
     config = load_config(tmp_path / "out")
     assert config.pad_token_id == 30
     assert config.architecture["positions"] == {"kind": "rope", "theta": 500.0, "pairs": "interleaved"}
@@ -236,7 +236,7 @@ PICKLED = {
 @pytest.mark.parametrize("pickled", PICKLED.values(), ids=PICKLED)
 def test_paths_from_pt_files(tmp_path: Path, pickled) -> None:
     tensors = dense_tensors()
-    assert braid_convert(*written(tmp_path, tensors, {"n_heads": 2}, pickled(tensors))) == 0
+    assert braid_convert(*saved(tmp_path, tensors, {"n_heads": 2}, pickled(tensors))) == 0
     assert largest_difference(tmp_path / "out", tensors, 2)[0] <= TOLERANCE
     stages = load_config(tmp_path / "out").architecture["stages"]
     assert [list(stage) for stage in stages] == [["block"]]
@@ -262,13 +262,13 @@ DENSE_CONFIGS = {
 
 @pytest.mark.parametrize("config", DENSE_CONFIGS.values(), ids=DENSE_CONFIGS)
 def test_configurations_of_paths(tmp_path: Path, config: dict) -> None:
-    assert braid_convert(*written(tmp_path, dense_tensors(), config, dense_tensors())) == 0
+    assert braid_convert(*saved(tmp_path, dense_tensors(), config, dense_tensors())) == 0
     assert largest_difference(tmp_path / "out", dense_tensors(), 4)[0] <= TOLERANCE
 
 
 def test_a_whole_model_from_a_pt_file_in_half_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in whole_tensors("gumbel_v2").items()}
-    assert braid_convert(*written(tmp_path, tensors, FORM, {"model": tensors})) == 0
+    assert braid_convert(*saved(tmp_path, tensors, FORM, {"model": tensors})) == 0
     captured = capsys.readouterr()
     assert "note: the weights are bfloat16; they are written as float32" in captured.out
     assert "x.pt: a file of weights has no tokenizer; the result has no tokenizer" in captured.err
@@ -278,12 +278,12 @@ def test_a_whole_model_from_a_pt_file_in_half_precision(tmp_path: Path, capsys: 
 def test_a_head_that_shares_memory_with_the_embedding(tmp_path: Path) -> None:
     tensors = dense_tensors()
     tensors["Linear.linear.weight"] = tensors["embeddings.weight"]
-    assert braid_convert(*written(tmp_path, tensors, {"n_heads": 2}, tensors)) == 0
+    assert braid_convert(*saved(tmp_path, tensors, {"n_heads": 2}, tensors)) == 0
     assert largest_difference(tmp_path / "out", tensors, 2)[0] <= TOLERANCE
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = written(tmp_path, whole_tensors("gumbel_v1"), FORM)
+    words = saved(tmp_path, whole_tensors("gumbel_v1"), FORM)
     assert braid_convert(*words, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "PaPaformer to Braid: 85 tensors of theirs, 37 of ours, 21,280 parameters" in out
@@ -358,7 +358,7 @@ def _cut(path: Path) -> bytes:
 @pytest.mark.parametrize(("write", "texts"), BAD_FILES.values(), ids=BAD_FILES)
 def test_bad_pt_files(tmp_path: Path, monkeypatch, capsys, write, texts: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    words = written(tmp_path, {}, {"n_heads": 2}, {})
+    words = saved(tmp_path, {}, {"n_heads": 2}, {})
     write(tmp_path / "x.pt")
     assert braid_convert(*words) == 2
     err = capsys.readouterr().err
@@ -406,7 +406,7 @@ BAD_TENSORS = {
 def test_bad_tensors(tmp_path: Path, capsys, spoil, texts: list[str]) -> None:
     tensors = whole_tensors("gumbel_v2")
     spoil(tensors)
-    assert braid_convert(*written(tmp_path, tensors, FORM)) == 2
+    assert braid_convert(*saved(tmp_path, tensors, FORM)) == 2
     err = capsys.readouterr().err
     assert [text for text in texts if text not in err] == []
     assert not (tmp_path / "out").exists()
@@ -439,7 +439,7 @@ BAD_CONFIGS = {
 
 @pytest.mark.parametrize(("changes", "texts"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
 def test_bad_configurations(tmp_path: Path, capsys, changes: dict, texts: list[str]) -> None:
-    assert braid_convert(*written(tmp_path, whole_tensors("shared_linear"), FORM | changes)) == 2
+    assert braid_convert(*saved(tmp_path, whole_tensors("shared_linear"), FORM | changes)) == 2
     err = capsys.readouterr().err
     assert [text for text in texts if text not in err] == []
     assert not (tmp_path / "out").exists()
@@ -462,13 +462,13 @@ BAD_DENSE_CONFIGS = {
 
 @pytest.mark.parametrize(("config", "text"), BAD_DENSE_CONFIGS.values(), ids=BAD_DENSE_CONFIGS)
 def test_bad_configurations_of_paths(tmp_path: Path, capsys, config, text: str) -> None:
-    assert braid_convert(*written(tmp_path, {}, config, dense_tensors())) == 2
+    assert braid_convert(*saved(tmp_path, {}, config, dense_tensors())) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_wrong_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights, *_ = written(tmp_path, dense_tensors(), {"n_heads": 2})
+    weights, *_ = saved(tmp_path, dense_tensors(), {"n_heads": 2})
     config, out = tmp_path / "x.config.json", ["--out", tmp_path / "out"]
     imported = ["--from", "papaformer", *out]
     for words, text in (

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from braidlm.bridges.bridge import Link, bridges
+from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.plain import PlainModel, stack_problems, wrong_kind
+from braidlm.bridges.model_info import ModelInfo, stack_problems, wrong_kind
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -19,7 +19,7 @@ ACTIVATIONS = {
     "gelu_python_tanh": "gelu_new",
     "relu": "relu",
 }
-"""Transformers' names, several of which are ways to write the same function, and ours."""
+"""Transformers' names, several of which mean the same function, and ours."""
 
 
 @bridges.register("gpt2")
@@ -77,15 +77,15 @@ class GPT2Bridge(HuggingFaceBridge):
             "stages": [{"block": {"layers": config.n_layer}}],
         }
 
-    def export_problems(self, plain: PlainModel) -> list[str]:
-        problems = stack_problems(plain, self.title)
-        problems += wrong_kind("positions are", plain.architecture.positions.kind, "learned", self.title)
-        if not plain.is_stack:
+    def export_problems(self, info: ModelInfo) -> list[str]:
+        problems = stack_problems(info, self.title)
+        problems += wrong_kind("positions are", info.architecture.positions.kind, "learned", self.title)
+        if not info.is_stack:
             return problems
-        problems += wrong_kind("the norm is", plain.block.norm.kind, "layer", self.title)
-        problems += wrong_kind("the feed-forward is", plain.block.feed.kind, "mlp", self.title)
-        if plain.block.attention.kind == "softmax":
-            attention, width = plain.attention, plain.architecture.width
+        problems += wrong_kind("the norm is", info.block.norm.kind, "layer", self.title)
+        problems += wrong_kind("the feed-forward is", info.block.feed.kind, "mlp", self.title)
+        if info.block.attention.kind == "softmax":
+            attention, width = info.attention, info.architecture.width
             if attention.kv_heads != attention.heads:
                 problems.append(
                     f"attention has {attention.heads} query and {attention.kv_heads} key heads; "
@@ -97,43 +97,45 @@ class GPT2Bridge(HuggingFaceBridge):
                 )
         return problems
 
-    def settings(self, plain: PlainModel) -> dict[str, Any]:
-        architecture, block = plain.architecture, plain.block
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        architecture, block = info.architecture, info.block
         return {
-            "vocab_size": plain.config.vocab_size,
+            "vocab_size": info.config.vocab_size,
             "n_positions": architecture.context,
             "n_embd": architecture.width,
-            "n_layer": len(plain.layers),
-            "n_head": plain.attention.heads,
-            "n_inner": plain.feed_hidden,
+            "n_layer": len(info.layers),
+            "n_head": info.attention.heads,
+            "n_inner": info.feed_hidden,
             "activation_function": block.feed.options.activation,
             "layer_norm_epsilon": block.norm.options.eps,
             "embd_pdrop": architecture.dropout.embedding,
             "attn_pdrop": block.dropout.attention,
             "resid_pdrop": block.dropout.residual,
-            "initializer_range": plain.initial_std,
+            "initializer_range": info.initial_std,
             "tie_word_embeddings": architecture.tie_embeddings,
-            **plain.token_ids,
+            **info.token_ids,
         }
 
-    def export_notes(self, plain: PlainModel) -> list[str]:
-        return plain.uneven_dropout()
+    def export_notes(self, info: ModelInfo) -> list[str]:
+        return info.uneven_dropout()
 
-    def links(self, plain: PlainModel) -> Iterator[Link]:
-        yield Link("model.embedding.weight", (self.embedding,))
-        yield Link("model.positions.weight", ("transformer.wpe.weight",))
-        for number, ours in enumerate(plain.layers):
+    def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
+        yield TensorMapping("model.embedding.weight", (self.embedding,))
+        yield TensorMapping("model.positions.weight", ("transformer.wpe.weight",))
+        for number, ours in enumerate(info.layers):
             theirs = f"transformer.h.{number}"
             for kind in ("weight", "bias"):
-                yield Link(f"{ours}.attention_norm.{kind}", (f"{theirs}.ln_1.{kind}",))
-                yield Link(f"{ours}.feed_norm.{kind}", (f"{theirs}.ln_2.{kind}",))
+                yield TensorMapping(f"{ours}.attention_norm.{kind}", (f"{theirs}.ln_1.{kind}",))
+                yield TensorMapping(f"{ours}.feed_norm.{kind}", (f"{theirs}.ln_2.{kind}",))
                 for our_name, their_name in (
                     ("attention.qkv", "attn.c_attn"),
                     ("attention.out", "attn.c_proj"),
                     ("feed.up", "mlp.c_fc"),
                     ("feed.out", "mlp.c_proj"),
                 ):
-                    yield Link(f"{ours}.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",), (), kind == "weight")
-        yield Link("model.norm.weight", ("transformer.ln_f.weight",))
-        yield Link("model.norm.bias", ("transformer.ln_f.bias",))
-        yield Link("head.weight", (self.head,))
+                    yield TensorMapping(
+                        f"{ours}.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",), (), kind == "weight"
+                    )
+        yield TensorMapping("model.norm.weight", ("transformer.ln_f.weight",))
+        yield TensorMapping("model.norm.bias", ("transformer.ln_f.bias",))
+        yield TensorMapping("head.weight", (self.head,))

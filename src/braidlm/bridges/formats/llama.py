@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from braidlm.bridges.bridge import Link, bridges
+from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.plain import PlainModel, stack_problems, wrong_kind
+from braidlm.bridges.model_info import ModelInfo, stack_problems, wrong_kind
 
 
 @bridges.register("llama")
@@ -31,7 +31,7 @@ class LlamaBridge(HuggingFaceBridge):
         if (kind := rope.get("rope_type", "default")) != "default":
             problems.append(f"rotary positions are scaled (rope_type '{kind}'); Braid has the unscaled ones only")
         if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-            problems.append(f"only {part} of each head turns (partial_rotary_factor); Braid turns all of it")
+            problems.append(f"only {part} of each head is rotated (partial_rotary_factor); Braid rotates all of it")
         if config.head_dim % 2:
             problems.append(f"head_dim is {config.head_dim}; rotary positions need an even one")
         if config.num_attention_heads % config.num_key_value_heads:
@@ -62,28 +62,28 @@ class LlamaBridge(HuggingFaceBridge):
             "stages": [{"block": {"layers": config.num_hidden_layers}}],
         }
 
-    def export_problems(self, plain: PlainModel) -> list[str]:
-        problems = stack_problems(plain, self.title)
-        problems += wrong_kind("positions are", plain.architecture.positions.kind, "rope", self.title)
-        if not plain.is_stack:
+    def export_problems(self, info: ModelInfo) -> list[str]:
+        problems = stack_problems(info, self.title)
+        problems += wrong_kind("positions are", info.architecture.positions.kind, "rope", self.title)
+        if not info.is_stack:
             return problems
-        problems += wrong_kind("the norm is", plain.block.norm.kind, "rms", self.title)
-        problems += wrong_kind("the feed-forward is", plain.block.feed.kind, "swiglu", self.title)
-        if plain.block.feed.kind == "swiglu" and plain.block.feed.options.learned_beta:
+        problems += wrong_kind("the norm is", info.block.norm.kind, "rms", self.title)
+        problems += wrong_kind("the feed-forward is", info.block.feed.kind, "swiglu", self.title)
+        if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
-        heads, width = plain.block.attention.options, plain.architecture.width
-        if plain.block.attention.kind == "softmax" and width % heads.heads:
+        heads, width = info.block.attention.options, info.architecture.width
+        if info.block.attention.kind == "softmax" and width % heads.heads:
             problems.append(f"the width {width} is not a multiple of {heads.heads} heads, which {self.title} demands")
         return problems
 
-    def settings(self, plain: PlainModel) -> dict[str, Any]:
-        architecture, block, attention = plain.architecture, plain.block, plain.attention
+    def settings(self, info: ModelInfo) -> dict[str, Any]:
+        architecture, block, attention = info.architecture, info.block, info.attention
         return {
-            "vocab_size": plain.config.vocab_size,
+            "vocab_size": info.config.vocab_size,
             "max_position_embeddings": architecture.context,
             "hidden_size": architecture.width,
-            "intermediate_size": plain.feed_hidden,
-            "num_hidden_layers": len(plain.layers),
+            "intermediate_size": info.feed_hidden,
+            "num_hidden_layers": len(info.layers),
             "num_attention_heads": attention.heads,
             "num_key_value_heads": attention.kv_heads,
             "head_dim": attention.head_dim,
@@ -93,45 +93,45 @@ class LlamaBridge(HuggingFaceBridge):
             "rms_norm_eps": block.norm.options.eps,
             "rope_parameters": {"rope_type": "default", "rope_theta": architecture.positions.options.theta},
             "attention_dropout": block.dropout.attention,
-            "initializer_range": plain.initial_std,
+            "initializer_range": info.initial_std,
             "tie_word_embeddings": architecture.tie_embeddings,
-            **plain.token_ids,
+            **info.token_ids,
         }
 
-    def export_notes(self, plain: PlainModel) -> list[str]:
-        notes = plain.uneven_dropout()
-        if plain.architecture.dropout.embedding or plain.block.dropout.residual:
+    def export_notes(self, info: ModelInfo) -> list[str]:
+        notes = info.uneven_dropout()
+        if info.architecture.dropout.embedding or info.block.dropout.residual:
             notes.append("Llama has dropout in attention only; the other rates are left out (logits do not change)")
         return notes
 
-    def links(self, plain: PlainModel) -> Iterator[Link]:
-        queries = plain.attention.heads * plain.attention.head_dim
-        keys = plain.attention.kv_heads * plain.attention.head_dim
-        order = _half_pairs(plain) if plain.architecture.positions.options.pairs == "interleaved" else None
-        yield Link("model.embedding.weight", (self.embedding,))
-        for number, ours in enumerate(plain.layers):
+    def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
+        queries = info.attention.heads * info.attention.head_dim
+        keys = info.attention.kv_heads * info.attention.head_dim
+        order = _half_pairs(info) if info.architecture.positions.options.pairs == "interleaved" else None
+        yield TensorMapping("model.embedding.weight", (self.embedding,))
+        for number, ours in enumerate(info.layers):
             theirs = f"model.layers.{number}"
-            yield Link(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
-            yield Link(f"{ours}.feed_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
+            yield TensorMapping(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
+            yield TensorMapping(f"{ours}.feed_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
             for kind in ("weight", "bias"):
                 qkv = tuple(f"{theirs}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
                 gate_up = tuple(f"{theirs}.mlp.{name}_proj.{kind}" for name in ("gate", "up"))
-                yield Link(f"{ours}.attention.qkv.{kind}", qkv, (queries, keys, keys), rows=order)
-                yield Link(f"{ours}.attention.out.{kind}", (f"{theirs}.self_attn.o_proj.{kind}",))
-                yield Link(f"{ours}.feed.gate_up.{kind}", gate_up, (plain.feed_hidden,) * 2)
-                yield Link(f"{ours}.feed.out.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
-        yield Link("model.norm.weight", ("model.norm.weight",))
-        yield Link("head.weight", (self.head,))
+                yield TensorMapping(f"{ours}.attention.qkv.{kind}", qkv, (queries, keys, keys), row_order=order)
+                yield TensorMapping(f"{ours}.attention.out.{kind}", (f"{theirs}.self_attn.o_proj.{kind}",))
+                yield TensorMapping(f"{ours}.feed.gate_up.{kind}", gate_up, (info.feed_hidden,) * 2)
+                yield TensorMapping(f"{ours}.feed.out.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
+        yield TensorMapping("model.norm.weight", ("model.norm.weight",))
+        yield TensorMapping("head.weight", (self.head,))
 
 
-def _half_pairs(plain: PlainModel) -> tuple[int, ...]:
-    """The rows of q, k and v with each turning pair (2i, 2i + 1) moved to (i, i + half): the same scores, turned alike.
+def _half_pairs(info: ModelInfo) -> tuple[int, ...]:
+    """The rows of q, k and v with each rotated pair (2i, 2i + 1) moved to (i, i + half).
 
-    Queries and keys move together, so their products stay; values do not turn and stay where they are.
+    Queries and keys are reordered alike, so their products do not change; values are not rotated and stay.
     """
-    attention = plain.attention
+    attention = info.attention
     within = [*range(0, attention.head_dim, 2), *range(1, attention.head_dim, 2)]
-    turning = attention.heads + attention.kv_heads
-    moved = [head * attention.head_dim + channel for head in range(turning) for channel in within]
-    first_value = turning * attention.head_dim
+    rotated = attention.heads + attention.kv_heads
+    moved = [head * attention.head_dim + channel for head in range(rotated) for channel in within]
+    first_value = rotated * attention.head_dim
     return (*moved, *range(first_value, first_value + attention.kv_heads * attention.head_dim))

@@ -4,19 +4,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from braidlm.bridges.bridge import Bridge, Link, Opened, bridges, listed
+from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, TensorMapping, bridges, bullet_list
 from braidlm.bridges.checkpoint import Checkpoint
-from braidlm.bridges.formats.papaformer.form import (
+from braidlm.bridges.formats.papaformer.structure import (
     SHARED,
-    Form,
-    Options,
+    PaPaformerConfig,
     Parallel,
+    Structure,
     contradictions,
-    read_form,
     read_heads,
+    read_structure,
 )
-from braidlm.bridges.locate import Found
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.locate import Location
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
 from braidlm.model.config.braid_config import BraidConfig
@@ -25,9 +25,9 @@ from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.paths.project import ProjectStage
 
 CONTEXT = 256
-"""The paper's; no file says it, and rotary positions have no limit of their own."""
+"""The paper's context; no file states it, and rotary positions have no limit."""
 WRAPPERS = r"^(module\.|_orig_mod\.)+"
-"""What data parallel training and torch.compile put before every name."""
+"""Prefixes that data parallel training and torch.compile add to every name."""
 BLOCK = {
     "attention_norm.weight": ("norm_1.weight",),
     "attention.qkv.weight": tuple(f"attention.{letter}.linear.weight" for letter in "QKV"),
@@ -43,114 +43,118 @@ JOIN = {"linear": "Share.linear", "combine": "MoE.share_linear", "router": "MoE.
 
 @bridges.register("papaformer")
 class PaPaformerBridge(Bridge):
-    """A state dict of the authors' names, and a JSON file with their options."""
+    """A state dict with the authors' names, and a JSON file with their options."""
 
     title = "PaPaformer"
-    in_one_file = True
+    single_file = True
 
-    def open(self, found: Found) -> Opened:
-        checkpoint = Checkpoint(found.place)
+    def open(self, location: Location) -> OpenedCheckpoint:
+        checkpoint = Checkpoint(location.path)
         checkpoint.rename(lambda name: re.sub(WRAPPERS, "", name))
-        where = str(found.config or found.place)
-        options = _read_options(found)
+        where = str(location.config or location.path)
+        config = _read_config(location)
         try:
-            form = read_form(checkpoint.shapes)
+            structure = read_structure(checkpoint.shapes)
         except BraidError as error:
-            raise BraidError(error.what, str(found.place)) from error
-        if problems := contradictions(options, form):
+            raise BraidError(error.what, str(location.path)) from error
+        if problems := contradictions(config, structure):
             raise BraidError(
-                f"this configuration contradicts the tensors of {found.name}:{listed(problems)}",
+                f"this configuration contradicts the tensors of {location.name}:{bullet_list(problems)}",
                 where,
                 "Weights and configuration must come from the same model.",
             )
         try:
-            heads = read_heads(options, form)
+            heads = read_heads(config, structure)
         except BraidError as error:
             raise BraidError(error.what, where, error.todo) from error
-        architecture = _architecture(options, form, heads)
-        config = BraidConfig(architecture, vocab_size=form.vocab_size, pad_token_id=options.pad_id)
+        architecture = _architecture(config, structure, heads)
+        ours = BraidConfig(architecture, vocab_size=structure.vocab_size, pad_token_id=config.pad_id)
         notes = [f"the files do not say how long texts may be; {CONTEXT} tokens, the paper's length, are written"]
-        return Opened(checkpoint, config, form.subject, notes)
+        return OpenedCheckpoint(checkpoint, ours, structure.description, notes)
 
-    def links(self, plain: PlainModel) -> Iterator[Link]:
-        yield Link("model.embedding.weight", ("embeddings.weight",))
-        number, joined = 0, False  # the number of their layer, and whether the one before is a parallel one
-        for index, stage in enumerate(plain.model.model.stages):
+    def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
+        yield TensorMapping("model.embedding.weight", ("embeddings.weight",))
+        number, parallel = 0, False  # the index of their layer, and whether the last blocks were parallel ones
+        for index, stage in enumerate(info.model.model.stages):
             ours = f"model.stages.{index}"
-            if isinstance(stage, ProjectStage):  # to them the end of the layer before
-                theirs = JOIN["out"] if joined else JOIN["linear"]
-                yield Link(f"{ours}.linear.weight", (f"layers.{number - 1}.{theirs}.weight",))
+            if isinstance(stage, ProjectStage):  # in their models a part of the layer before
+                theirs = JOIN["out"] if parallel else JOIN["linear"]
+                yield TensorMapping(f"{ours}.linear.weight", (f"layers.{number - 1}.{theirs}.weight",))
                 continue
-            joined = isinstance(stage, ParallelStage)
+            parallel = isinstance(stage, ParallelStage)
             for position, layer in enumerate(stage.layers):
-                if joined:
-                    yield from _parallel_links(layer, f"{ours}.layers.{position}", f"layers.{number}")
+                if parallel:
+                    yield from _parallel_mappings(layer, f"{ours}.layers.{position}", f"layers.{number}")
                 else:
-                    yield from _block_links(layer, f"{ours}.layers.{position}", [f"layers.{number}.block"])
+                    yield from _block_mappings(layer, f"{ours}.layers.{position}", [f"layers.{number}.block"])
                 number += 1
-        yield Link("model.norm.weight", ("norm.weight",))
-        yield Link("head.weight", ("Linear.linear.weight",))
+        yield TensorMapping("model.norm.weight", ("norm.weight",))
+        yield TensorMapping("head.weight", ("Linear.linear.weight",))
 
 
-def _read_options(found: Found) -> Options:
-    if found.config is None:
-        return Options()
+def _read_config(location: Location) -> PaPaformerConfig:
+    if location.config is None:
+        return PaPaformerConfig()
     try:
-        return decode(Options, read_json(found.config))
+        return decode(PaPaformerConfig, read_json(location.config))
     except BraidError as error:
-        raise error if error.where else BraidError(error.what, str(found.config)) from error
+        raise error if error.where else BraidError(error.what, str(location.config)) from error
 
 
-def _architecture(options: Options, form: Form, heads: list[int]) -> dict[str, Any]:
-    stages: list[Any] = [{"block": {"layers": form.blocks}}]
-    if form.parallel is not None:
-        stages = ["block", {"project": {"to": form.parallel.width}}, *_parallel_stages(form, form.parallel, heads[1])]
+def _architecture(config: PaPaformerConfig, structure: Structure, heads: list[int]) -> dict[str, Any]:
+    stages: list[Any] = [{"block": {"layers": structure.blocks}}]
+    if structure.parallel is not None:
+        stages = [
+            "block",
+            {"project": {"to": structure.parallel.width}},
+            *_parallel_stages(structure, structure.parallel, heads[1]),
+        ]
         stages += ["block"]
     return {
-        "width": form.width,
+        "width": structure.width,
         "context": CONTEXT,
-        "positions": {"kind": "rope", "theta": options.rope_theta, "pairs": "interleaved"},
+        "positions": {"kind": "rope", "theta": config.rope_theta, "pairs": "interleaved"},
         "tie_embeddings": False,
         "block": {
-            "norm": {"kind": "rms", "eps": options.rms_eps},
+            "norm": {"kind": "rms", "eps": config.rms_eps},
             "attention": {"kind": "softmax", "heads": heads[0], "out_projection": False},
-            "feed": {"kind": "swiglu", "hidden": form.hidden, "learned_beta": True},
+            "feed": {"kind": "swiglu", "hidden": structure.hidden, "learned_beta": True},
         },
         "stages": stages,
     }
 
 
-def _parallel_stages(form: Form, parallel: Parallel, heads: int) -> list[Any]:
+def _parallel_stages(structure: Structure, parallel: Parallel, heads: int) -> list[Any]:
     options = {
         "layers": parallel.layers,
         "paths": parallel.paths,
         "attention": {"heads": heads},
         "feed": {"hidden": parallel.hidden},
         "join": parallel.join,
-        "to": form.width,
+        "to": structure.width,
     }
-    # Their Gumbel models end in a matrix even where no width changes; our joins do not, so it stands alone.
-    level = parallel.join != SHARED and parallel.width == form.width
-    return [{"parallel": options}, *([{"project": {"to": form.width}}] if level else [])]
+    # Their Gumbel models end in a matrix even where no width changes; our joins do not, so it is a stage of its own.
+    extra = parallel.join != SHARED and parallel.width == structure.width
+    return [{"parallel": options}, *([{"project": {"to": structure.width}}] if extra else [])]
 
 
-def _parallel_links(layer: ParallelLayer, ours: str, theirs: str) -> Iterator[Link]:
+def _parallel_mappings(layer: ParallelLayer, ours: str, theirs: str) -> Iterator[TensorMapping]:
     paths = {name: f"{theirs}.blocks.{number}" for number, name in enumerate(layer.names)}
     if layer.stack is not None:
-        yield from _block_links(layer.stack[0], f"{ours}.stack.0", list(paths.values()), members=len(paths))
+        yield from _block_mappings(layer.stack[0], f"{ours}.stack.0", list(paths.values()), stacked=len(paths))
     else:
         for name, path in paths.items():
-            yield from _block_links(next(layer.blocks(name)), f"{ours}.paths.{name}.0", [path])
+            yield from _block_mappings(next(layer.blocks(name)), f"{ours}.paths.{name}.0", [path])
     for our_name, their_name in JOIN.items():
         for kind in ("weight", "bias"):
-            yield Link(f"{ours}.join.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",))
+            yield TensorMapping(f"{ours}.join.{our_name}.{kind}", (f"{theirs}.{their_name}.{kind}",))
 
 
-def _block_links(block: Any, ours: str, theirs: list[str], members: int | None = None) -> Iterator[Link]:
-    """Of one block, or of a stack of them with the addresses of theirs in its order."""
+def _block_mappings(block: Any, ours: str, theirs: list[str], stacked: int | None = None) -> Iterator[TensorMapping]:
+    """The mappings of one block, or of a stack of blocks given by their names in its order."""
     width, hidden = block.attention.heads * block.attention.head_dim, block.feed.beta.shape[-1]
     sizes = {"attention.qkv.weight": (width,) * 3, "feed.gate_up.weight": (hidden,) * 2}
     for our_name, their_names in BLOCK.items():
-        foreign = tuple(f"{block_of_theirs}.{name}" for block_of_theirs in theirs for name in their_names)
+        foreign = tuple(f"{block_name}.{name}" for block_name in theirs for name in their_names)
         as_row = our_name == "feed.beta"
-        yield Link(f"{ours}.{our_name}", foreign, sizes.get(our_name, ()), members=members, as_row=as_row)
+        yield TensorMapping(f"{ours}.{our_name}", foreign, sizes.get(our_name, ()), stacked=stacked, as_row=as_row)

@@ -1,4 +1,4 @@
-"""What a checkpoint of the PaPaformer authors is: what its tensors say, and what only a configuration can say."""
+"""The structure of a PaPaformer checkpoint, from its tensors and, for what they do not show, its configuration."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SHARED, V1, V2 = "shared_linear", "gumbel_v1", "gumbel_v2"
 
 @dataclass(frozen=True)
 class Parallel:
-    """The parallel layers, which a path or a dense model does not have."""
+    """The parallel layers; a path or a dense model has none."""
 
     layers: int
     paths: int
@@ -22,7 +22,7 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Form:
+class Structure:
     """The sizes of a model, all of which its tensors show."""
 
     vocab_size: int
@@ -34,8 +34,8 @@ class Form:
     parallel: Parallel | None
 
     @property
-    def subject(self) -> str:
-        """The model in words."""
+    def description(self) -> str:
+        """The model in words, for messages."""
         if self.parallel is None:
             return f"a path or dense model of {self.blocks} blocks of width {self.width}"
         layers, paths = self.parallel.layers, self.parallel.paths
@@ -43,8 +43,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The authors' options, all of which may be left out but the numbers of heads; the rest is checked or usual."""
+class PaPaformerConfig:
+    """The authors' options. Only the numbers of heads are needed; sizes are checked, and the rest has defaults."""
 
     vocab_size: int | None = None
     pad_id: int | None = None
@@ -71,12 +71,12 @@ class Options:
             raise BraidError("attention_output_projection is true; PaPaformer's attention has none")
 
 
-def read_form(shapes: Shapes) -> Form:
-    """The form that a model's tensors have; whether all of them are there is not checked here."""
+def read_structure(shapes: Shapes) -> Structure:
+    """The structure that a model's tensors show; whether all of them are there is not checked here."""
     vocab_size, width = _matrix(shapes, "embeddings.weight")
     hidden, _ = _matrix(shapes, "layers.0.block.feedforward.linear1.weight")
     blocks = len(_numbers(shapes, r"layers\.(\d+)\.block\."))
-    return Form(vocab_size, width, hidden, blocks, _read_parallel(shapes))
+    return Structure(vocab_size, width, hidden, blocks, _read_parallel(shapes))
 
 
 def _read_parallel(shapes: Shapes) -> Parallel | None:
@@ -104,80 +104,80 @@ def _read_join(shapes: Shapes, paths: int, width: int) -> str:
     return kinds[read]
 
 
-def contradictions(options: Options, form: Form) -> list[str]:
-    """Where a configuration says something else than the tensors."""
-    said: dict[str, int | None] = {"vocab_size": form.vocab_size}
-    parallel = form.parallel
+def contradictions(config: PaPaformerConfig, structure: Structure) -> list[str]:
+    """Where a configuration contradicts the tensors."""
+    expected: dict[str, int | None] = {"vocab_size": structure.vocab_size}
+    parallel = structure.parallel
     if parallel is not None:
-        said |= {"dim": form.width, "path_dim": parallel.width, "n_layers": None}
-        said |= {"parallel_layers": parallel.layers, "paths": parallel.paths}
-    elif not is_path(options, form):
-        said |= {"dim": form.width, "path_dim": form.width, "parallel_layers": None, "paths": None}
+        expected |= {"dim": structure.width, "path_dim": parallel.width, "n_layers": None}
+        expected |= {"parallel_layers": parallel.layers, "paths": parallel.paths}
+    elif not is_path(config, structure):
+        expected |= {"dim": structure.width, "path_dim": structure.width, "parallel_layers": None, "paths": None}
     if parallel is None:
-        said["n_layers"] = form.blocks
+        expected["n_layers"] = structure.blocks
     problems = []
-    for name, size in said.items():
-        given = getattr(options, name)
-        if given is not None and given != size:
-            tensors = f"are those of {form.subject}" if size is None else f"say {size}"
-            problems.append(f"{name} is {given}, the tensors {tensors}")
-    problems += _feed_problems(options, form.width, form.hidden)
+    for name, size in expected.items():
+        value = getattr(config, name)
+        if value is not None and value != size:
+            tensors = f"are those of {structure.description}" if size is None else f"say {size}"
+            problems.append(f"{name} is {value}, the tensors {tensors}")
+    problems += _feed_problems(config, structure.width, structure.hidden)
     if parallel is not None:
-        problems += _feed_problems(options, parallel.width, parallel.hidden)
-    if options.pad_id is not None and not 0 <= options.pad_id < form.vocab_size:
-        problems.append(f"pad_id is {options.pad_id}, the embedding has {form.vocab_size} rows")
+        problems += _feed_problems(config, parallel.width, parallel.hidden)
+    if config.pad_id is not None and not 0 <= config.pad_id < structure.vocab_size:
+        problems.append(f"pad_id is {config.pad_id}, the embedding has {structure.vocab_size} rows")
     return problems
 
 
-def is_path(options: Options, form: Form) -> bool:
+def is_path(config: PaPaformerConfig, structure: Structure) -> bool:
     """Whether the tensors are one path of the model that the configuration describes."""
-    return form.parallel is None and options.path_dim == form.width and options.dim != form.width
+    return structure.parallel is None and config.path_dim == structure.width and config.dim != structure.width
 
 
-def read_heads(options: Options, form: Form) -> list[int]:
-    """How many heads full blocks and, where there are parallel layers, paths have: no tensor shows it."""
-    if form.parallel is None:
-        asked = {_name_of_heads(options, form): form.width}
+def read_heads(config: PaPaformerConfig, structure: Structure) -> list[int]:
+    """The number of heads of full blocks and, where there are parallel layers, of paths: no tensor shows it."""
+    if structure.parallel is None:
+        widths = {_heads_key(config, structure): structure.width}
     else:
-        asked = {"n_heads": form.width, "path_heads": form.parallel.width}
-    heads = {name: getattr(options, name) for name in asked}
+        widths = {"n_heads": structure.width, "path_heads": structure.parallel.width}
+    heads = {name: getattr(config, name) for name in widths}
     if missing := [name for name, number in heads.items() if number is None]:
         example = ", ".join(f'"{name}": 4' for name in heads)
         raise BraidError(
             f"the tensors do not say how many heads attention has ({' and '.join(missing)})",
             todo=f"Give a JSON file that says it with `--config`: {{{example}}}. In the paper a head has 32 channels.",
         )
-    for name, width in asked.items():
+    for name, width in widths.items():
         if width % (2 * heads[name]):
             raise BraidError(f"{name} is {heads[name]}: a width of {width} does not divide into heads of an even size")
     return list(heads.values())
 
 
-def _name_of_heads(options: Options, form: Form) -> str:
-    """Which option says the heads of a path or dense model: that of the width it has, else the only one given."""
-    if is_path(options, form):
+def _heads_key(config: PaPaformerConfig, structure: Structure) -> str:
+    """The option that has the heads of a path or dense model: the one for its width, else the only one that is set."""
+    if is_path(config, structure):
         return "path_heads"
-    if options.n_heads is None and options.path_heads is not None:
+    if config.n_heads is None and config.path_heads is not None:
         return "path_heads"
-    widths_tell = options.dim is not None and options.dim != options.path_dim
-    if options.path_heads not in (None, options.n_heads) and not widths_tell:
+    widths_tell = config.dim is not None and config.dim != config.path_dim
+    if config.path_heads not in (None, config.n_heads) and not widths_tell:
         raise BraidError("n_heads and path_heads differ, and no width says which of them is meant; give one")
     return "n_heads"
 
 
-def _feed_problems(options: Options, width: int, hidden: int) -> list[str]:
-    factor = options.ffn_multiplier
-    if factor is None or abs(factor * width - hidden) < 1:  # a fraction is cut to a whole size
+def _feed_problems(config: PaPaformerConfig, width: int, hidden: int) -> list[str]:
+    factor = config.ffn_multiplier
+    if factor is None or abs(factor * width - hidden) < 1:  # a fraction is rounded down
         return []
     return [f"ffn_multiplier is {factor:g}, the tensors have {hidden} channels inside for a width of {width}"]
 
 
 def _numbers(shapes: Shapes, pattern: str) -> set[int]:
-    return {int(found[1]) for name in shapes if (found := re.match(pattern, name))}
+    return {int(match[1]) for name in shapes if (match := re.match(pattern, name))}
 
 
 def _matrix(shapes: Shapes, name: str) -> tuple[int, int]:
-    """The two sizes of a tensor without which nothing can be said about a checkpoint."""
+    """The two sizes of a matrix that every checkpoint must have."""
     shape = shapes.get(name)
     if shape is None:
         some = ", ".join(list(shapes)[:5])

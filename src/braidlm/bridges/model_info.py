@@ -1,4 +1,4 @@
-"""A model of ours as bridges ask for it; most formats know only a plain stack of equal blocks."""
+"""Facts about a model of ours, from its configuration and modules without weights."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +12,12 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
 
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 
 @dataclass
-class PlainModel:
-    """Facts that bridges ask for, from the configuration and from modules without memory."""
+class ModelInfo:
+    """What bridges and edits need to know; most formats hold only a plain stack of equal blocks."""
 
     config: BraidConfig
 
@@ -29,7 +31,7 @@ class PlainModel:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the model, without memory; a tied head is the embedding and not listed."""
+        """Every tensor of the model on the meta device; a tied head is the embedding and not listed."""
         tensors = dict(self.model.state_dict())
         if self.architecture.tie_embeddings:
             del tensors["head.weight"]
@@ -37,7 +39,7 @@ class PlainModel:
 
     @cached_property
     def is_stack(self) -> bool:
-        """Whether there is nothing but blocks, so that the facts below can be asked for."""
+        """Whether every stage consists of blocks; the properties below hold only for such a model."""
         return all(isinstance(stage, BlockStage) for stage in self.model.model.stages)
 
     @cached_property
@@ -51,12 +53,12 @@ class PlainModel:
 
     @cached_property
     def block(self) -> Any:
-        """The configuration of the first block, for which all stand."""
+        """The configuration of the first block, which stands for all."""
         return self.architecture.stages[0].options
 
     @cached_property
     def attention(self) -> Any:
-        """The first attention, whose sizes are known."""
+        """The first block's attention, for its sizes."""
         return self.model.model.stages[0].layers[0].attention
 
     @property
@@ -66,37 +68,37 @@ class PlainModel:
 
     @property
     def token_ids(self) -> dict[str, Any]:
-        """The ids of special tokens; named also when None, because formats have defaults of their own."""
-        return {name: getattr(self.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        """The ids of special tokens, also those that are None, because formats have other defaults."""
+        return {name: getattr(self.config, name) for name in TOKEN_IDS}
 
     @property
     def initial_std(self) -> float:
-        """For training on in the other format; 0.02 is what the formats themselves take."""
+        """The standard deviation for initialisation; 0.02 is the default of the formats."""
         return getattr(self.architecture.initialisation.options, "std", 0.02)
 
     def uneven_dropout(self) -> list[str]:
-        """A note where stages have different dropout, of which formats know one."""
+        """A note if stages have different dropout, because formats have one rate for all."""
         if len({str(encode(stage.options.dropout)) for stage in self.architecture.stages}) > 1:
             return ["stages have different dropout; the first stage's is written for all (logits do not change)"]
         return []
 
 
-def stack_problems(plain: PlainModel, title: str) -> list[str]:
+def stack_problems(info: ModelInfo, title: str) -> list[str]:
     """Why a model is not a plain stack of equal blocks with a plain embedding and head."""
-    architecture = plain.architecture
+    architecture = info.architecture
     problems = [
         f"stage {i} is '{stage.kind}'; {title} is a plain stack of blocks"
         for i, stage in enumerate(architecture.stages)
-        if not isinstance(plain.model.model.stages[i], BlockStage)
+        if not isinstance(info.model.model.stages[i], BlockStage)
     ]
     if problems:
         return problems
-    first = _described(plain, 0)
+    first = _block_options(info, 0)
     for i in range(1, len(architecture.stages)):
-        differing = [part for part, options in _described(plain, i).items() if options != first[part]]
+        differing = [part for part, options in _block_options(info, i).items() if options != first[part]]
         if differing:
             problems.append(f"the blocks of stage {i} have another {' and '.join(differing)} than those of stage 0")
-    if encode(architecture.norm) != encode(plain.block.norm):
+    if encode(architecture.norm) != encode(info.block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
         problems.append(f"the embedding is '{architecture.embedding.kind}'; {title} embeds tokens")
@@ -104,16 +106,16 @@ def stack_problems(plain: PlainModel, title: str) -> list[str]:
         problems.append(f"the head is '{architecture.head.kind}'; {title}'s is linear")
     elif architecture.head.options.bias:
         problems.append(f"the head has a bias; {title}'s has none")
-    if plain.block.attention.kind == "softmax":
-        problems += _attention_problems(plain.block.attention.options, title)
+    if info.block.attention.kind == "softmax":
+        problems += _attention_problems(info.block.attention.options, title)
     else:
-        problems.append(f"attention is '{plain.block.attention.kind}'; {title}'s is softmax")
+        problems.append(f"attention is '{info.block.attention.kind}'; {title}'s is softmax")
     return problems
 
 
-def wrong_kind(what: str, kind: str, wanted: str, title: str) -> list[str]:
-    """A problem if a part is of another kind than the format's."""
-    return [] if kind == wanted else [f"{what} '{kind}'; {title} has '{wanted}'"]
+def wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
+    """A problem if a part's kind is not the format's."""
+    return [] if kind == expected else [f"{what} '{kind}'; {title} has '{expected}'"]
 
 
 def _attention_problems(options: Any, title: str) -> list[str]:
@@ -125,9 +127,9 @@ def _attention_problems(options: Any, title: str) -> list[str]:
     return problems
 
 
-def _described(plain: PlainModel, index: int) -> dict[str, Any]:
-    """A stage's block with defaults spelled out, so that equal blocks are equal however they were written."""
-    options, block = plain.architecture.stages[index].options, plain.model.model.stages[index].layers[0]
+def _block_options(info: ModelInfo, index: int) -> dict[str, Any]:
+    """The options of a stage's block with defaults filled in, so that equal blocks compare equal."""
+    options, block = info.architecture.stages[index].options, info.model.model.stages[index].layers[0]
     parts = {name: encode(getattr(options, name)) for name in ("norm", "attention", "feed")}
     for part, name, value in (
         ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),

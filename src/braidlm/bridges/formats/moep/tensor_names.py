@@ -1,11 +1,11 @@
-"""What the tensors of a MoEP checkpoint are, by their names: versions of the code call the same things differently."""
+"""What the tensors of a MoEP checkpoint are by their names, which differ between versions of the code."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 WRAPPERS = r"^(?:(?:module|_orig_mod|transformer|model|moep|backbone|decoder)\.)+"
-"""What training and outer classes put before every name."""
+"""Prefixes that training and outer classes add to every name."""
 ATTENTION = r"(?:(?:self_)?att(?:n|ention)|mha)"
 FEED = r"(?:mlp|ffn?|feed_?forward|feed)"
 OUTSIDE = r"(?:[A-Za-z_]+\.)*?"
@@ -40,47 +40,47 @@ PATTERNS = (
     ("numbered", rf"{INSIDE}{FEED}\.(?:net\.|layers\.)?(?P<number>\d)\.{KIND}"),
     ("linear", rf"(?P<container>.+?\.\d+)(?:\.(?:linear|proj|projection|fc|layer|0))?\.{KIND}"),
 )
-"""Parts and how they may be called, tried in this order. Of `numbered` matrices the shapes tell which is which."""
+"""Parts and their possible names, tried in this order; for `numbered` matrices the shapes show which part they are."""
 BUFFERS = rf".*{ATTENTION}\.(?:bias|mask|tril|causal_mask|masked_bias)|(?:.*\.)?position_ids"
-"""Constants that some versions stored; `attn.bias` is a mask, a layer's bias has the layer's name before it."""
-ATTENDING = {"norm 1", "norm 2", "qkv", "query", "key", "value", "attention out"}
+"""Constants that some versions stored; `attn.bias` is a mask, since a layer's bias has the layer's name in it."""
+BLOCK_PARTS = {"norm 1", "norm 2", "qkv", "query", "key", "value", "attention out"}
 """Parts that only blocks have."""
 EXPERTS = r"(?:experts?|projections?|projs|linears|ffns|mlps)"
 BARE = r"(?:^|(?<=[._]))(?:routers?|gat(?:e|es|ing)|experts?)(?:$|(?=[._]))"
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTensor:
     """A tensor as its name describes it."""
 
     name: str
-    """In the file."""
+    """Its name in the file."""
     container: str
-    """What it is part of: a block, an expert, a router; empty for the model's ends."""
+    """The name of the block, expert or router that it belongs to; empty for the embeddings, last norm and head."""
     part: str
     kind: str
     """`weight` or `bias`."""
     number: int | None = None
-    """Of a numbered part."""
+    """The number of a numbered part."""
 
 
-def read_names(names: Iterator[str]) -> tuple[list[Named], list[str]]:
+def read_names(names: Iterator[str]) -> tuple[list[NamedTensor], list[str]]:
     """Tensors whose names are understood, and the names that are not."""
-    found = {name: read_name(name) for name in names}
-    return [named for named in found.values() if named is not None], [name for name in found if found[name] is None]
+    read = {name: read_name(name) for name in names}
+    return [named for named in read.values() if named is not None], [name for name in read if read[name] is None]
 
 
-def read_name(name: str) -> Named | None:
-    """What a tensor is, or None."""
+def read_name(name: str) -> NamedTensor | None:
+    """What a tensor is, or None if its name matches no part."""
     bare = re.sub(WRAPPERS, "", name)
     for part, pattern in PATTERNS:
         if match := re.fullmatch(pattern, bare):
-            found = match.groupdict()
-            container = found.get("container") or ""
-            number = None if found.get("number") is None else int(found["number"])
+            groups = match.groupdict()
+            container = groups.get("container") or ""
+            number = None if groups.get("number") is None else int(groups["number"])
             if part == "gate" and not _is_feed_gate(bare, container):
                 part, container = "router", f"{container}.gate"
-            return Named(name, container, part, found["kind"], number)
+            return NamedTensor(name, container, part, groups["kind"], number)
     return None
 
 
@@ -90,23 +90,23 @@ def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def bare_name(container: str) -> str:
-    """Of what a router or a bank of experts belongs to: `shrink` for `shrink.experts`, `router_shrink` and the like."""
+    """The name that a router and its bank share: `shrink` for `shrink.experts`, `router_shrink` and the like."""
     return "_".join(word for word in re.split(r"[._]+", re.sub(BARE, "", container)) if word)
 
 
 def number_of(container: str) -> int:
-    """The last number in a name: which member of a list it is; -1 where there is none."""
+    """The last number in a name, which is the index in a list; -1 if there is none."""
     numbers = re.findall(r"\d+", container)
     return int(numbers[-1]) if numbers else -1
 
 
 def list_of(container: str) -> str:
-    """The list that a member is in: its name without the number at the end."""
+    """The name of the list that contains a module: its own name without the number at the end."""
     return re.sub(r"\.\d+$", "", container)
 
 
 def _is_feed_gate(name: str, container: str) -> bool:
-    """`gate` is a router's name too: it is a feed-forward's within one, or within a numbered expert."""
+    """Whether `gate` is a feed-forward's, which it is inside one or inside a numbered expert; else it is a router."""
     return bool(re.search(rf"\.{FEED}\.gate|gate_proj|w_?gate|c_gate", name)) or bool(
         re.search(rf"(?:^|[._]){EXPERTS}\.\d+$", container)
     )

@@ -80,7 +80,7 @@ def test_the_plan_of_an_export(tmp_path, capsys):
     architecture = {"positions": {"pairs": "interleaved"}, "block": {"attention": {"heads": 4}}, "stages": ["block"]}
     saved(braid(architecture), tmp_path / "braid")
     plan = convert(tmp_path / "braid", to="llama", dry_run=True)
-    assert (plan.tensors, len(plan.links)) == (11, 8)
+    assert (plan.tensors, len(plan.mappings)) == (11, 8)
     qkv = "1 x model.stages.*.layers.*.attention.qkv.weight -> model.layers.*.self_attn.{q_proj,k_proj,v_proj}.weight"
     assert f"{qkv} (split in 3, rows reordered)" in capsys.readouterr().out
 
@@ -201,7 +201,7 @@ def test_a_name_on_the_hub(tmp_path, checkpoint, monkeypatch):
     convert("someone/gpt2", tmp_path / "braid")
     assert asked == ["someone/gpt2"]
     assert load_lineage(tmp_path / "braid")["sources"][0]["path"] == "someone/gpt2@hf"
-    assert not any(pattern.endswith((".bin", ".py")) for pattern in locate.WANTED)
+    assert not any(pattern.endswith((".bin", ".py")) for pattern in locate.DOWNLOADED)
 
 
 def test_the_hub_out_of_reach(tmp_path, monkeypatch, capsys):
