@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_lineage, load_model
-from braidlm.edits.account import Account, Fresh, Part, Taken
+from braidlm.edits.account import Account, Derived, Fresh, Part
 from braidlm.edits.compose import compose
 
 
@@ -173,15 +173,19 @@ def test_an_account_must_be_complete() -> None:
     targets = {"a": zeros(2, 4), "b": zeros(3)}
     sources = {"p": {"x": zeros(2, 2), "y": zeros(1)}, "q": {"x": zeros(2, 2)}}
     both = (Part("p", "x"), Part("q", "x"))
-    good = Account({"a": Taken(both, "side by side"), "b": Fresh("joins", "b")}, {Part("p", "y"): "not needed"})
+    good = Account({"a": Derived(both, "side by side"), "b": Fresh("joins", "b")}, {Part("p", "y"): "not needed"})
     good.check(targets, sources)
     for made, left_out, text in (
-        ({"a": good.made["a"]}, good.left_out, "b: nobody says where it comes from"),
-        ({**good.made, "c": Fresh("joins", "c")}, good.left_out, "c: the new model has no such tensor"),
-        (good.made, {}, "y of 'p': neither used nor left out"),
-        (good.made, {**good.left_out, Part("q", "z"): "so"}, "z of 'q': there is no such tensor"),
-        ({**good.made, "a": Taken(both, "stacked")}, good.left_out, r"a is to be \[2, 4\] and cannot be made of"),
-        ({**good.made, "a": Taken((Part("p", "y"), *both), "stacked")}, {}, r"a is to be \[2, 4\] and cannot be made"),
+        ({"a": good.origins["a"]}, good.left_out, "b: it has no origin"),
+        ({**good.origins, "c": Fresh("joins", "c")}, good.left_out, "c: the new model has no such tensor"),
+        (good.origins, {}, "y of 'p': neither used nor left out"),
+        (good.origins, {**good.left_out, Part("q", "z"): "so"}, "z of 'q': there is no such tensor"),
+        ({**good.origins, "a": Derived(both, "stacked")}, good.left_out, r"a is to be \[2, 4\] and cannot be made of"),
+        (
+            {**good.origins, "a": Derived((Part("p", "y"), *both), "stacked")},
+            {},
+            r"a is to be \[2, 4\] and cannot be made",
+        ),
     ):
         with pytest.raises(BraidError, match=text):
             Account(made, left_out).check(targets, sources)

@@ -6,14 +6,14 @@ from composing import GPT2, PAPAFORMER, blocks, saved_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_config, load_model
-from braidlm.edits.account import Taken
+from braidlm.edits.account import Derived
 from braidlm.edits.compose import compose, composed_architecture
 from braidlm.edits.layout import full_width_block, lay_out
 from braidlm.edits.path_models import PathShape
-from braidlm.edits.placement import place
+from braidlm.edits.tensor_origins import account_for
 from braidlm.model.config.architecture import read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
@@ -36,12 +36,12 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
     paths = [shape(f"path-{i}", **blocks(depth)) for i, depth in enumerate(depths)]
     layout = lay_out(paths, Choice("concat", JoinConfig()), layers, blocks=0)
     assert layout.layers == (min(depths) if layers is None else layers)
-    account = place(skeleton(BraidConfig(layout.architecture, vocab_size=37)), paths, layout.layers)
+    account = account_for(skeleton(BraidConfig(layout.architecture, vocab_size=37)), paths, layout.layers)
     for path in paths:
         used = [
             part.tensor
-            for origin in account.made.values()
-            if isinstance(origin, Taken)
+            for origin in account.origins.values()
+            if isinstance(origin, Derived)
             for part in origin.parts
             if part.source == path.name and part.tensor.endswith("attention.qkv.weight")
         ]
@@ -49,13 +49,13 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
 
 
 def shape(name, **architecture):
-    return PathShape(name, PlainModel(tiny_config(**architecture)))
+    return PathShape(name, ModelInfo(tiny_config(**architecture)))
 
 
 def test_the_papers_layout(tmp_path):
     folders = [saved_path(tmp_path / name, i, **PAPAFORMER, **blocks(3)) for i, name in enumerate(("stories", "maths"))]
     config = load_config(compose(folders, tmp_path / "both"))
-    before, project, parallel, after = config.decoded().stages
+    before, project, parallel, after = config.decoded.stages
     assert [before.kind, project.kind, parallel.kind, after.kind] == ["block", "project", "parallel", "block"]
     assert before == after
     assert (before.options.layers, before.options.attention.options.heads) == (1, 8)
@@ -68,7 +68,7 @@ def test_the_papers_layout(tmp_path):
         ("stories", 16, 3),
         ("maths", 16, 3),
     ]
-    assert config.decoded().positions.options.pairs == "interleaved"
+    assert config.decoded.positions.options.pairs == "interleaved"
     assert (config.hidden_size, config.tie_word_embeddings) == (32, False)
     joins = [layer.join.linear.weight.shape for layer in load_model(tmp_path / "both").model.stages[2].layers]
     assert joins == [(16, 32), (16, 32), (32, 32)]
@@ -92,7 +92,7 @@ def test_what_leads_from_width_to_width(tmp_path, options, join, blocks_around, 
     folders = [saved_path(tmp_path / f"p{i}", i, **own) for i, own in enumerate(options)]
     out = compose(folders, tmp_path / "made", join=join, blocks=blocks_around)
     found = []
-    for stage in load_config(out).decoded().stages:
+    for stage in load_config(out).decoded.stages:
         to = getattr(stage.options, "to", None)
         found.append(
             stage.kind + (f" to {to}" if to else f" x {stage.options.layers}" if stage.kind == "block" else "")
@@ -166,4 +166,4 @@ def test_the_architecture_can_be_had_before_there_are_weights(tmp_path):
     folders = [saved_path(tmp_path / name, i) for i, name in enumerate("ab")]
     made = compose(folders, tmp_path / "made", join="gumbel_v1", layers=3, blocks=2)
     path = read_architecture(load_config(folders[0]).architecture)
-    assert composed_architecture([path, path], ["a", "b"], "gumbel_v1", 3, 2) == load_config(made).decoded()
+    assert composed_architecture([path, path], ["a", "b"], "gumbel_v1", 3, 2) == load_config(made).decoded

@@ -1,4 +1,4 @@
-"""How a composed model begins: with what its paths know, or by chance."""
+"""How a composed model is initialised: to pass on its paths' outputs, or at random."""
 
 import pytest
 import torch
@@ -71,6 +71,6 @@ def test_random_begins_as_the_initialisation_says(tmp_path, capsys):
     for a, b in zip(one, other, strict=True):
         assert not torch.isclose(a, b).any()
         assert 0.5 < a.std() / b.std() < 2
-    assert "projections and joins begin by chance, as the initialisation says" in capsys.readouterr().out
+    assert "projections and joins begin at random, as the initialisation says" in capsys.readouterr().out
     compose(folders, None, join="concat", dry_run=True)
     assert "begin" not in capsys.readouterr().out.split("note:", 1)[1]

@@ -1,23 +1,24 @@
-"""The account of an edit: where each tensor of the new model comes from, and what became of each tensor there was."""
+"""The account of an edit: where each tensor of the new model comes from, and which source tensors are left out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import listed
+from braidlm.bridges.bridge import bullet_list
 from braidlm.core.errors import BraidError
 
-WAYS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "as it is": lambda parts: parts[0],
     "side by side": lambda parts: torch.cat(parts, dim=-1),
     "stacked": torch.stack,
     "stacked, transposed": lambda parts: torch.stack([part.t() for part in parts]),
     "added up": lambda parts: torch.stack(parts).sum(0),
 }
-"""How tensors become one."""
+"""By name, how several tensors become one."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +30,33 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A tensor made of others."""
+class Derived:
+    """A tensor computed from source tensors."""
 
     parts: tuple[Part, ...]
-    how: str = "as it is"
+    operation: str = "as it is"
     rows: int | None = None
     """How many of the parts' first rows are taken; all by default."""
 
-    def make(self, read: Callable[[Part], Tensor]) -> Tensor:
-        """The tensor, of parts that are read for it and then let go."""
+    def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
+        """The tensor; its parts are read for it and not kept."""
         parts = [read(part) for part in self.parts]
-        return WAYS[self.how](parts if self.rows is None else [part[: self.rows] for part in parts]).contiguous()
+        if self.rows is not None:
+            parts = [part[: self.rows] for part in parts]
+        return OPERATIONS[self.operation](parts).contiguous()
 
     @property
-    def manner(self) -> str:
-        """In words what happens on the way."""
+    def description(self) -> str:
+        """The operation in words; empty where the tensor is copied."""
         cut = f"the first {self.rows} rows" if self.rows is not None else ""
-        return ", ".join(filter(None, (self.how if self.how != "as it is" else "", cut)))
+        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut)))
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """A tensor that begins anew."""
+    """A newly initialised tensor."""
 
-    what: str
+    kind: str
     """The kind of part it belongs to: `joins`."""
     module: str
     """The address of that part."""
@@ -61,64 +64,114 @@ class Fresh:
 
 @dataclass
 class Account:
-    """Every tensor of the new model, and those of the sources that are not used, each with its reason."""
+    """The origin of every tensor of the new model, and the source tensors that are not used, each with its reason."""
 
-    made: dict[str, Taken | Fresh] = field(default_factory=dict)
+    origins: dict[str, Derived | Fresh] = field(default_factory=dict)
     left_out: dict[Part, str] = field(default_factory=dict)
 
     @property
-    def taken(self) -> dict[str, Taken]:
-        return {name: origin for name, origin in self.made.items() if isinstance(origin, Taken)}
+    def derived(self) -> dict[str, Derived]:
+        return {name: origin for name, origin in self.origins.items() if isinstance(origin, Derived)}
 
     @property
     def fresh(self) -> dict[str, Fresh]:
-        return {name: origin for name, origin in self.made.items() if isinstance(origin, Fresh)}
+        return {name: origin for name, origin in self.origins.items() if isinstance(origin, Fresh)}
 
     def check(self, targets: Mapping[str, Tensor], sources: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Nothing is missing, invented or forgotten, and every shape fits; tensors without memory will do."""
-        problems = [f"{name}: nobody says where it comes from" for name in targets if name not in self.made]
-        problems += [f"{name}: the new model has no such tensor" for name in self.made if name not in targets]
-        named = {part for origin in self.taken.values() for part in origin.parts} | set(self.left_out)
-        there = {Part(source, name) for source, tensors in sources.items() for name in tensors}
-        problems += sorted(f"{part.tensor} of '{part.source}': neither used nor left out" for part in there - named)
-        problems += sorted(f"{part.tensor} of '{part.source}': there is no such tensor" for part in named - there)
+        """Raise an error if a tensor is missing, unknown or forgotten, or a shape is wrong; meta tensors suffice."""
+        problems = [f"{name}: it has no origin" for name in targets if name not in self.origins]
+        problems += [f"{name}: the new model has no such tensor" for name in self.origins if name not in targets]
+        named = {part for origin in self.derived.values() for part in origin.parts} | set(self.left_out)
+        existing = {Part(source, name) for source, tensors in sources.items() for name in tensors}
+        problems += sorted(f"{part.tensor} of '{part.source}': neither used nor left out" for part in existing - named)
+        problems += sorted(f"{part.tensor} of '{part.source}': there is no such tensor" for part in named - existing)
         if not problems:
-            problems = _misshaped(self.taken, targets, sources)
+            problems = _misshaped(self.derived, targets, sources)
         if problems:
-            raise BraidError(f"not every tensor can be accounted for:{listed(problems)}")
+            raise BraidError(f"not every tensor can be accounted for:{bullet_list(problems)}")
 
     def record(self) -> dict[str, Any]:
         """For lineage.json."""
-        made: dict[str, Any] = {}
-        for name, origin in self.made.items():
+        tensors: dict[str, Any] = {}
+        for name, origin in self.origins.items():
             if isinstance(origin, Fresh):
-                made[name] = "fresh"
+                tensors[name] = "fresh"
                 continue
-            made[name] = {"from": {part.source: part.tensor for part in origin.parts}}
-            if origin.manner:
-                made[name]["how"] = origin.manner
+            tensors[name] = {"from": {part.source: part.tensor for part in origin.parts}}
+            if origin.description:
+                tensors[name]["how"] = origin.description
         left_out: dict[str, dict[str, str]] = {}
-        for part, why in self.left_out.items():
-            left_out.setdefault(part.source, {})[part.tensor] = why
-        return {"tensors": made, "left_out": left_out}
+        for part, reason in self.left_out.items():
+            left_out.setdefault(part.source, {})[part.tensor] = reason
+        return {"tensors": tensors, "left_out": left_out}
 
 
 def _misshaped(
-    taken: Mapping[str, Taken], targets: Mapping[str, Tensor], sources: Mapping[str, Mapping[str, Tensor]]
+    derived: Mapping[str, Derived], targets: Mapping[str, Tensor], sources: Mapping[str, Mapping[str, Tensor]]
 ) -> list[str]:
     problems = []
-    for name, origin in taken.items():
+    for name, origin in derived.items():
         shapes = " and ".join(str(list(sources[part.source][part.tensor].shape)) for part in origin.parts)
         wanted = list(targets[name].shape)
         try:
-            found = list(origin.make(lambda part: sources[part.source][part.tensor]).shape)
-        except RuntimeError:  # shapes that do not go together at all
-            found = None
-        if found != wanted:
-            problems.append(f"{name} is to be {wanted} and cannot be made of {shapes} ({origin.manner or origin.how})")
+            shape = list(origin.compute(lambda part: sources[part.source][part.tensor]).shape)
+        except RuntimeError:  # the operation refuses these shapes
+            shape = None
+        if shape != wanted:
+            problems.append(
+                f"{name} is to be {wanted} and cannot be made of {shapes} ({origin.description or origin.operation})"
+            )
     return problems
 
 
 def parts_of(sources: Sequence[str], tensors: Sequence[str]) -> tuple[Part, ...]:
     """A tensor of each source."""
     return tuple(Part(source, tensor) for source, tensor in zip(sources, tensors, strict=True))
+
+
+Row = tuple[str, str, tuple[str, ...]]
+"""Of a line: the pattern of the new tensors, the operation, and the patterns of their source tensors."""
+
+
+def account_table(account: Account, paths: Sequence[str]) -> list[str]:
+    """The account as text: tensors of one kind in one line, numbers of layers as *; left-out tensors come last."""
+    times: dict[Row, int] = {}
+    sources: dict[Row, dict[str, dict[str, None]]] = {}
+
+    def count(target: str, operation: str, parts: Iterable[Part]) -> None:
+        patterns = [(_pattern(part.tensor, (), "stages", "layers"), part.source) for part in parts]
+        row = (target, operation, tuple(dict.fromkeys(pattern for pattern, _ in patterns)))
+        times[row] = times.get(row, 0) + 1
+        for pattern, source in patterns:
+            sources.setdefault(row, {}).setdefault(pattern, {})[source] = None
+
+    for name, origin in account.origins.items():
+        if isinstance(origin, Fresh):
+            count(f"{_pattern(origin.module, (), 'layers')}.*", origin.kind, ())
+        else:
+            count(_pattern(name, paths, "layers", "stack"), origin.description, origin.parts)
+    for part, reason in account.left_out.items():
+        count("-", f"left out: {reason}", (part,))
+    lines = [[str(number), row[0], _origin_text(sources.get(row, {})), row[1]] for row, number in times.items()]
+    return columns([["times", "tensor", "from", "how"], *lines])
+
+
+def _origin_text(sources: Mapping[str, Iterable[str]]) -> str:
+    """`stories, maths: model.embedding.weight`."""
+    return " + ".join(f"{', '.join(names)}: {tensor}" for tensor, names in sources.items()) or "fresh"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def _pattern(name: str, paths: Sequence[str], *numbered: str) -> str:
+    """A tensor's name with * for the numbers below these words, and for a path's name and the number of its block."""
+    for word in numbered:
+        name = re.sub(rf"(?<=\b{word}\.)\d+", "*", name)
+    if paths:
+        name = re.sub(rf"(?<=\.paths\.)({'|'.join(map(re.escape, paths))})\.\d+", "*.*", name)
+    return name

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.folders import save_model
-from braidlm.edits.assembling import assemble
+from braidlm.edits.assembly import STARTS, assemble
 from braidlm.edits.composition import Composition
 from braidlm.edits.layout import lay_out
 from braidlm.edits.path_models import (
@@ -19,15 +19,14 @@ from braidlm.edits.path_models import (
     check_listed_once,
     check_together,
     check_tokenizers,
-    settle_names,
+    name_paths,
 )
 from braidlm.edits.sources import locate
-from braidlm.edits.starting import STARTS
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
-from braidlm.model.parts import joins
+from braidlm.model.paths.joins import joins
 from braidlm.model.paths.switches import FREEZABLE
 
 
@@ -49,37 +48,43 @@ def compose(
     A source is a Braid model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; all have one
     tokenizer. `names` are the paths' names for ever, by default the runs' or folders'. `join` is a kind or a mapping
     with options. `layers` is how often the paths are joined, by default as often as the shallowest has blocks; `blocks`
-    of full width stand before and after. `freeze` names what later training leaves as it is: `paths` for all that came
+    of full width come before and after. `freeze` names what later training leaves as it is: `paths` for all that came
     from the sources. Projections and joins `start` as the `mean` of the paths, which works better, or `random`, as
     PaPaformer's do. Returns the folder written, None for a dry run.
     """
-    wanted = _read_join(join)
+    join_choice = _read_join(join)
     _check_options(sources, layers, blocks, freeze, start)
     _check_out(out, dry_run)
     located = [locate(source) for source in sources]
     check_listed_once(located)
-    settled = settle_names(located, names)
-    check_tokenizers(located, settled)
-    paths = [PathModel.of(name, one.open()) for name, one in zip(settled, located, strict=True)]
+    path_names = name_paths(located, names)
+    check_tokenizers(located, path_names)
+    paths = [PathModel.of(name, one.open()) for name, one in zip(path_names, located, strict=True)]
     for path in paths:
         check_alone(path, path.folder)
     check_together(paths)
-    composition = Composition.of(paths, wanted, layers, blocks, _frozen(freeze, paths), start)
+    composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
     for line in composition.lines():
         (console.show if dry_run else console.say)(line)
     if dry_run:
         return None
     assert out is not None
     folder = Path(out).expanduser()
-    fixed = {"blocks": blocks, "freeze": list(freeze), "start": start, "seed": seed}
     lineage = {
         "made_by": "braid compose",
-        "options": {"join": encode(wanted), "layers": composition.layout.layers, **fixed},
+        "options": {
+            "join": encode(join_choice),
+            "layers": composition.layout.layers,
+            "blocks": blocks,
+            "freeze": list(freeze),
+            "start": start,
+            "seed": seed,
+        },
         "sources": [{"name": path.name, **path.source.record()} for path in paths],
         **composition.account.record(),
     }
-    read = {path.name: path.source for path in paths}
-    model = assemble(composition.config, composition.account, read, seed, start)
+    by_name = {path.name: path.source for path in paths}
+    model = assemble(composition.config, composition.account, by_name, seed, start)
     save_model(model, folder, located[0].tokenizer, lineage)
     console.say(_what_next(composition, folder))
     return folder
@@ -92,8 +97,8 @@ def composed_architecture(
     layers: int | None = None,
     blocks: int = 1,
 ) -> Architecture:
-    """What composing models of these architectures would give, for those who want to know before there are weights."""
-    plain = [PlainModel(BraidConfig(architecture)) for architecture in architectures]
+    """The architecture that composing models of these architectures would give; needs no weights."""
+    plain = [ModelInfo(BraidConfig(architecture)) for architecture in architectures]
     paths = [PathShape(name, one) for name, one in zip(names, plain, strict=True)]
     for path in paths:
         check_alone(path, path.name)
@@ -102,20 +107,20 @@ def composed_architecture(
 
 
 @dataclass
-class _Asked:
+class _JoinOption:
     """For strict decoding."""
 
     join: Annotated[Choice, PartOf(joins, "shared_linear")]
 
 
 def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
-    return decode(_Asked, {"join": join}).join
+    return decode(_JoinOption, {"join": join}).join
 
 
 def _check_options(
     sources: Sequence[str | Path], layers: int | None, blocks: int, freeze: Sequence[str], start: str
 ) -> None:
-    """What is wrong without looking at any model."""
+    """Check the options that need no model."""
     if len(sources) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
     if layers is not None and layers < 1:
@@ -137,7 +142,7 @@ def _check_out(out: str | Path | None, dry_run: bool) -> None:
 
 
 def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
-    """The parts to keep, all of them named: what came from the paths is their blocks, the embedding and the head."""
+    """The parts to freeze: `paths` includes the embedding and the head, which came from the paths too."""
     parts = set(freeze) | ({"embedding", "head"} if "paths" in freeze else set())
     if all(path.architecture.tie_embeddings for path in paths) and parts & {"embedding", "head"}:
         parts |= {"embedding", "head"}  # one matrix
@@ -145,9 +150,9 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 
 def _what_next(composition: Composition, folder: Path) -> str:
-    told = ", ".join(composition.fresh_parts())
+    fresh = ", ".join(composition.fresh_parts())
     return (
-        f"Written: {folder}\nWhat is fresh ({told}) has learned nothing yet: train it with "
+        f"Written: {folder}\nThe fresh parts ({fresh}) are not trained yet: train them with "
         f"`braid train RECIPE start_from={folder}` on text of every path's kind. "
         f"Then `braid routes {folder}` shows who goes where."
     )

@@ -1,4 +1,4 @@
-"""What composing will do, said before it is done."""
+"""The plan of composing, shown before anything is computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,18 @@ from typing import Any
 
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.facts import model_facts
-from braidlm.edits.account import Account
-from braidlm.edits.account_table import account_table, columns
+from braidlm.edits.account import Account, account_table, columns
+from braidlm.edits.assembly import STARTS
 from braidlm.edits.layout import Layout, lay_out
 from braidlm.edits.path_models import PathModel
-from braidlm.edits.placement import place, targets
-from braidlm.edits.starting import STARTS
+from braidlm.edits.tensor_origins import account_for, targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelLayer, blocks_in_layer
 
 TRAINED_BYTES = 12
-"""Of a parameter that is trained, beside its own four: gradient and AdamW's two moments in float32."""
+"""Of a trained parameter, beside its own four: the gradient and AdamW's two moments in float32."""
 
 
 @dataclass
@@ -29,7 +28,7 @@ class Composition:
     join: Choice
     layout: Layout
     model: BraidForCausalLM
-    """Without memory for its weights."""
+    """On the meta device."""
     account: Account
     start: str
 
@@ -43,13 +42,13 @@ class Composition:
         frozen: Sequence[str],
         start: str,
     ) -> "Composition":
-        """Laid out, built without memory and accounted for."""
+        """Lay the model out, build it on the meta device and account for its tensors."""
         layout = lay_out(paths, join, layers, blocks)
         first = paths[0].plain.config
         special = {name: getattr(first, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = BraidConfig(layout.architecture, vocab_size=first.vocab_size, frozen=list(frozen), **special)
         model = skeleton(config)
-        return cls(paths, join, layout, model, place(model, paths, layout.layers), start)
+        return cls(paths, join, layout, model, account_for(model, paths, layout.layers), start)
 
     @property
     def config(self) -> BraidConfig:
@@ -58,7 +57,7 @@ class Composition:
     def lines(self) -> list[str]:
         """The plan as text."""
         names = " + ".join(path.name for path in self.paths)
-        stages = ", ".join(_stage(choice) for choice in self.config.decoded().stages)
+        stages = ", ".join(_stage(choice) for choice in self.config.decoded.stages)
         title = f"Compose {names}: width {self.config.hidden_size}, join {self.join.kind}"
         sizes = [f"  {what:<12} {text}" for what, text in self._sizes()]
         notes = [f"  note: {note}" for note in self._notes()]
@@ -72,15 +71,15 @@ class Composition:
         ]
 
     def fresh_parts(self) -> list[str]:
-        """The kinds of part that begin anew."""
-        return list(dict.fromkeys(origin.what for origin in self.account.fresh.values()))
+        """The kinds of part that are newly initialised."""
+        return list(dict.fromkeys(origin.kind for origin in self.account.fresh.values()))
 
     def _alignment(self) -> list[str]:
-        """Which of each path's blocks, counted from 0, stand in which layer."""
+        """Which of each path's blocks, counted from 0, are in which layer."""
         layers = range(self.layout.layers)
         heads = [f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths]
-        placed = [[blocks_in_layer(path.depth, len(layers), layer) for path in self.paths] for layer in layers]
-        rows = [[f"layer {layer}", *map(_numbers, blocks)] for layer, blocks in zip(layers, placed, strict=True)]
+        aligned = [[blocks_in_layer(path.depth, len(layers), layer) for path in self.paths] for layer in layers]
+        rows = [[f"layer {layer}", *map(_numbers, blocks)] for layer, blocks in zip(layers, aligned, strict=True)]
         return columns([["blocks in", *heads], *rows])
 
     def _sizes(self) -> list[tuple[str, str]]:
@@ -99,33 +98,33 @@ class Composition:
     @property
     def trained(self) -> int:
         """How many parameters training will change."""
-        kept = self._kept()
-        return sum(tensor.numel() for name, tensor in targets(self.model).items() if name not in kept)
+        frozen = self._frozen()
+        return sum(tensor.numel() for name, tensor in targets(self.model).items() if name not in frozen)
 
-    def _kept(self) -> set[str]:
-        """The tensors that training will leave as they are."""
+    def _frozen(self) -> set[str]:
+        """The tensors that training will not change."""
         return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
 
-    def _how_computed(self) -> list[str]:
+    def _stacking_note(self) -> str:
         layer = next(module for module in self.model.modules() if isinstance(module, ParallelLayer))
         if layer.stack is not None:
-            return ["the paths have one shape and are computed as one stacked product"]
+            return "the paths have one shape and are computed as one stacked product"
         first = _shape(self.paths[0])
         differing = [key for key in first if any(_shape(path)[key] != first[key] for path in self.paths)]
         because = f"they differ in {', '.join(differing)}" if differing else "a part of theirs cannot be stacked"
-        return [f"the paths are computed one by one, which is slower: {because}"]
+        return f"the paths are computed one by one, which is slower: {because}"
 
     def _notes(self) -> list[str]:
-        notes = [*self.layout.notes, *self._how_computed()]
-        if starting := [what for what in self.fresh_parts() if what in ("projections", "joins")]:
-            notes.append(f"{' and '.join(starting)} begin {STARTS[self.start]}")
+        notes = [*self.layout.notes, self._stacking_note()]
+        if kinds := [kind for kind in self.fresh_parts() if kind in ("projections", "joins")]:
+            notes.append(f"{' and '.join(kinds)} begin {STARTS[self.start]}")
         notes += [f"'{path.name}': {note}" for path in self.paths for note in path.source.notes]
         first, *others = ((path.name, path.source.located.tokenizer.identity()["roles"]) for path in self.paths)
         differing = [name for name, roles in others if roles != first[1]]
         if differing:
             notes.append(f"special tokens have other roles in {', '.join(differing)}; those of '{first[0]}' count")
         if self.config.frozen:
-            fresh = dict.fromkeys(o.what for name, o in self.account.fresh.items() if name in self._kept())
+            fresh = dict.fromkeys(o.kind for name, o in self.account.fresh.items() if name in self._frozen())
             also = f" (so also the fresh {', '.join(fresh)})" if fresh else ""
             notes.append(f"training will leave as they are: {', '.join(self.config.frozen)}{also}")
         return notes

@@ -13,16 +13,16 @@ from braidlm.model.paths.joins import joins
 
 @dataclass(frozen=True)
 class Layout:
-    """What the composed model will be."""
+    """The architecture of the composed model."""
 
     architecture: dict[str, Any]
     layers: int
     notes: list[str]
-    """Choices that the models and options left open."""
+    """How choices were made that the models and options left open."""
 
 
 def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks: int) -> Layout:
-    """Full-width blocks, the paths in parallel layers between them, and what leads from one width to another."""
+    """Full-width blocks, the paths in parallel layers between them, and projections between their widths."""
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
     layers = min(path.depth for path in paths) if layers is None else layers
     notes: list[str] = []
@@ -50,9 +50,9 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
 def _parallel(
     paths: Sequence[PathShape], join: Choice, layers: int, width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The parallel stage, and what leads to it and from it.
+    """The parallel stage and the projections before and after it.
 
-    Paths of one width read a stream of that width; else, and where each reads its own part, the stream stays whole.
+    Paths of one width read a stream of that width; otherwise, and where each reads its own part, it keeps its width.
     """
     stage: dict[str, Any] = {
         "layers": layers,
@@ -66,39 +66,39 @@ def _parallel(
         note = f"the paths have different widths: each reads the stream of {width} through a projection of its own"
         return [{"parallel": stage}], [note]
     project = {"project": {"to": narrow}}
-    if join.options.residual:  # a residual needs one width, so that the last layer cannot grow
+    if join.options.residual:  # a residual needs one width, so the last layer cannot widen the stream
         note = f"the join has a residual, so that a projection after the last layer grows the stream to {width}"
         return [project, {"parallel": stage}, {"project": {"to": width}}], [note]
     return [project, {"parallel": {**stage, "to": width}}], []
 
 
 def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:
-    """A path's block at another width, its heads as large as before and more of them; and in a few words."""
+    """A path's block at another width, with more heads of the same size; and a description of it."""
     options = {key: dict(value) for key, value in path.options.items()}
     attention, feed = options["attention"], options["feed"]
-    said = []
+    remarks = []
     if "heads" in attention and "head_dim" in attention:
         rotary = path.architecture.positions.kind == "rope"
         heads, size = _heads(attention, path.width, width, even=rotary)
         if size != attention["head_dim"]:
-            said.append(f"{width} does not divide into heads of {attention['head_dim']}, so they are of {size}")
+            remarks.append(f"{width} does not divide into heads of {attention['head_dim']}, so they are of {size}")
         elif heads * path.width != attention["heads"] * width:
-            said.append(f"which is nearest to {attention['heads'] * width / path.width:.1f}")
+            remarks.append(f"which is nearest to {attention['heads'] * width / path.width:.1f}")
         if attention.get("kv_heads") is not None:
             shared = attention["heads"] // attention["kv_heads"]
             attention["kv_heads"] = min(_divisors(heads), key=lambda kv: (abs(kv - heads / shared), -kv))
         attention |= {"heads": heads, "head_dim": size}
-        said.insert(0, f"{heads} heads of {size}")
+        remarks.insert(0, f"{heads} heads of {size}")
     if feed.get("hidden") is not None:
         feed["hidden"] = max(1, round(feed["hidden"] * width / path.width))
-        said.append(f"inner size {feed['hidden']}")
-    return options, ", ".join(said) or "with the same options"
+        remarks.append(f"inner size {feed['hidden']}")
+    return options, ", ".join(remarks) or "with the same options"
 
 
 def _heads(attention: dict[str, Any], before: int, width: int, even: bool) -> tuple[int, int]:
-    """How many heads, and their size: as many more as the stream is wider.
+    """The number of heads, scaled with the width, and their size.
 
-    Where the heads' outputs are the stream's change itself, their sizes must add up to the width.
+    Without an output projection the sizes of the heads must add up to the width.
     """
     size = attention["head_dim"]
     if attention.get("out_projection", True):

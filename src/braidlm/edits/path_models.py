@@ -1,4 +1,4 @@
-"""Models that become paths: their names, and whether they can stand beside each other."""
+"""Models that become paths: their names, and whether they can be composed."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.edits.sources import Located, Source
@@ -19,10 +19,10 @@ from braidlm.model.paths.parallel import PathConfig
 
 @dataclass(frozen=True)
 class PathShape:
-    """What a model is under the name that its path will have."""
+    """The architecture of a model and the name of its path."""
 
     name: str
-    plain: PlainModel
+    plain: ModelInfo
 
     @property
     def architecture(self) -> Architecture:
@@ -43,7 +43,7 @@ class PathShape:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """What its blocks are, with sizes that follow from the width written out."""
+        """The options of its blocks, with sizes that follow from the width made explicit."""
         return block_options(self.plain, 0)
 
 
@@ -62,21 +62,21 @@ class PathModel(PathShape):
         return str(self.source.located.folder)
 
 
-def settle_names(located: Sequence[Located], names: Sequence[str] | None) -> list[str]:
-    """The paths' names: those given, or what people call the models, as far as letters, digits, - and _ go."""
+def name_paths(located: Sequence[Located], names: Sequence[str] | None) -> list[str]:
+    """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
     if names is not None and len(names) != len(located):
         raise BraidError(f"{len(names)} names were given for {len(located)} paths")
-    settled = [_valid(one.title) for one in located] if names is None else list(names)
-    for twice in sorted({name for name in settled if settled.count(name) > 1}):
-        folders = [str(one.folder) for name, one in zip(settled, located, strict=True) if name == twice]
+    names = [_valid(one.title) for one in located] if names is None else list(names)
+    for twice in sorted({name for name in names if names.count(name) > 1}):
+        folders = [str(one.folder) for name, one in zip(names, located, strict=True) if name == twice]
         raise BraidError(
             f"two paths are called '{twice}': {' and '.join(folders)}", todo="Give each its own with `--names`."
         )
-    for name in settled:
-        PathConfig(name=name)  # which knows what a name is made of
-        if hasattr(nn.ModuleDict(), name):  # paths are kept in one, which has these words for itself
+    for name in names:
+        PathConfig(name=name)  # checks the name's characters
+        if hasattr(nn.ModuleDict(), name):  # paths are kept in a ModuleDict, whose own attributes are reserved
             raise BraidError(f"a path cannot be called '{name}': that is a word of torch's", todo="Use `--names`.")
-    return settled
+    return names
 
 
 def check_listed_once(located: Sequence[Located]) -> None:
@@ -88,7 +88,7 @@ def check_listed_once(located: Sequence[Located]) -> None:
 
 
 def check_tokenizers(located: Sequence[Located], names: Sequence[str]) -> None:
-    """All read text alike; said before a tensor is read."""
+    """All models must have the same tokenizer; checked before a tensor is read."""
     first = located[0]
     for one, name in zip(located[1:], names[1:], strict=True):
         if differing := differences(first.tokenizer, one.tokenizer):
@@ -100,7 +100,7 @@ def check_tokenizers(located: Sequence[Located], names: Sequence[str]) -> None:
 
 
 def check_alone(path: PathShape, where: str) -> None:
-    """A model can be a path if it is nothing but equal blocks between a plain embedding and a plain head."""
+    """A model can be a path if it consists of equal blocks between a plain embedding and a plain head."""
     architecture = path.architecture
     other = [f"stage {i} is '{stage.kind}'" for i, stage in enumerate(architecture.stages) if stage.kind != "block"]
     if other:
@@ -123,7 +123,7 @@ def check_alone(path: PathShape, where: str) -> None:
 
 
 def check_together(paths: Sequence[PathShape]) -> None:
-    """One vocabulary, one way to know positions."""
+    """All models must have the same vocabulary size and the same positions."""
     problems = []
     sizes = {path.name: path.plain.config.vocab_size for path in paths}
     if len(set(sizes.values())) > 1:
@@ -136,9 +136,9 @@ def check_together(paths: Sequence[PathShape]) -> None:
         raise BraidError("these models do not fit together: " + "; ".join(problems))
 
 
-def block_options(plain: PlainModel, stage: int) -> dict[str, Any]:
-    """The options of a stage's blocks; what by default follows from the width is written out, so that equal blocks are
-    equal however they were written, and stay what they are beside others."""
+def block_options(plain: ModelInfo, stage: int) -> dict[str, Any]:
+    """The options of a stage's blocks. Defaults that follow from the width are made explicit, so that equal blocks
+    compare equal however their recipes were written, and keep their sizes in the composed model."""
     options = encode(plain.architecture.stages[stage].options)
     options.pop("layers")
     block = plain.model.model.stages[stage].layers[0]

@@ -1,4 +1,4 @@
-"""What an edit reads from: a model folder, a run folder or a checkpoint that a bridge knows; tensor by tensor."""
+"""The sources of an edit, read tensor by tensor: a model folder, a run folder or a checkpoint that a bridge reads."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from braidlm.bridges.checkpoint import FLOATS
-from braidlm.bridges.convert import bridges, folder_formats  # which files every bridge
+from braidlm.bridges.convert import bridges, folder_formats  # importing this registers every bridge
 from braidlm.bridges.importing import Import
-from braidlm.bridges.locate import Found, find_tokenizer
-from braidlm.bridges.plain import PlainModel
+from braidlm.bridges.locate import Location, find_tokenizer
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, sha256_of
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage
@@ -21,12 +21,12 @@ from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
 
-OURS = BraidConfig.model_type
+BRAID = BraidConfig.model_type
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model whose folder, kind and tokenizer are known, and of whose weights nothing was read yet."""
+    """A model whose folder, kind and tokenizer are known and whose weights have not been read."""
 
     folder: Path
     kind: str
@@ -35,30 +35,30 @@ class Located:
 
     @property
     def title(self) -> str:
-        """What people call it: the run's name for a checkpoint of a run, else the folder's."""
+        """The run's name for a checkpoint of a run, else the folder's."""
         folder = self.folder.resolve()
         run = folder.parent.parent
         return run.name if folder.parent.name == CHECKPOINTS and is_run(run) else folder.name
 
     def open(self) -> "Source":
-        """Its tensors, after their names and shapes were checked against its configuration."""
-        return _Ours(self) if self.kind == OURS else _Bridged(self)
+        """Open its tensors, checking their names and shapes against the configuration."""
+        return _BraidSource(self) if self.kind == BRAID else _BridgedSource(self)
 
 
-def locate(place: str | Path) -> Located:
+def locate(path: str | Path) -> Located:
     """A model folder, a run folder (its newest checkpoint), or a Hugging Face folder of a format that Braid reads."""
-    folder = model_folder(Path(place).expanduser())
+    folder = model_folder(Path(path).expanduser())
     data = read_json(folder / "config.json")
     kind = data.get("model_type") if isinstance(data, dict) else None
     if kind is None:
         raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
-    known = (OURS, *folder_formats())
+    known = (BRAID, *folder_formats())
     if kind not in known:
         raise BraidError(f"this folder holds a '{kind}' model; edits read {', '.join(known)}", str(folder))
     tokenizer = find_tokenizer(folder)
     if tokenizer is None:
         raise BraidError(
-            "this model has no tokenizer, so nobody can say whether it reads as the others do",
+            "this model has no tokenizer, so it cannot be compared with the others'",
             str(folder),
             "Put its tokenizer.json and tokenizer_config.json into the folder.",
         )
@@ -66,19 +66,19 @@ def locate(place: str | Path) -> Located:
 
 
 class Source(ABC):
-    """The tensors of one model under our names, each read when it is asked for."""
+    """The tensors of one model under Braid's names, each read on demand."""
 
     config: BraidConfig
     notes: list[str]
-    """What is worth knowing about it."""
+    """Remarks for the plan."""
 
     def __init__(self, located: Located):
         self.located = located
 
     @cached_property
-    def plain(self) -> PlainModel:
-        """Its modules without memory."""
-        return PlainModel(self.config)
+    def plain(self) -> ModelInfo:
+        """Its modules on the meta device."""
+        return ModelInfo(self.config)
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
@@ -86,10 +86,10 @@ class Source(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """Where it came from, for the lineage of what is made of it."""
+        """Its origin, for the lineage of the new model."""
 
 
-class _Ours(Source):
+class _BraidSource(Source):
     """A model folder."""
 
     def __init__(self, located: Located):
@@ -101,39 +101,41 @@ class _Ours(Source):
             kinds = {name: file.get_slice(name).get_dtype() for name in self.plain.tensors}
         if odd := [f"{name} is of type {kind}" for name, kind in kinds.items() if kind not in FLOATS]:
             raise BraidError(f"these are no plain floating point numbers: {'; '.join(odd[:5])}", str(located.folder))
-        found = sorted({FLOATS[kind] for kind in kinds.values()})
-        self.notes = [] if found == ["float32"] else [f"weights are {' and '.join(found)}; they are written as float32"]
+        dtypes = sorted({FLOATS[kind] for kind in kinds.values()})
+        self.notes = (
+            [] if dtypes == ["float32"] else [f"weights are {' and '.join(dtypes)}; they are written as float32"]
+        )
 
     def read(self, name: str) -> Tensor:
-        with safe_open(self.path, "pt") as file:  # anew each time: an open file keeps all it has read in memory
+        with safe_open(self.path, "pt") as file:  # an open file would keep all it has read in memory
             return file.get_tensor(name).float()
 
     def record(self) -> dict[str, Any]:
         folder = self.located.folder
         lineage = load_lineage(folder) or {}
         known = {key: lineage[key] for key in ("made_by", "recipe_sha256", "training", "sources") if lineage.get(key)}
-        return {"model": folder.name, "format": OURS, "sha256": sha256_of(self.path), **known}
+        return {"model": folder.name, "format": BRAID, "sha256": sha256_of(self.path), **known}
 
 
-class _Bridged(Source):
+class _BridgedSource(Source):
     """A checkpoint of another format."""
 
     def __init__(self, located: Located):
         super().__init__(located)
-        found = Found(located.folder, located.folder.resolve().name)
-        self.way = Import(found, located.kind, bridges[located.kind](), located.tokenizer)
-        self.config, self.notes = self.way.plain.config, list(self.way.plan.notes)
-        self.links = {link.braid: link for link in self.way.links}
+        found = Location(located.folder, located.folder.resolve().name)
+        self.bridged = Import(found, located.kind, bridges[located.kind](), located.tokenizer)
+        self.config, self.notes = self.bridged.info.config, list(self.bridged.plan.notes)
+        self.links = {link.braid: link for link in self.bridged.mappings}
 
     def read(self, name: str) -> Tensor:
         link = self.links[name]
-        return link.to_braid([self.way.checkpoint.read(theirs) for theirs in link.foreign])
+        return link.to_braid([self.bridged.checkpoint.read(theirs) for theirs in link.foreign])
 
     def record(self) -> dict[str, Any]:
-        read_as = {link.braid: list(link.foreign) for link in self.way.links}
-        checkpoint = self.way.checkpoint
+        read_as = {link.braid: list(link.foreign) for link in self.bridged.mappings}
+        checkpoint = self.bridged.checkpoint
         return {
-            "model": self.way.found.name,
+            "model": self.bridged.location.name,
             "format": self.located.kind,
             "weights": checkpoint.hashes(),
             "read_as": read_as,
