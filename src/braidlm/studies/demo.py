@@ -6,7 +6,7 @@ from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
-from braidlm.data.corpora.maths import pose
+from braidlm.data.corpora.maths import generate_problem
 from braidlm.data.corpora.stories import pronoun_pairs
 from braidlm.data.loading.catalog import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
@@ -22,7 +22,7 @@ from braidlm.studies.tables import quality, silence, training_time
 
 RECIPE = "demo/paths"
 PRONOUNS = 200
-PROBLEM = pose(seed=7, index=0)
+PROBLEM = generate_problem(seed=7, index=0)
 """Of another seed than the training's, so the models have not seen it."""
 PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
 """How the samples begin, by domain."""

@@ -12,7 +12,7 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora import maths, stories
 from braidlm.data.corpora.builtin import CORPORA, document, documents
-from braidlm.data.corpora.rng import Dice, spread
+from braidlm.data.corpora.rng import Rng, spread
 
 NAMES = sorted(CORPORA)
 PROGRAM = """
@@ -53,7 +53,7 @@ def test_seeds_make_different_corpora(corpus):
 
 
 @pytest.mark.parametrize("sizes", [stories._SIZES, maths._SIZES])
-def test_difference_is_certain_and_not_luck(sizes):
+def test_difference_is_certain(sizes):
     """What every document shows repeats only after more than 100,000 documents."""
     assert prod(sizes) >= 100_000
 
@@ -72,11 +72,11 @@ def test_a_worker_that_takes_every_nth_document_meets_all_kinds():
         assert len({spread(0, index * stride, maths._SIZES)[0] for index in range(2_000)}) == len(maths.KINDS)
 
 
-def test_dice_reach_both_ends():
-    dice = Dice("ends")
-    assert {dice.between(1, 3) for _ in range(100)} == {1, 2, 3}
-    assert {dice.pick("ab") for _ in range(50)} == {"a", "b"}
-    assert sorted(dice.split(5, range(5))) == [0, 1, 2, 3, 4]
+def test_random_choices_reach_both_ends():
+    rng = Rng("ends")
+    assert {rng.randint(1, 3) for _ in range(100)} == {1, 2, 3}
+    assert {rng.choice("ab") for _ in range(50)} == {"a", "b"}
+    assert sorted(rng.sample(range(5), 5)) == [0, 1, 2, 3, 4]
 
 
 def test_an_unknown_corpus_gets_the_nearest_name():

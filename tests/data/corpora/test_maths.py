@@ -6,11 +6,11 @@ from math import ceil, prod
 
 import pytest
 
-from braidlm.data.corpora.maths import KINDS, pose, problem
+from braidlm.data.corpora.maths import KINDS, generate_problem, problem_text
 from braidlm.data.corpora.maths_scene import DOLLAR, GOODS, HOLDERS, HOUR, ITEMS, MINUTE, PAGE, WEEK, YEAR
 from braidlm.data.corpora.names import BOYS, GIRLS
 
-PROBLEMS = [pose(11, index) for index in range(6_000)]
+PROBLEMS = [generate_problem(11, index) for index in range(6_000)]
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 # How each kind is solved from the numbers of its question, written without looking at the generator.
 SOLVE = {
@@ -30,7 +30,7 @@ SOLVE = {
     "saving": lambda price, x, weeks: price - x * weeks,
     "same_price": lambda total, x, y: total / x * y,
     "distance": lambda *values: prod(values),
-    "travel_time": lambda way, speed: way / speed,
+    "travel_time": lambda distance, speed: distance / speed,
     "part": lambda whole, above, below: whole * above / below,
     "percent": lambda price, rate: price * (100 - rate) / 100,
     "average": lambda count, *values: sum(values) / count,
@@ -74,7 +74,7 @@ def test_the_answer_follows_from_the_question(kind):
 
 def test_the_document_has_three_ascii_lines():
     for index in range(2_000):
-        lines = problem(4, index).split("\n")
+        lines = problem_text(4, index).split("\n")
         assert re.fullmatch(r"Question: [A-Z].*\?", lines[0]), lines
         assert re.fullmatch(r"Solution: [A-Z0-9].*\.", lines[1]), lines
         assert re.fullmatch(r"Answer: \d+", lines[2]), lines

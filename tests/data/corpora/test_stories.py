@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from braidlm.data.corpora.names import BOYS, GIRLS, NAMES
-from braidlm.data.corpora.stories import MARK, PLOTS, pronoun_pairs, story, tell
+from braidlm.data.corpora.stories import MARK, PLOTS, generate_story, pronoun_pairs, story_text
 from braidlm.data.corpora.story_world import LOOKS
 
 INDICES = range(3_000)
-STORIES = [tell(5, index) for index in INDICES]
-MARKED = [tell(5, index, marked=True) for index in INDICES]
+STORIES = [generate_story(5, index) for index in INDICES]
+MARKED = [generate_story(5, index, marked=True) for index in INDICES]
 FEMALE = {"she", "her", "hers", "herself"}
 MALE = {"he", "him", "his", "himself"}
 GENDER = {**dict(NAMES), "mom": "she", "grandma": "she", "dad": "he", "grandpa": "he", "": "it"}
@@ -99,7 +99,7 @@ def test_a_thing_keeps_its_look():
 def test_every_story_has_its_end():
     for s, plain in zip(STORIES, INDICES, strict=True):
         assert s.text.endswith(s.ending)
-        assert s.text == story(5, plain)
+        assert s.text == story_text(5, plain)
         assert len(s.ending.split()) > 4
 
 
@@ -107,7 +107,7 @@ def test_every_story_has_its_end():
 def test_each_plot_ends_well_and_can_be_shortened(plot):
     assert len(plot.ends) >= 3
     assert all(len(beat) >= 2 for beat in plot.problem + plot.solution)
-    assert max(plot.spare) < len(plot.problem + plot.solution)
+    assert max(plot.optional) < len(plot.problem + plot.solution)
 
 
 def test_punctuation_and_paragraphs():
@@ -162,5 +162,5 @@ def test_pronoun_pairs_keep_the_case_of_the_form():
 
 
 def test_pronoun_pairs_come_from_stories_that_no_corpus_holds():
-    corpus = {story(0, index)[:300] for index in range(2_000)}
+    corpus = {story_text(0, index)[:300] for index in range(2_000)}
     assert not [pair for pair in pronoun_pairs(0, 300) if len(pair.prefix) > 300 and pair.prefix[:300] in corpus]

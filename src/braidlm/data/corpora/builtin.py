@@ -1,29 +1,29 @@
-"""The corpora that Braid makes itself: endless, seeded, and the same on every machine."""
+"""The corpora that Braid generates itself: endless, seeded, and the same on every machine."""
 
 from collections.abc import Callable, Iterator
 from itertools import count as count_from
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.corpora.maths import problem
-from braidlm.data.corpora.stories import story
+from braidlm.data.corpora.maths import problem_text
+from braidlm.data.corpora.stories import story_text
 
-CORPORA: dict[str, Callable[[int, int], str]] = {"stories": story, "maths": problem}
-"""What makes a corpus: document number `index` for a seed, from these two alone."""
+CORPORA: dict[str, Callable[[int, int], str]] = {"stories": story_text, "maths": problem_text}
+"""For each corpus the function from a seed and an index to a document."""
 
 
 def document(corpus: str, seed: int, index: int) -> str:
-    """Document `index` of a corpus; each can be computed on its own, so cores can share the work in any order."""
-    return _maker(corpus)(seed, index)
+    """Document `index` of a corpus; documents do not depend on each other, so workers can share them in any order."""
+    return _generator(corpus)(seed, index)
 
 
 def documents(corpus: str, seed: int, start: int = 0, count: int | None = None) -> Iterator[str]:
-    """The documents from `start` on: `count` of them, or without end."""
-    maker = _maker(corpus)
+    """The documents from `start` on: `count` of them, or endlessly many."""
+    generator = _generator(corpus)
     indices = count_from(start) if count is None else range(start, start + count)
-    return (maker(seed, index) for index in indices)
+    return (generator(seed, index) for index in indices)
 
 
-def _maker(corpus: str) -> Callable[[int, int], str]:
+def _generator(corpus: str) -> Callable[[int, int], str]:
     if corpus not in CORPORA:
         raise BraidError(f"unknown corpus '{corpus}'.{did_you_mean(corpus, CORPORA)}")
     return CORPORA[corpus]

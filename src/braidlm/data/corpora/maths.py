@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from braidlm.data.corpora.maths_counting import COUNTING
 from braidlm.data.corpora.maths_measures import MEASURES
-from braidlm.data.corpora.maths_scene import PEOPLE, Kind, Scene
-from braidlm.data.corpora.rng import Dice, spread
+from braidlm.data.corpora.maths_scene import PEOPLE, ProblemKind, Scene
+from braidlm.data.corpora.rng import Rng, spread
 
-KINDS: tuple[Kind, ...] = COUNTING + MEASURES
+KINDS: tuple[ProblemKind, ...] = COUNTING + MEASURES
 
 _SIZES = (len(KINDS), len(PEOPLE), len(PEOPLE) - 1)
 
@@ -26,15 +26,15 @@ class Problem:
         return f"Question: {self.question}\nSolution: {self.solution}\nAnswer: {self.answer}"
 
 
-def problem(seed: int, index: int) -> str:
+def problem_text(seed: int, index: int) -> str:
     """Problem `index` of the endless corpus with this seed."""
-    return pose(seed, index).text
+    return generate_problem(seed, index).text
 
 
-def pose(seed: int, index: int) -> Problem:
-    """A problem with its parts."""
-    # The kind and both people show in every problem, so neighbours differ for certain; all else is chance.
-    which, first, second = spread(seed, index, _SIZES)
-    kind = KINDS[which]
-    scene = Scene(Dice(f"maths:{seed}:{index}"), PEOPLE[first], PEOPLE[second + (second >= first)])
+def generate_problem(seed: int, index: int) -> Problem:
+    """Problem `index` with its parts."""
+    # The kind and both people show in every problem, so neighbours differ for certain; all else is random.
+    kind_index, first, second = spread(seed, index, _SIZES)
+    kind = KINDS[kind_index]
+    scene = Scene(Rng(f"maths:{seed}:{index}"), PEOPLE[first], PEOPLE[second + (second >= first)])
     return Problem(kind.__name__, *kind(scene))

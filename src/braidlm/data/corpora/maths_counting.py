@@ -1,22 +1,22 @@
 """Word problems about counting: adding, taking away, multiplying, sharing, and several steps of these."""
 
-from braidlm.data.corpora.maths_scene import FRIEND, HOLDERS, ITEMS, Kind, Parts, Scene, are
+from braidlm.data.corpora.maths_scene import FRIEND, HOLDERS, ITEMS, Parts, ProblemKind, Scene, are
 
 
 def together(s: Scene) -> Parts:
     """x + y."""
-    a, b, item, x, y = s.a, s.b, s.pick(ITEMS), s.size(), s.size()
-    verb = s.pick(("has", "found", "collected", "counted"))
+    a, b, item, x, y = s.a, s.b, s.choice(ITEMS), s.size(), s.size()
+    verb = s.choice(("has", "found", "collected", "counted"))
     ask = {
         "has": "do they have",
         "found": "did they find",
         "collected": "did they collect",
         "counted": "did they count",
     }
-    question = s.pick(
+    question = s.choice(
         (f"{a} {verb} {item.of(x)}. {b} {verb} {item.of(y)}.", f"{a} {verb} {item.of(x)} and {b} {verb} {item.of(y)}.")
     )
-    total = s.pick(("together", "in all", "altogether"))
+    total = s.choice(("together", "in all", "altogether"))
     return (
         f"{question} How many {item.many} {ask[verb]} {total}?",
         f"Add the two: {x} + {y} = {x + y} {item.many}.",
@@ -26,10 +26,10 @@ def together(s: Scene) -> Parts:
 
 def more(s: Scene) -> Parts:
     """x - y, as a comparison."""
-    a, b, item, y = s.a, s.b, s.pick(ITEMS), s.size()
-    gap = s.between(1, 60)
+    a, b, item, y = s.a, s.b, s.choice(ITEMS), s.size()
+    gap = s.randint(1, 60)
     x = y + gap
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} has {item.of(x)}. {b} has {item.of(y)}. How many more {item.many} does {a} have than {b}?",
             f"{a} picked {item.of(x)}, but {b} picked only {item.of(y)}. How many fewer {item.many} did {b} pick?",
@@ -40,9 +40,9 @@ def more(s: Scene) -> Parts:
 
 def give(s: Scene) -> Parts:
     """x - y, as something given away."""
-    a, b, item, left, y = s.a, s.b, s.pick(ITEMS), s.between(0, 90), s.size()
+    a, b, item, left, y = s.a, s.b, s.choice(ITEMS), s.randint(0, 90), s.size()
     x = left + y
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.",
             f"{a} had {item.of(x)} and gave {y} of them to {b}.",
@@ -54,8 +54,8 @@ def give(s: Scene) -> Parts:
 
 def at_first(s: Scene) -> Parts:
     """The unknown at the start: y + left."""
-    a, b, item, y, left = s.a, s.b, s.pick(ITEMS), s.size(), s.size()
-    question = s.pick(
+    a, b, item, y, left = s.a, s.b, s.choice(ITEMS), s.size(), s.size()
+    question = s.choice(
         (
             f"{a} gave {item.of(y)} to {b} and has {item.of(left)} left. How many did {a} have at first?",
             f"After {a} gave {b} {item.of(y)}, {a} still had {item.of(left)}. How many did {a} have before?",
@@ -66,8 +66,8 @@ def at_first(s: Scene) -> Parts:
 
 def groups(s: Scene) -> Parts:
     """x * y."""
-    a, b, item, box, x, y = s.a, s.b, s.pick(ITEMS), s.pick(HOLDERS), s.between(2, 15), s.between(2, 30)
-    question = s.pick(
+    a, b, item, box, x, y = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(2, 15), s.randint(2, 30)
+    question = s.choice(
         (
             f"{a} helps {b} to pack. They fill {box.of(x)} with {item.of(y)} each.",
             f"{a} gives {b} {box.of(x)}. Each {box.one} has {item.of(y)} in it.",
@@ -80,9 +80,9 @@ def groups(s: Scene) -> Parts:
 
 def share(s: Scene) -> Parts:
     """x / y without a remainder."""
-    a, b, item, y, each = s.a, s.b, s.pick(ITEMS), s.between(2, 12), s.between(1, 40)
+    a, b, item, y, each = s.a, s.b, s.choice(ITEMS), s.randint(2, 12), s.randint(1, 40)
     x = y * each
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} and {b} share {item.of(x)} equally among {FRIEND.of(y)}. How many {item.many} does each friend get?",
             f"{a} has {item.of(x)}. {b} puts them into {y} equal groups. How many {item.many} are in each group?",
@@ -93,19 +93,19 @@ def share(s: Scene) -> Parts:
 
 def left_over(s: Scene) -> Parts:
     """The remainder of x / y."""
-    a, b, item, box, y, full = s.a, s.b, s.pick(ITEMS), s.pick(HOLDERS), s.between(3, 12), s.between(2, 20)
-    rest = s.between(0, y - 1)
+    a, b, item, box, y, full = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(3, 12), s.randint(2, 20)
+    rest = s.randint(0, y - 1)
     x = y * full + rest
     question = f"{a} has {item.of(x)}. {a.He} puts {y} into each {box.one} and gives the rest to {b}."
     solution = f"{a} can fill {box.of(full)}, which takes {full} * {y} = {full * y} {item.many}."
-    ask = s.pick((f"How many {item.many} does {b} get?", f"How many {item.many} are left for {b}?"))
+    ask = s.choice((f"How many {item.many} does {b} get?", f"How many {item.many} are left for {b}?"))
     return f"{question} {ask}", f"{solution} That leaves {x} - {full * y} = {item.of(rest)} for {b}.", rest
 
 
 def boxes_needed(s: Scene) -> Parts:
     """x / y, rounded up."""
-    a, b, item, box, y, full = s.a, s.b, s.pick(ITEMS), s.pick(HOLDERS), s.between(4, 12), s.between(2, 20)
-    rest = s.between(1, y - 1)
+    a, b, item, box, y, full = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(4, 12), s.randint(2, 20)
+    rest = s.randint(1, y - 1)
     x = y * full + rest
     question = (
         f"{a} and {b} want to pack {item.of(x)}. {y} {item.many} fit into one {box.one}. "
@@ -120,10 +120,10 @@ def boxes_needed(s: Scene) -> Parts:
 
 def boxes_given(s: Scene) -> Parts:
     """Two steps: x * y - z."""
-    a, b, item, box, x, y = s.a, s.b, s.pick(ITEMS), s.pick(HOLDERS), s.between(2, 12), s.between(3, 24)
-    z = s.between(1, x * y - 1)
+    a, b, item, box, x, y = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(2, 12), s.randint(3, 24)
+    z = s.randint(1, x * y - 1)
     left = x * y - z
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} has {box.of(x)} with {item.of(y)} each. {a.He} gives {item.of(z)} to {b}.",
             f"{a} bought {box.of(x)}. Each {box.one} holds {item.of(y)}. Then {a.he} gave {b} {item.of(z)}.",
@@ -138,9 +138,9 @@ def boxes_given(s: Scene) -> Parts:
 
 def three_steps(s: Scene) -> Parts:
     """x + y * z - w."""
-    a, b, item, box = s.a, s.b, s.pick(ITEMS), s.pick(HOLDERS)
-    x, y, z = s.between(1, 40), s.between(2, 9), s.between(2, 15)
-    w = s.between(1, x + y * z - 1)
+    a, b, item, box = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS)
+    x, y, z = s.randint(1, 40), s.randint(2, 9), s.randint(2, 15)
+    w = s.randint(1, x + y * z - 1)
     left = x + y * z - w
     question = (
         f"{a} has {item.of(x)}. {a.He} buys {box.of(y)} with {item.of(z)} each and then gives {item.of(w)} to {b}. "
@@ -155,8 +155,8 @@ def three_steps(s: Scene) -> Parts:
 
 def times_as_many(s: Scene) -> Parts:
     """y * x + x."""
-    a, b, item, x, y = s.a, s.b, s.pick(ITEMS), s.between(2, 40), s.between(2, 9)
-    question = s.pick(
+    a, b, item, x, y = s.a, s.b, s.choice(ITEMS), s.randint(2, 40), s.randint(2, 9)
+    question = s.choice(
         (
             f"{a} has {item.of(x)}. {b} has {y} times as many.",
             f"{a} found {item.of(x)}, and {b} found {y} times as many as {a}.",
@@ -168,8 +168,8 @@ def times_as_many(s: Scene) -> Parts:
 
 def rows(s: Scene) -> Parts:
     """x * y + z, seats and guests."""
-    a, b, thing = s.a, s.b, s.pick(("chairs", "plants", "desks", "tiles", "bricks", "trees"))
-    x, y, z = s.between(3, 20), s.between(3, 20), s.between(2, 40)
+    a, b, thing = s.a, s.b, s.choice(("chairs", "plants", "desks", "tiles", "bricks", "trees"))
+    x, y, z = s.randint(3, 20), s.randint(3, 20), s.randint(2, 40)
     question = (
         f"{a} puts {thing} into {x} rows with {y} in each row. {b} adds {z} more. How many {thing} are there now?"
     )
@@ -180,7 +180,7 @@ def rows(s: Scene) -> Parts:
     )
 
 
-COUNTING: tuple[Kind, ...] = (
+COUNTING: tuple[ProblemKind, ...] = (
     together, more, give, at_first, groups, share, left_over, boxes_needed, boxes_given, three_steps, times_as_many,
     rows,
 )  # fmt: skip

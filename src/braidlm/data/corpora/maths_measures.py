@@ -1,4 +1,4 @@
-"""Word problems about measures: money, ways, time, ages, parts of a whole, shapes and patterns."""
+"""Word problems about measures: money, distances, time, ages, parts of a whole, shapes and patterns."""
 
 from braidlm.data.corpora.maths_scene import (
     DAY,
@@ -12,8 +12,8 @@ from braidlm.data.corpora.maths_scene import (
     PAGE,
     WEEK,
     YEAR,
-    Kind,
     Parts,
+    ProblemKind,
     Scene,
 )
 
@@ -22,11 +22,11 @@ BILLS = (5, 10, 20, 50, 100, 200)
 
 def change(s: Scene) -> Parts:
     """Money back: paid - x * price."""
-    a, b, good, x, price = s.a, s.b, s.pick(GOODS), s.between(1, 9), s.between(1, 20)
+    a, b, good, x, price = s.a, s.b, s.choice(GOODS), s.randint(1, 9), s.randint(1, 20)
     cost = x * price
-    paid = s.pick([bill for bill in BILLS if bill > cost][:3])
+    paid = s.choice([bill for bill in BILLS if bill > cost][:3])
     each = f"for {DOLLAR.of(price)} each" if x > 1 else f"for {DOLLAR.of(price)}"
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} buys {good.of(x)} {each} as a present for {b}. {a.He} pays with {DOLLAR.of(paid)}.",
             f"{a} goes to the shop with {b}. {a.He} buys {good.of(x)} {each} and pays with {DOLLAR.of(paid)}.",
@@ -40,7 +40,7 @@ def change(s: Scene) -> Parts:
 
 def saving(s: Scene) -> Parts:
     """Still missing: price - weeks * x."""
-    a, b, good, x, weeks, missing = s.a, s.b, s.pick(DEAR), s.between(2, 15), s.between(2, 12), s.between(1, 40)
+    a, b, good, x, weeks, missing = s.a, s.b, s.choice(DEAR), s.randint(2, 15), s.randint(2, 12), s.randint(1, 40)
     price = x * weeks + missing
     question = (
         f"{a} wants to buy a {good.one} for {b}. It costs {DOLLAR.of(price)}. "
@@ -56,7 +56,7 @@ def saving(s: Scene) -> Parts:
 
 def same_price(s: Scene) -> Parts:
     """From one price to another: total / x * y."""
-    a, b, good, x, y, price = s.a, s.b, s.pick(GOODS), s.between(2, 9), s.between(1, 11), s.between(2, 20)
+    a, b, good, x, y, price = s.a, s.b, s.choice(GOODS), s.randint(2, 9), s.randint(1, 11), s.randint(2, 20)
     y += y >= x
     question = (
         f"{a} pays {DOLLAR.of(x * price)} for {good.of(x)}. {b} buys {good.of(y)} at the same price. "
@@ -70,15 +70,15 @@ def same_price(s: Scene) -> Parts:
 
 def distance(s: Scene) -> Parts:
     """speed * time."""
-    a, b, hours = s.a, s.b, s.between(1, 9)
-    way, low, high = s.pick(
+    a, b, hours = s.a, s.b, s.randint(1, 9)
+    mode, low, high = s.choice(
         (("walk", 3, 6), ("ride their bikes", 9, 22), ("go by train", 40, 160), ("go by boat", 8, 35))
     )
-    speed = s.between(low, high)
-    question = s.pick(
+    speed = s.randint(low, high)
+    question = s.choice(
         (
-            f"{a} and {b} {way} for {HOUR.of(hours)}. They travel {speed} kilometers every hour. How far do they go?",
-            f"{a} and {b} {way} at {speed} kilometers per hour. How far do they go in {HOUR.of(hours)}?",
+            f"{a} and {b} {mode} for {HOUR.of(hours)}. They travel {speed} kilometers every hour. How far do they go?",
+            f"{a} and {b} {mode} at {speed} kilometers per hour. How far do they go in {HOUR.of(hours)}?",
         )
     )
     return question, f"The distance is {speed} * {hours} = {speed * hours} kilometers.", speed * hours
@@ -86,22 +86,22 @@ def distance(s: Scene) -> Parts:
 
 def travel_time(s: Scene) -> Parts:
     """distance / speed."""
-    a, b, speed = s.a, s.b, s.between(4, 110)
-    hours = s.between(1, 3 if speed < 7 else 9)
-    way = "walks" if speed < 7 else "rides a bike" if speed < 26 else "drives with the family"
+    a, b, speed = s.a, s.b, s.randint(4, 110)
+    hours = s.randint(1, 3 if speed < 7 else 9)
+    mode = "walks" if speed < 7 else "rides a bike" if speed < 26 else "drives with the family"
     question = (
-        f"{a} {way} to visit {b}, who lives {speed * hours} kilometers away. The speed is {speed} kilometers per hour."
+        f"{a} {mode} to visit {b}, who lives {speed * hours} kilometers away. The speed is {speed} kilometers per hour."
     )
-    ask = s.pick((f"How many hours does the trip take {a}?", "How many hours is the trip?"))
+    ask = s.choice((f"How many hours does the trip take {a}?", "How many hours is the trip?"))
     return f"{question} {ask}", f"The time is {speed * hours} / {speed} = {HOUR.of(hours)}.", hours
 
 
 def part(s: Scene) -> Parts:
     """A fraction of a whole number."""
-    a, b, item, below, unit = s.a, s.b, s.pick(ITEMS), s.between(3, 10), s.between(1, 25)
-    above = s.between(2, below - 1)
+    a, b, item, below, unit = s.a, s.b, s.choice(ITEMS), s.randint(3, 10), s.randint(1, 25)
+    above = s.randint(2, below - 1)
     whole = below * unit
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} has {item.of(whole)}. {a.He} gives {above}/{below} of them to {b}. How many does {b} get?",
             f"{a} shows {b} {item.of(whole)}. {above}/{below} of them are red. How many {item.many} are red?",
@@ -116,9 +116,9 @@ def part(s: Scene) -> Parts:
 
 def percent(s: Scene) -> Parts:
     """A price after a discount."""
-    a, b, good, rate = s.a, s.b, s.pick(DEAR), s.pick((5, 10, 20, 25, 30, 40, 50, 60, 75))
+    a, b, good, rate = s.a, s.b, s.choice(DEAR), s.choice((5, 10, 20, 25, 30, 40, 50, 60, 75))
     step = {5: 20, 25: 4, 50: 2, 75: 4, 20: 5, 40: 5, 60: 5}.get(rate, 10)
-    price = step * s.between(1, 200 // step)
+    price = step * s.randint(1, 200 // step)
     off = price * rate // 100
     question = (
         f"{a} wants a {good.one} that costs {DOLLAR.of(price)}. {b} tells {a.him} that today it is {rate} percent off. "
@@ -133,17 +133,17 @@ def percent(s: Scene) -> Parts:
 
 def average(s: Scene) -> Parts:
     """The mean of three or four numbers."""
-    a, b, count, mean = s.a, s.b, s.between(3, 4), s.between(6, 60)
-    values = [s.between(max(1, mean - 12), mean + 12) for _ in range(count - 1)]
+    a, b, count, mean = s.a, s.b, s.randint(3, 4), s.randint(6, 60)
+    values = [s.randint(max(1, mean - 12), mean + 12) for _ in range(count - 1)]
     values.append(mean * count - sum(values))
-    if values[-1] < 1:  # a far last value would be odd; equal ones are always right
+    if values[-1] < 1:  # the last value must be positive; equal values always have this mean
         values = [mean] * count
     sums, total = [], values[0]
     for value in values[1:]:
         sums.append(f"{total} + {value} = {total + value}")
         total += value
     listed = ", ".join(map(str, values[:-1])) + f" and {values[-1]}"
-    what = s.pick(("read", "wrote"))
+    what = s.choice(("read", "wrote"))
     question = (
         f"{a} tells {b} how many pages {a.he} {what} on {DAY.of(count)}: {listed}. "
         "What is the average number of pages per day?"
@@ -153,9 +153,9 @@ def average(s: Scene) -> Parts:
 
 def perimeter(s: Scene) -> Parts:
     """2 * (x + y)."""
-    a, b, y = s.a, s.b, s.between(2, 60)
-    x = y + s.between(0, 40)
-    place = s.pick(("garden", "field", "yard", "park"))
+    a, b, y = s.a, s.b, s.randint(2, 60)
+    x = y + s.randint(0, 40)
+    place = s.choice(("garden", "field", "yard", "park"))
     question = (
         f"{a} and {b} build a fence around a {place}. The {place} is {METER.of(x)} long and {METER.of(y)} wide. "
         "How many meters of fence do they need?"
@@ -169,9 +169,9 @@ def perimeter(s: Scene) -> Parts:
 
 def area(s: Scene) -> Parts:
     """x * y."""
-    a, b, y = s.a, s.b, s.between(2, 30)
-    x = y + s.between(0, 30)
-    place, work = s.pick((("a wall", "paint"), ("a floor", "sweep"), ("a lawn", "mow"), ("an ice rink", "clean")))
+    a, b, y = s.a, s.b, s.randint(2, 30)
+    x = y + s.randint(0, 30)
+    place, work = s.choice((("a wall", "paint"), ("a floor", "sweep"), ("a lawn", "mow"), ("an ice rink", "clean")))
     tall = "high" if work == "paint" else "wide"
     question = (
         f"{a} and {b} {work} {place} that is {METER.of(x)} long and {METER.of(y)} {tall}. "
@@ -182,7 +182,7 @@ def area(s: Scene) -> Parts:
 
 def ages(s: Scene) -> Parts:
     """x + y + z."""
-    a, b, x, y, z = s.a, s.b, s.between(4, 40), s.between(1, 15), s.between(2, 20)
+    a, b, x, y, z = s.a, s.b, s.randint(4, 40), s.randint(1, 15), s.randint(2, 20)
     question = f"{a} is {YEAR.of(x)} old. {b} is {YEAR.of(y)} older than {a}. How old will {b} be in {YEAR.of(z)}?"
     return (
         question,
@@ -193,8 +193,8 @@ def ages(s: Scene) -> Parts:
 
 def calendar(s: Scene) -> Parts:
     """weeks * 7 + days."""
-    a, b, weeks, days = s.a, s.b, s.between(1, 51), s.between(1, 6)
-    event = s.pick(("birthday", "school play", "holiday", "concert", "first race"))
+    a, b, weeks, days = s.a, s.b, s.randint(1, 51), s.randint(1, 6)
+    event = s.choice(("birthday", "school play", "holiday", "concert", "first race"))
     question = (
         f"{a} counts the days until {b}'s {event}. It is in {WEEK.of(weeks)} and {DAY.of(days)}. How many days is that?"
     )
@@ -207,9 +207,9 @@ def calendar(s: Scene) -> Parts:
 
 def clock(s: Scene) -> Parts:
     """Minutes between two times of one day."""
-    a, b, start, hours = s.a, s.b, s.between(1, 8), s.between(1, 4)
-    early, late = 5 * s.between(0, 5), 5 * s.between(6, 11)
-    act = s.pick(("play", "read", "paint", "bake", "work in the garden"))
+    a, b, start, hours = s.a, s.b, s.randint(1, 8), s.randint(1, 4)
+    early, late = 5 * s.randint(0, 5), 5 * s.randint(6, 11)
+    act = s.choice(("play", "read", "paint", "bake", "work in the garden"))
     question = f"{a} and {b} {act} from {start}:{early:02d} to {start + hours}:{late:02d}. How many minutes is that?"
     span, rest = hours * 60, late - early
     solution = (
@@ -221,10 +221,10 @@ def clock(s: Scene) -> Parts:
 
 def sequence(s: Scene) -> Parts:
     """The next number of a pattern."""
-    a, b, first, step, count = s.a, s.b, s.between(0, 60), s.between(2, 25), s.between(4, 5)
+    a, b, first, step, count = s.a, s.b, s.randint(0, 60), s.randint(2, 25), s.randint(4, 5)
     terms = [first + step * i for i in range(count)]
     listed = ", ".join(map(str, terms))
-    question = s.pick(
+    question = s.choice(
         (
             f"{a} writes down a pattern for {b}: {listed}. What number comes next?",
             f"{a} counts in equal steps: {listed}. {b} wants to say the next number. What is it?",
@@ -239,8 +239,8 @@ def sequence(s: Scene) -> Parts:
 
 def doubling(s: Scene) -> Parts:
     """x doubled three times."""
-    a, b, item, x = s.a, s.b, s.pick(ITEMS), s.between(1, 60)
-    days = s.pick(("Monday, Tuesday, Wednesday and Thursday", "Tuesday, Wednesday, Thursday and Friday"))
+    a, b, item, x = s.a, s.b, s.choice(ITEMS), s.randint(1, 60)
+    days = s.choice(("Monday, Tuesday, Wednesday and Thursday", "Tuesday, Wednesday, Thursday and Friday"))
     names = days.replace(" and", ",").split(", ")
     question = (
         f"{a} and {b} collect {item.many} on {days}. On {names[0]} they find {x}, and on each day after that they find "
@@ -252,8 +252,8 @@ def doubling(s: Scene) -> Parts:
 
 def teamwork(s: Scene) -> Parts:
     """(x + y) * hours."""
-    a, b, item, x, y, hours = s.a, s.b, s.pick(ITEMS), s.between(2, 30), s.between(2, 30), s.between(2, 9)
-    act = s.pick(("pack", "sort", "wash", "count"))
+    a, b, item, x, y, hours = s.a, s.b, s.choice(ITEMS), s.randint(2, 30), s.randint(2, 30), s.randint(2, 9)
+    act = s.choice(("pack", "sort", "wash", "count"))
     question = (
         f"{a} can {act} {item.of(x)} in one hour, and {b} can {act} {y}. "
         f"How many {item.many} can they {act} together in {HOUR.of(hours)}?"
@@ -266,7 +266,7 @@ def teamwork(s: Scene) -> Parts:
     )
 
 
-MEASURES: tuple[Kind, ...] = (
+MEASURES: tuple[ProblemKind, ...] = (
     change, saving, same_price, distance, travel_time, part, percent, average, perimeter, area, ages, calendar, clock,
     sequence, doubling, teamwork,
 )  # fmt: skip

@@ -1,10 +1,10 @@
-"""What the word problems are made of: two people, things to count, and a draw of numbers."""
+"""The material of the word problems: two people, things to count, and random numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from braidlm.data.corpora.names import FORMS, NAMES, split
-from braidlm.data.corpora.rng import Dice
+from braidlm.data.corpora.names import FORMS, NAMES, words
+from braidlm.data.corpora.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,37 @@ PEOPLE = tuple(Person(name, *FORMS[pronoun][:3]) for name, pronoun in NAMES)
 ITEMS = tuple(
     map(
         noun,
-        split(
+        words(
             "apple pencil marble sticker book card shell button coin stamp orange cookie pear flower stone crayon "
             "bead ribbon balloon cupcake nut peach plum lemon block badge ticket photo star cherry/cherries "
             "postcard candle eraser carrot muffin seed leaf/leaves"
         ),
     )
 )
-HOLDERS = tuple(map(noun, split("box bag basket jar packet bowl tray drawer")))
-GOODS = tuple(map(noun, split("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")))
-DEAR = tuple(map(noun, split("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")))
+HOLDERS = tuple(map(noun, words("box bag basket jar packet bowl tray drawer")))
+GOODS = tuple(map(noun, words("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")))
+DEAR = tuple(map(noun, words("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")))
 DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK = map(noun, ("dollar", "year", "hour", "minute", "day", "week"))
 METER, KILOMETER, PAGE, FRIEND = map(noun, ("meter", "kilometer", "page", "friend"))
 
 
 class Scene:
-    """The two people of one problem and the dice for everything else; the first person is always named first."""
+    """The two people of one problem, of whom `a` is named first, and random choices for everything else."""
 
-    __slots__ = ("a", "b", "between", "dice", "pick")
+    __slots__ = ("a", "b", "choice", "randint")
 
-    def __init__(self, dice: Dice, a: Person, b: Person):
-        self.dice, self.a, self.b = dice, a, b
-        self.pick, self.between = dice.pick, dice.between
+    def __init__(self, rng: Rng, a: Person, b: Person):
+        self.a, self.b = a, b
+        self.choice, self.randint = rng.choice, rng.randint
 
     def size(self) -> int:
         """A count: often small, sometimes in the hundreds."""
-        return self.between(2, self.pick((20, 50, 100, 400)))
+        return self.randint(2, self.choice((20, 50, 100, 400)))
 
 
 Parts = tuple[str, str, int]
 """Question, solution, answer."""
-Kind = Callable[[Scene], Parts]
+ProblemKind = Callable[[Scene], Parts]
 
 
 def are(count: int) -> str:

@@ -55,7 +55,7 @@ QUARREL = Plot(
         "They never again had a fight about a {t.noun}.",
     ),
     {"flowers": ("daisies", "tulips", "roses", "wild flowers", "violets")},
-    spare=(3, 4),
+    optional=(3, 4),
     things=("ball", "kite", "drum", "wagon", "toy boat", "toy truck", "toy train", "doll", "sled", "hoop"),
 )  # fmt: skip
 
@@ -107,7 +107,7 @@ SURPRISE = Plot(
     ),
     {"room": ("kitchen", "garden house", "big room", "barn"),
      "cake": ("chocolate", "lemon", "cherry", "strawberry", "honey", "cream")},
-    spare=(2, 5),
+    optional=(2, 5),
 )  # fmt: skip
 
 LOST_WAY = Plot(
@@ -160,7 +160,7 @@ LOST_WAY = Plot(
     {"look_for": ("mushrooms", "berries", "nuts", "a waterfall", "a secret cave"),
      "guide": ("a butterfly", "a white bird", "a little stream", "a dragonfly"),
      "mark": ("old mill", "red bridge", "crooked tree", "stone tower", "little church")},
-    spare=(1, 3),
+    optional=(1, 3),
 )  # fmt: skip
 
 ILL = Plot(
@@ -213,7 +213,7 @@ ILL = Plot(
     {"soup": ("carrot", "pea", "potato", "tomato", "pumpkin"),
      "picture": ("a flying horse", "a green dragon", "a ship on the sea", "a giant with a tiny hat", "a dancing bear",
                  "a castle in the clouds", "a whale")},
-    spare=(1, 5),
+    optional=(1, 5),
 )  # fmt: skip
 
 WISHES = Plot(
@@ -265,7 +265,7 @@ WISHES = Plot(
     {"sweet": ("a big bowl of cherries", "a whole bag of nuts", "a basket of sweet berries", "a plate of cookies",
                "a box of little cakes"),
      "fruit": ("plums", "strawberries", "pears", "apples", "grapes", "peaches")},
-    spare=(3, 6),
+    optional=(3, 6),
     things=("basket", "bowl", "bag", "box"),
     looks=("red", "blue", "green", "big", "yellow", "pretty", "round", "brown"),
 )  # fmt: skip

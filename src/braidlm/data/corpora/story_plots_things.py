@@ -57,7 +57,7 @@ LOST = Plot(
     {"spot": ("under a bush", "behind a big rock", "in the tall grass", "next to a log", "under some leaves",
               "between two roots", "in a hole in the ground", "on a low branch")},
     scenery=True,
-    spare=(2, 4, 6),
+    optional=(2, 4, 6),
 )  # fmt: skip
 
 BROKEN = Plot(
@@ -115,7 +115,7 @@ BROKEN = Plot(
     {"fix": ("glue", "string", "tape", "wire and glue", "glue and paint")},
     things=BREAKABLE,
     scenery=True,
-    spare=(1, 7),
+    optional=(1, 7),
 )  # fmt: skip
 
 SHARING = Plot(
@@ -170,7 +170,7 @@ SHARING = Plot(
      "talk": ("dragons", "the moon", "the sea", "pirates", "funny dreams", "kings and queens", "trains"),
      "gift": ("berries", "nuts", "cookies", "plums", "strawberries", "grapes")},
     scenery=True,
-    spare=(1, 3, 6),
+    optional=(1, 3, 6),
 )  # fmt: skip
 
 FOUND = Plot(
@@ -226,7 +226,7 @@ FOUND = Plot(
         "{both} became even better friends that day.",
     ),
     {"treat": ("soup", "cookies", "pancakes", "pudding", "cake", "porridge")},
-    spare=(1, 4, 7),
+    optional=(1, 4, 7),
 )  # fmt: skip
 
 GROWING = Plot(
@@ -283,7 +283,7 @@ GROWING = Plot(
     ),
     {"pot": ("clay", "blue", "round", "yellow", "brown"), "look": ("yellow", "red", "pink", "white", "purple"),
      "plant": ("flower", "rose", "sunflower", "tulip", "bush")},
-    spare=(3,),
+    optional=(3,),
 )  # fmt: skip
 
 BUILDING = Plot(
@@ -343,7 +343,7 @@ BUILDING = Plot(
      "more": ("rope", "leaves", "mud", "moss", "a blanket"),
      "snack": ("apples", "nuts", "bread", "pears", "cookies")},
     scenery=True,
-    spare=(1, 3, 7),
+    optional=(1, 3, 7),
 )  # fmt: skip
 
 THINGS_PLOTS = (LOST, BROKEN, SHARING, FOUND, GROWING, BUILDING)

@@ -1,9 +1,9 @@
-"""What the stories are made of: characters, things, places, and the openings and scenery that every plot shares."""
+"""The material of the stories: characters, things, places, and the openings and scenery that all plots share."""
 
 from dataclasses import dataclass, field
 
-from braidlm.data.corpora.names import FORMS, split
-from braidlm.data.corpora.rng import Dice
+from braidlm.data.corpora.names import FORMS, words
+from braidlm.data.corpora.rng import Rng
 
 SLOTS = ("he", "him", "his", "hers", "himself")
 """How a template asks for a form of a pronoun, whoever the character is: {h.his} may become 'her'."""
@@ -30,7 +30,7 @@ class Character:
         self.name, self.pronoun, self.kind = name, pronoun, kind
         self.a = a(f"{trait} {kind}")
         self.hand = "hand" if kind in ("girl", "boy") else "paw"
-        # A mark tells tests and pronoun pairs who is meant by each pronoun.
+        # Tests and pronoun pairs need to know whom each pronoun means; a mark after it says so.
         self.__dict__.update(_MARKED[pronoun, key] if marked else _PLAIN[pronoun])
 
     def __str__(self) -> str:
@@ -81,20 +81,20 @@ class Place:
         return self.name
 
 
-ANIMALS = split("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
-CREATURES = split("bird duckling owl lamb goose deer swan foal turtle calf")
-TRAITS = split("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
+ANIMALS = words("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
+CREATURES = words("bird duckling owl lamb goose deer swan foal turtle calf")
+TRAITS = words("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
 GROWN_UPS = (("mom", "she"), ("dad", "he"), ("grandma", "she"), ("grandpa", "he"))
-LOOKS = split("red blue green yellow pink purple orange white brown golden shiny striped")
-CARRIED = (*split("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
+LOOKS = words("red blue green yellow pink purple orange white brown golden shiny striped")
+CARRIED = (*words("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
 BREAKABLE = ("kite", "toy boat", "toy train", "toy truck", "wagon", "drum", "doll", "robot", "toy plane", "cart")
 PLACES = (
-    *(Place(name, "in") for name in split("park garden field forest meadow yard")),
-    *(Place(name, "by") for name in split("pond river lake")),
-    *(Place(name, "on") for name in split("hill farm")),
+    *(Place(name, "in") for name in words("park garden field forest meadow yard")),
+    *(Place(name, "by") for name in words("pond river lake")),
+    *(Place(name, "on") for name in words("hill farm")),
 )
 Beat = tuple[str, ...]
-"""The ways to tell one moment; exactly one of them is told."""
+"""Variants of one moment of a story, of which one is used."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Plot:
     solution: tuple[Beat, ...]
     ends: Beat
     choices: dict[str, Beat] = field(default_factory=dict)
-    """Words that are chosen once and stay the same for the whole story."""
+    """Phrases that are chosen once for the whole story."""
     looks: tuple[str, ...] = LOOKS
     things: tuple[str, ...] = CARRIED
     scenery: bool = False
     """Whether a line about fine weather fits after the first beat."""
-    spare: tuple[int, ...] = ()
-    """Beats that a shorter telling leaves out, counted through problem and solution."""
+    optional: tuple[int, ...] = ()
+    """Indices of beats that may be left out, counted through problem and solution."""
 
 
 HOMES = (
@@ -201,7 +201,7 @@ SCENERY = (
 )
 
 
-def opening(dice: Dice) -> list[str]:
+def opening(rng: Rng) -> list[str]:
     """The templates that introduce the hero and the friend; the friend always comes after the hero."""
-    first, friend = dice.pick(OPENINGS), dice.pick(FRIENDS)
-    return [first, friend] if dice.chance() < 0.4 else [first, dice.pick(LIKINGS), friend]
+    first, friend = rng.choice(OPENINGS), rng.choice(FRIENDS)
+    return [first, friend] if rng.random() < 0.4 else [first, rng.choice(LIKINGS), friend]

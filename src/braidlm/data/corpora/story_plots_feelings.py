@@ -1,4 +1,4 @@
-"""Plots about feelings and one another: fear, weather, help, learning, quarrels, surprises and new friends."""
+"""Plots about feelings: fear, bad weather, helping, learning."""
 
 from braidlm.data.corpora.story_world import Plot
 
@@ -51,7 +51,7 @@ AFRAID = Plot(
     ),
     {"fear": ("the dark", "thunder", "shadows", "the old owl", "loud noises", "the night", "the black cat"),
      "light": ("lamp", "candle", "lantern", "torch"), "song": ("silly", "happy", "funny", "merry")},
-    spare=(2, 6),
+    optional=(2, 6),
 )  # fmt: skip
 
 WEATHER = Plot(
@@ -108,7 +108,7 @@ WEATHER = Plot(
      "day": ("special", "big", "lovely"),
      "fun": ("played a guessing game", "made shadows on the wall", "sang all the songs they knew",
              "told each other riddles", "listened to the rain and ate cookies", "pretended to be on a ship")},
-    spare=(2, 5),
+    optional=(2, 5),
 )  # fmt: skip
 
 ANIMAL = Plot(
@@ -161,7 +161,7 @@ ANIMAL = Plot(
     {"hurt": ("One of its legs was hurt", "It was wet and tired", "It had fallen and could not get up",
               "It was cold and hungry", "It had lost its mother"),
      "soft": ("grass", "wool", "moss", "hay", "leaves"), "cloth": ("towel", "blanket", "scarf", "coat")},
-    spare=(2, 4),
+    optional=(2, 4),
 )  # fmt: skip
 
 SKILL = Plot(
@@ -214,7 +214,7 @@ SKILL = Plot(
     {"skill": ("swim", "ride a bike", "whistle", "tie a bow", "read", "skate", "jump rope", "play the flute", "dive",
                "write a letter", "catch a ball", "play the drum", "row a boat", "juggle"),
      "days": ("four", "five", "six", "seven", "nine", "ten")},
-    spare=(2, 6),
+    optional=(2, 6),
 )  # fmt: skip
 
 RACE = Plot(
@@ -271,7 +271,7 @@ RACE = Plot(
      "trip": ("tripped over a root", "fallen over a stone", "slipped in the mud", "stepped into a hole")},
     things=("cup", "medal", "crown", "ribbon", "hat", "kite", "bell"),
     scenery=True,
-    spare=(1, 4, 6),
+    optional=(1, 4, 6),
 )  # fmt: skip
 
-HEARTS_PLOTS = (AFRAID, WEATHER, ANIMAL, SKILL, RACE)
+FEELINGS_PLOTS = (AFRAID, WEATHER, ANIMAL, SKILL, RACE)
