@@ -167,7 +167,7 @@ def check_norms(device: str, dtype: torch.dtype) -> None:
                 stream, delta = (torch.randn(150, width, device=device).to(dtype) for _ in range(2))
                 inputs = [stream, delta if adds else None, wide(delta_bias), wide(), wide(bias and centred)]
                 compare(
-                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, Sums(1, None), None, None),
+                    lambda *x, c=centred: AddNorm.apply(*x, 1e-5, c, Sums(1), None, None),
                     lambda *x, c=centred: plain_add_norm(*x, 1e-5, c),
                     inputs,
                     dtype,
@@ -182,7 +182,7 @@ def check_activations(device: str, dtype: torch.dtype) -> None:
                 inner = torch.randn(300, 2 * width if gated else width, device=device).to(dtype)
                 bias = torch.randn(inner.shape[1], device=device) if biased else None
                 compare(
-                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, Sums(1, None), None, None),
+                    lambda *x, k=kind, g=gated: Activation.apply(*x, k, g, Sums(1), None, None),
                     lambda *x, k=kind, g=gated: plain_activation(*x, k, g),
                     [inner, bias],
                     dtype,
@@ -199,7 +199,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             tables = None if turn is None else (angle.cos(), angle.sin())
             compare(
                 lambda *x, t=tables, n=turn == "interleaved", k=kv_heads: SplitHeads.apply(
-                    x[0], None, t, n, k, Sums(1, None), None
+                    x[0], None, t, n, k, Sums(1), None
                 ),
                 lambda *x, t=tables, n=turn == "interleaved", k=kv_heads: plain_split_heads(x[0], t, n, k),
                 [qkv],
@@ -208,7 +208,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
             )
             bias = torch.zeros(heads * dim, device=device, requires_grad=True)
             leaf = qkv.detach().requires_grad_()
-            parts = SplitHeads.apply(leaf, bias, tables, turn == "interleaved", kv_heads, Sums(1, None), None)
+            parts = SplitHeads.apply(leaf, bias, tables, turn == "interleaved", kv_heads, Sums(1), None)
             sum((p * torch.randn_like(p)).sum() for p in parts).backward()
             close(bias.grad, leaf.grad.double().sum((0, 1)).flatten(), LIMITS[dtype], "the bias's gradient")
 
@@ -219,7 +219,7 @@ class Left:
     def __init__(self, gradient: Tensor):
         self.gradient = gradient
 
-    def take(self) -> Tensor:
+    def read(self) -> Tensor:
         return self.gradient
 
 
@@ -229,9 +229,9 @@ def check_embedding(device: str, dtype: torch.dtype) -> None:
         positions = None if context is None else torch.randn(context, width, device=device)
         ids = torch.randint(0, 11, (20, 9), device=device)
         inputs = [ids, tokens, positions]
-        compare(lambda *x: Embed.apply(*x, dtype, None, None), plain_embed, inputs, dtype, f"embedding {context=}")
+        compare(lambda *x: Embed.apply(*x, dtype, None), plain_embed, inputs, dtype, f"embedding {context=}")
         leaf, left = tokens.detach().requires_grad_(), torch.randn_like(tokens)
-        Embed.apply(ids, leaf, positions, dtype, None, Left(left.clone())).sum().backward()
+        Embed.apply(ids, leaf, positions, dtype, Left(left.clone())).sum().backward()
         wanted = left.double() + torch.bincount(ids.flatten(), minlength=11)[:, None]
         close(leaf.grad, wanted, LIMITS[dtype], "a gradient added to what the head has left")
 
@@ -248,13 +248,13 @@ def check_routers(device: str, dtype: torch.dtype) -> None:
                 return made[:3] + made[4:]
 
             def fused(*x: Tensor, b: Any = balance, k: int = top_k, r: bool = renormalise) -> tuple[Tensor, ...]:
-                return differentiable(Route.apply(*x, b, k, r, Sums(1, None)))
+                return differentiable(Route.apply(*x, b, k, r, Sums(1)))
 
             def plain(*x: Tensor, b: Any = balance, k: int = top_k, r: bool = renormalise) -> tuple[Tensor, ...]:
                 return differentiable(plain_route(*x, b if b is None else b.double(), k, r))
 
             compare(fused, plain, [stream, weight, bias], dtype, f"router {choices=} {top_k=} {renormalise=}")
-            ours = Route.apply(stream, weight, bias, balance, top_k, renormalise, Sums(1, None))[3]
+            ours = Route.apply(stream, weight, bias, balance, top_k, renormalise, Sums(1))[3]
             theirs = plain_route(stream.double(), weight.double(), bias.double(), balance, top_k, renormalise)[3]
             assert torch.equal(ours, theirs)
 
@@ -271,7 +271,7 @@ def check_norms_with_routers(device: str, dtype: torch.dtype) -> None:
         config = (None, 1e-5, centred, reads_normed, 2, True)
 
         def fused(*x: Tensor, config: Any = config) -> tuple[Tensor, ...]:
-            made = AddNormRoute.apply(*x, config[0], NormRouteConfig(*config[1:], Sums(1, None)))
+            made = AddNormRoute.apply(*x, config[0], NormRouteConfig(*config[1:], Sums(1)))
             return made[:4] + made[5:]
 
         def plain(*x: Tensor, config: Any = config) -> tuple[Tensor, ...]:
@@ -322,27 +322,27 @@ def check_narrowing(device: str, dtype: torch.dtype) -> None:
 def check_adding(device: str, dtype: torch.dtype) -> None:
     stream, delta = (torch.randn(70, 48, device=device).to(dtype) for _ in range(2))
     for bias in (None, torch.randn(48, device=device)):
-        compare(lambda *x: AddDelta.apply(*x, None), plain_add, [stream, delta, bias], dtype, "adding")
+        compare(AddDelta.apply, plain_add, [stream, delta, bias], dtype, "adding")
 
 
 def check_dropping(device: str, dtype: torch.dtype) -> None:
     """What is added is dropped by a seed and a slot: all who add drop the same, and the reference is told what."""
     seed, rows, width = torch.tensor([7], device=device), 70, 48
     nothing = torch.zeros(rows, width, device=device)
-    kept = AddDelta.apply(nothing, nothing + 1, None, None, 0.25, seed)
+    kept = AddDelta.apply(nothing, nothing + 1, None, 0.25, seed)
     torch.testing.assert_close(kept.unique().cpu(), torch.tensor([0.0, 1 / 0.75]))
     assert abs((kept > 0).float().mean().item() - 0.75) < 0.03
     stream, delta = (torch.randn(rows, width, device=device).to(dtype) for _ in range(2))
     bias, weight, shift = (torch.randn(width, device=device) for _ in range(3))
     compare(
-        lambda *x: AddDelta.apply(*x, None, 0.25, seed),
+        lambda *x: AddDelta.apply(*x, 0.25, seed),
         lambda s, d, b: s + (d + b) * kept,
         [stream, delta, bias],
         dtype,
         "adding with dropout",
     )
     compare(
-        lambda *x: AddNorm.apply(*x, 1e-5, True, Sums(1, None), None, None, 0.25, seed),
+        lambda *x: AddNorm.apply(*x, 1e-5, True, Sums(1), None, None, 0.25, seed),
         lambda s, d, b, *w: plain_add_norm(s, (d + b) * kept, None, *w, 1e-5, True),
         [stream, delta, bias, weight, shift],
         dtype,
@@ -351,7 +351,7 @@ def check_dropping(device: str, dtype: torch.dtype) -> None:
     router, router_bias = torch.randn(4, width, device=device), torch.randn(4, device=device)
 
     def fused(*x: Tensor) -> tuple[Tensor, ...]:
-        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1, None), dropout=0.25, seed=seed)
+        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1), dropout=0.25, seed=seed)
         made = AddNormRoute.apply(*x, None, config)
         return made[:4] + made[5:]
 
@@ -393,7 +393,7 @@ def check_mixing_with_norms_and_routers(device: str, dtype: torch.dtype) -> None
     found: list[list[Tensor]] = []
     for together in (True, False):
         leaves = [x.clone().requires_grad_() for x in (rows, weights, router, router_bias)]
-        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1, None))
+        config = NormRouteConfig(1e-5, True, False, 2, True, Sums(1))
         parts = (None, None, *leaves[2:], None, config)
         if together:
             made = CombineNormRoute.apply(*leaves[:2], permutation, None, *parts)
@@ -431,7 +431,7 @@ def check_linear(device: str, dtype: torch.dtype) -> None:
     rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
     copy = cast_all([weight], dtype)[weight]
     compare(
-        lambda r, w: Linear.apply(r, w, copy, None, None, None),
+        lambda r, w: Linear.apply(r, w, copy, None, None),
         lambda r, w: r @ (w + (copy.double() - weight.double())).t(),
         [rows, weight],
         dtype,
@@ -449,24 +449,24 @@ class Halved(torch.nn.Module):
 
 
 class Here:
-    """Work side is done at once; what it reads is held, as on a device."""
+    """A side stream whose work is done at once; its inputs are held, as on a device."""
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.held: list[Tensor] = []
 
-    def piece(self, *inputs: Tensor, urgent: bool = False) -> nullcontext[None]:
+    def work(self, *inputs: Tensor, priority: bool = False) -> nullcontext[None]:
         self.held += inputs
         return nullcontext()
 
-    def last(self) -> str:
+    def last_event(self) -> str:
         return "done"
 
-    def wait(self, done: str) -> None:
+    def wait_event(self, done: str) -> None:
         assert done == "done"
 
-    def join(self) -> None:
+    def synchronize(self) -> None:
         pass
 
 
@@ -509,7 +509,7 @@ def results(
         stream, routings, *_ = context(model.model, ids)
     asked = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
     ((stream * weights).sum() + 30 * asked).backward()
-    side.join()
+    side.synchronize()
     found = {"stream": stream} | {f"{r.name} weights": r.weights_BTN for r in routings}
     return found | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -531,7 +531,7 @@ def check_heads_and_embeddings(device: str, dtype: torch.dtype) -> None:
                 loss, asked, _ = model.training_losses(ids[:, :-1], ids[:, 1:], None, given)
             assert asked is None
             loss.backward()
-            side.join()
+            side.synchronize()
             found.append({"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()})
         plain, fused = found
         assert plain.keys() == fused.keys()
@@ -570,7 +570,7 @@ def check_losses(positions: str) -> None:
                 loss = torch.nn.functional.cross_entropy(scores, labels.flatten(), ignore_index=IGNORED)
         loss.backward()
         if side is not None:
-            side.join()
+            side.synchronize()
         return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
 
     ours = [found(torch.bfloat16, side, fused=True) for side in (None, SideStream(torch.device("cuda")))]

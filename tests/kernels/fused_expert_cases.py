@@ -25,7 +25,7 @@ from braidlm.kernels.routed.grouped_weights import Cut, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation, permute, plain_permute
 from braidlm.kernels.routed.project_rows import WIDEST, ProjectAddNormRows
 from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows
-from braidlm.kernels.side_stream import DeferredGradient, SideStream
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, use_side_stream
 
 SMALL_TILE = 16
 
@@ -111,7 +111,8 @@ def check_linear(
 
         def fused(r: Tensor, w: Tensor, b: Tensor | None, copy: Tensor = copy, gather: bool = gather) -> Tensor:
             r = laid_out(r, permutation, gather)
-            return GroupedLinear.apply(r, w, copy, b, permutation, gather, side)[real]
+            with use_side_stream(side):
+                return GroupedLinear.apply(r, w, copy, b, permutation, gather)[real]
 
         def plain(r: Tensor, w: Tensor, b: Tensor | None, rest: Tensor = rest, gather: bool = gather) -> Tensor:
             r = laid_out(r, permutation, gather)
@@ -150,7 +151,8 @@ def check_feed(
         ) -> Tensor:  # fmt: skip
             r = laid_out(r, permutation, config[-1])
             base = base if base is None else laid_out(base, permutation, False)
-            return GroupedFeed.apply(r, u, copies[0], b, o, copies[1], ob, base, permutation, *config, side)[real]
+            with use_side_stream(side):
+                return GroupedFeed.apply(r, u, copies[0], b, o, copies[1], ob, base, permutation, *config)[real]
 
         def plain(
             r: Tensor, u: Tensor, b: Tensor | None, o: Tensor, ob: Tensor | None, base: Tensor | None,
@@ -191,7 +193,7 @@ def check_project_rows(device: str, dtype: torch.dtype, permutation: Permutation
         compare(fused, plain, [rows, weight, bias, stream], dtype, f"projected rows {centred=} {biased=} {owing=}")
     norm, rows = Norm(1e-5, True, 0.25, torch.tensor([5], device=device)), laid_out(rows, permutation, False)
     found = ProjectAddNormRows.apply(rows, weight, copy, bias, stream, permutation, norm)
-    delta = GroupedLinear.apply(rows, weight, copy, bias, permutation, False, None)
+    delta = GroupedLinear.apply(rows, weight, copy, bias, permutation, False)
     for one, other in zip(found, AddNormRows.apply(stream, delta, permutation, norm), strict=True):
         close(one[real], other[real].double(), LIMITS[dtype], "projected rows, dropped")
 
@@ -208,7 +210,7 @@ class Taken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor, None]:
         assert gradient is None
-        return ctx.deferred.take(), None
+        return ctx.deferred.read(), None
 
 
 def joined(work: Any, side: Any) -> Any:
@@ -218,7 +220,7 @@ def joined(work: Any, side: Any) -> Any:
 
     def whole(rows: Tensor, *others: Tensor | None) -> Tensor:
         rows = rows.clone()
-        rows.register_hook(lambda _: side.join())
+        rows.register_hook(lambda _: side.synchronize())
         return work(rows, *others)
 
     return whole
@@ -348,7 +350,7 @@ def check_replay() -> None:
     def work() -> tuple[Tensor, ...]:
         permutation = permute(chosen, experts, 2)
         made = GroupedFeed.apply(
-            tokens, up, up_copy, None, out, out_copy, None, None, permutation, "gelu_new", False, True, None
+            tokens, up, up_copy, None, out, out_copy, None, None, permutation, "gelu_new", False, True
         )  # fmt: skip
         mixed = Combine.apply(made, weights, permutation)
         return mixed, *torch.autograd.grad(mixed.float().square().sum(), [tokens, up, out])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.linear import Casts, Linear
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
@@ -70,9 +70,8 @@ class PassContext:
     narrow: Casts
     slots: dict[nn.Module, GradientSlot]
     sums: dict[nn.Module, Sums]
-    side: SideStream | None
     foldings: list[Folding] = field(default_factory=list)
-    """Of the layers that read a norm of their own, or are read side by side; made side."""
+    """Of the layers that read a norm of their own, or are read side by side; made on the side stream."""
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
     """The same where they are known to autograd."""
     grouped: dict[nn.Module, GroupedGradientSlot] = field(default_factory=dict)
@@ -80,6 +79,7 @@ class PassContext:
     seeds: dict[nn.Module, Tensor] = field(default_factory=dict)
     """For dropout inside kernels, as many for each part as it has uses for: the same if a layer is computed again."""
 
+    side: SideStream | None = field(default_factory=current_side_stream, init=False)
     late: Callable[[], Casts] | None = None
     """Makes the copies that nobody reads before the end: once those of the layers are there."""
 
@@ -87,12 +87,12 @@ class PassContext:
         """The layer's product, with its bias if asked for (then the caller also gives the bias its gradient)."""
         bias = self.narrow[layer.bias] if with_bias and layer.bias is not None else None
         slot = self.slots.get(layer)
-        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, self.side, slot)
+        return Linear.apply(rows, layer.weight, self.narrow[layer.weight], bias, slot)
 
-    def join(self) -> None:
-        """Wait for what was made side for the layers after the first."""
+    def synchronize(self) -> None:
+        """Wait for what the side stream has made for the layers after the first."""
         if self.side is not None:
-            self.side.join()
+            self.side.synchronize()
         while self.foldings:  # now, so that backward it is their turn before that of the layers before
             self.folded |= self.foldings.pop().attached()
         if self.late is not None:
@@ -106,7 +106,7 @@ class PassContext:
 
     def sums_of(self, part: nn.Module) -> Sums:
         """Where the gradients of a part's vectors are summed."""
-        return self.sums.get(part) or Sums(1, self.side)
+        return self.sums.get(part) or Sums(1)
 
 
 def serves_norm(norm: nn.Module) -> bool:
@@ -142,7 +142,7 @@ def add_pending(stream: Tensor, pending: PendingAdd | None, context: PassContext
     if pending is None:
         return stream
     delta, bias, slot, dropout, seed = pending.parts
-    summed: Tensor = AddDelta.apply(stream, delta, bias, context.side, dropout, seed, slot)
+    summed: Tensor = AddDelta.apply(stream, delta, bias, dropout, seed, slot)
     return summed
 
 

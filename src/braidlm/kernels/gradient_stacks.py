@@ -8,7 +8,7 @@ that the others have already given to autograd.
 import torch
 from torch import Tensor
 
-from braidlm.kernels.side_stream import SideStream
+from braidlm.kernels.side_stream import current_side_stream
 
 ROWS = 98304
 """So many rows, of all layers together, fill a large GPU; more would only hold memory longer."""
@@ -17,10 +17,10 @@ ROWS = 98304
 class GradientStack:
     """The inputs, and in the backward pass the gradients, of layers of one shape."""
 
-    def __init__(
-        self, layers: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype, side: SideStream, turned: bool = False
-    ):
+    def __init__(self, layers: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype, turned: bool = False):
         """Weights are [out, in] = `shape`, or, `turned`, their gradients are wanted as [in, out]."""
+        side = current_side_stream()
+        assert side is not None
         (self.outputs, inputs), self.turned, self.side, self.waiting = shape, turned, side, layers
         self.inputs = torch.empty(layers, rows, inputs, dtype=dtype, device=side.device)
         self.gradients: Tensor | None = None
@@ -42,7 +42,7 @@ class GradientStack:
         assert self.results is not None
         self.waiting -= 1
         if not self.waiting:
-            with self.side.piece(self.gradients, self.inputs):
+            with self.side.work(self.gradients, self.inputs):
                 left, right = (self.inputs, self.gradients) if self.turned else (self.gradients, self.inputs)
                 _batched_product(left.transpose(1, 2), right, self.results)
         return self.results[index].data

@@ -41,15 +41,16 @@ from braidlm.kernels.routed.layers import (
     serves_routed_feed,
 )
 from braidlm.kernels.routed.planning import fold_all, grouped_slots, read_narrow, routed_slots, routed_sums
-from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
 from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
+from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
+from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.paths.project import ProjectStage
-from braidlm.model.routing.routed_parts import RoutedAttention, RoutedFeed
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import make_masks
 from braidlm.model.stages import BlockStage
@@ -126,24 +127,26 @@ def fused_stream(
     """
     dtype = _compute_dtype(ids.device)
     model._check_length(ids.shape[1])
-    with torch.autocast(ids.device.type, enabled=False):
+    with torch.autocast(ids.device.type, enabled=False), use_side_stream(side):
         learned = model.positions.weight if isinstance(model.positions, LearnedPositions) else None
         stream: Tensor | UncombinedRows = model.drop(
-            Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, side, tied)
+            Embed.apply(ids.contiguous(), model.embedding.weight, learned, dtype, tied)
         )
-        context = _prepare(model, ids, dtype, side, [] if head is None else [head])
-        pending: PendingAdd | None = None
-        routings: Routings = ()
-        first = True
-        for stage in model.stages:
-            for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
-                if not (first and _is_plain(layer)):
-                    context.join()  # the narrow weights of all others are made beside a plain first block
-                stream, pending, made = stage.run(_layer, stream, pending, layer, context)
-                routings += made
-                first = False
-        context.join()
-        _, normed = add_norm(_mixed(stream), pending, model.norm, None, context)
+        # Autograd adds up the gradients of a shared weight at once, before the side stream is synchronized.
+        with use_side_stream(None if _shares_weights(model) else side):
+            context = _prepare(model, ids, dtype, [] if head is None else [head])
+            pending: PendingAdd | None = None
+            routings: Routings = ()
+            first = True
+            for stage in model.stages:
+                for layer in [stage] if isinstance(stage, ProjectStage) else stage.layers:
+                    if not (first and _is_plain(layer)):
+                        context.synchronize()  # the narrow weights of all others are made beside a plain first block
+                    stream, pending, made = stage.run(_layer, stream, pending, layer, context)
+                    routings += made
+                    first = False
+            context.synchronize()
+            _, normed = add_norm(_mixed(stream), pending, model.norm, None, context)
     return normed.view(*ids.shape, -1), routings, None if head is None else context.narrow[head]
 
 
@@ -151,13 +154,14 @@ def _layer(
     stream: Tensor | UncombinedRows, pending: PendingAdd | None, layer: Any, context: PassContext
 ) -> tuple[Tensor | UncombinedRows, PendingAdd | None, Routings]:
     """The stream after a layer; what was pending last is still to be added."""
-    if isinstance(layer, ParallelLayer):
-        uncombined, routing = layer_of_blocks(stream, pending, layer, context)
-        return uncombined, None, (routing,)
-    if isinstance(layer, ProjectStage):
-        made, routing = projected(layer.experts, _mixed(stream), pending, context)
-        return made, None, (routing,)
-    return _block(_mixed(stream), pending, layer, context)
+    with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's comes here again
+        if isinstance(layer, ParallelLayer):
+            uncombined, routing = layer_of_blocks(stream, pending, layer, context)
+            return uncombined, None, (routing,)
+        if isinstance(layer, ProjectStage):
+            made, routing = projected(layer.experts, _mixed(stream), pending, context)
+            return made, None, (routing,)
+        return _block(_mixed(stream), pending, layer, context)
 
 
 def _mixed(stream: Tensor | UncombinedRows) -> Tensor:
@@ -184,21 +188,24 @@ def _block(
     return stream, dropped(block, made, 1, context), routings
 
 
-def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, side: SideStream | None, late: list[Tensor]) -> PassContext:
+def _shares_weights(model: Any) -> bool:
+    parameters = [p for stage in model.stages for p in stage.parameters()]
+    return len({id(p) for p in parameters}) < len(parameters)
+
+
+def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
     """`late` are matrices that are read after all layers."""
-    (batch, time), device = ids.shape, ids.device
+    (batch, time), device, side = ids.shape, ids.device, current_side_stream()
     blocks = [module for module in model.modules() if type(module) is Block and _is_flat(module)]
     trained = [p for stage in model.stages for p in stage.parameters()]
-    if len({id(p) for p in trained}) < len(trained):
-        side = None  # autograd adds up the gradients of a shared weight at once, before anything is joined
     slots: dict[nn.Module, GradientSlot] = {}
     sums: dict[nn.Module, Sums] = {}
     grouped: dict[nn.Module, GroupedGradientSlot] = {}
     checkpointing = any(stage.gradient_checkpointing for stage in model.stages)
     if side is not None and not checkpointing and all(p.requires_grad for p in trained):  # so all will deliver
-        slots, sums = _slots(blocks, batch * time, dtype, side), _sums(blocks, side)
-        slots |= routed_slots(model, batch * time, dtype, side)
-        grouped, sums = grouped_slots(model, batch * time, dtype, side), sums | routed_sums(model, side)
+        slots, sums = _slots(blocks, batch * time, dtype), _sums(blocks)
+        slots |= routed_slots(model, batch * time, dtype)
+        grouped, sums = grouped_slots(model, batch * time, dtype), sums | routed_sums(model)
     narrow = cast_all(_read_narrow(blocks[:1]), dtype)
     with on_side(side):
         narrow |= cast_all(_read_narrow(blocks[1:]) + read_narrow(model), dtype)
@@ -215,9 +222,9 @@ def _prepare(model: Any, ids: Tensor, dtype: torch.dtype, side: SideStream | Non
     if any(isinstance(m, Dropout) and m.probability for m in model.modules()):
         parts = [module for module in model.modules() if isinstance(module, (Block, SoftmaxAttention))]
         seeds = dict(zip(parts, torch.randint(2**31, (len(parts), PARTS_OF_A_BLOCK, 1), device=device), strict=True))
-    foldings = fold_all(model, dtype, side)
+    foldings = fold_all(model, dtype)
     return PassContext(
-        batch, time, masks, turns, interleaved, narrow, slots, sums, side, foldings, grouped=grouped, seeds=seeds,
+        batch, time, masks, turns, interleaved, narrow, slots, sums, foldings, grouped=grouped, seeds=seeds,
         late=partial(cast_all, late, dtype),
     )  # fmt: skip
 
@@ -234,7 +241,7 @@ def _read_narrow(blocks: list[Any]) -> list[Tensor]:
     return [layer.weight for layer in layers] + biases
 
 
-def _slots(blocks: list[Any], rows: int, dtype: torch.dtype, side: SideStream) -> dict[nn.Module, GradientSlot]:
+def _slots(blocks: list[Any], rows: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
     """Places side by side for layers of one shape whose inputs and gradients are made by kernels of ours."""
     together = ROWS // rows
     slots: dict[nn.Module, GradientSlot] = {}
@@ -249,12 +256,12 @@ def _slots(blocks: list[Any], rows: int, dtype: torch.dtype, side: SideStream) -
             for kind, layer in layers:
                 alike.setdefault((kind, layer.weight.shape), []).append(layer)
         for layers_alike in alike.values():
-            stack = GradientStack(len(layers_alike), rows, layers_alike[0].weight.shape, dtype, side)
+            stack = GradientStack(len(layers_alike), rows, layers_alike[0].weight.shape, dtype)
             slots |= zip(layers_alike, stack.slots(), strict=True)
     return slots
 
 
-def _sums(blocks: list[Any], side: SideStream) -> dict[nn.Module, Sums]:
+def _sums(blocks: list[Any]) -> dict[nn.Module, Sums]:
     """The same for the sums that give vectors their gradients."""
     sums: dict[nn.Module, Sums] = {}
     for begin in range(0, len(blocks), BLOCKS_SUMMED_TOGETHER):
@@ -270,7 +277,7 @@ def _sums(blocks: list[Any], side: SideStream) -> dict[nn.Module, Sums]:
                 into = into_feed(feed)
                 alike.setdefault((type(feed), into.out_features), []).append(into)
         for parts in alike.values():
-            sums |= dict.fromkeys(parts, Sums(len(parts), side))
+            sums |= dict.fromkeys(parts, Sums(len(parts)))
     return sums
 
 

@@ -75,7 +75,7 @@ class Objective(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
         text, routing, routings = self.model.training_losses(inputs, labels, count, self.side)
         read = [part for r in routings for part in (r.probabilities_BTN, r.chosen_BTK, r.weights_BTK)]
-        with on_side(self.side, labels, *read, urgent=True):
+        with on_side(self.side, labels, *read, priority=True):
             real = labels != IGNORED
             balanced = tuple(r for r in routings if r.name in self.balanced)
             picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
@@ -174,7 +174,7 @@ class Stepper:
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
                 if self.side is not None:
-                    self.side.join()
+                    self.side.synchronize()
             losses.append(loss.detach())
             picked.append(picks)
             if asked is not None:

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import apply_dropout, dropped, threshold
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import current_side_stream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -46,13 +46,12 @@ class AddDelta(torch.autograd.Function):
         stream: Tensor,
         delta: Tensor,
         bias: Tensor | None,
-        side: SideStream | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
         slot: GradientSlot | None = None,
     ) -> Tensor:
         ctx.save_for_backward(seed)
-        ctx.side, ctx.dropout, ctx.slot = side, dropout, slot
+        ctx.side, ctx.dropout, ctx.slot = current_side_stream(), dropout, slot
         summed = torch.empty_like(stream)
         grid = (triton.cdiv(stream.numel(), NUMBERS),)
         _add[grid](
@@ -69,9 +68,9 @@ class AddDelta(torch.autograd.Function):
             to = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
             delta_gradient = dropped(gradient.contiguous(), ctx.dropout, seed, to)
         if ctx.needs_input_grad[2]:
-            with on_side(ctx.side, delta_gradient, urgent=True):
+            with on_side(ctx.side, delta_gradient, priority=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
-        return gradient, delta_gradient, bias_gradient, *[None] * 4
+        return gradient, delta_gradient, bias_gradient, *[None] * 3
 
 
 def plain_add(stream: Tensor, delta: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ Kernels of several layers leave their sums side by side, and the last of them ha
 import torch
 from torch import Tensor
 
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import current_side_stream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -31,8 +31,8 @@ def _column_sums(sums, totals, rows, width, ROWS: tl.constexpr, COLUMNS: tl.cons
 class Sums:
     """The sums [programs, width] of some kernels of one shape, and their totals [width]."""
 
-    def __init__(self, kernels: int, side: SideStream | None):
-        self.kernels, self.waiting, self.side = kernels, kernels, side
+    def __init__(self, kernels: int):
+        self.kernels, self.waiting, self.side = kernels, kernels, current_side_stream()
         self.sums: Tensor | None = None
         self.totals: Tensor | None = None
 
@@ -51,7 +51,7 @@ class Sums:
         self.waiting -= 1
         if not self.waiting:
             _, programs, width = self.sums.shape
-            with on_side(self.side, self.sums, urgent=True):
+            with on_side(self.side, self.sums, priority=True):
                 _column_sums[(triton.cdiv(width, COLUMNS), self.kernels)](
                     self.sums, self.totals, programs, width, ROWS, COLUMNS, num_warps=WARPS
                 )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
+from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -55,7 +55,6 @@ class Embed(torch.autograd.Function):
         tokens: Tensor,
         positions: Tensor | None,
         dtype: torch.dtype,
-        side: SideStream | None,
         tied: DeferredGradient | None,
     ) -> Tensor:
         width, time = tokens.shape[1], ids.shape[1]
@@ -64,8 +63,8 @@ class Embed(torch.autograd.Function):
         grid = (triton.cdiv(len(stream), tile["ROWS"]),)
         _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
         ctx.save_for_backward(ids)
-        ctx.vocabulary, ctx.context, ctx.side = len(tokens), None if positions is None else len(positions), side
-        ctx.tied = tied
+        ctx.vocabulary, ctx.context = len(tokens), None if positions is None else len(positions)
+        ctx.side, ctx.tied = current_side_stream(), tied
         return stream
 
     @staticmethod
@@ -76,18 +75,18 @@ class Embed(torch.autograd.Function):
         gradient = gradient.contiguous()
         positions = None
         if ctx.context is not None:
-            with on_side(ctx.side, gradient, urgent=True):
+            with on_side(ctx.side, gradient, priority=True):
                 positions = gradient.view(*ids.shape, width).sum(0, dtype=torch.float32)
                 if len(positions) < ctx.context:
                     positions = F.pad(positions, (0, 0, 0, ctx.context - len(positions)))
         if ctx.tied is None:
             tokens = torch.zeros(ctx.vocabulary, width, dtype=torch.float32, device=gradient.device)
         else:
-            tokens = ctx.tied.take()
+            tokens = ctx.tied.read()
         _embed_backward[(triton.cdiv(rows, tile["ROWS"]),)](ids, gradient, tokens, rows, width, **tile)
         if ctx.side is not None:
-            ctx.side.join()  # nothing comes after the embedding, and whoever shares its matrix would be added now
-        return None, tokens, positions, *[None] * 4
+            ctx.side.synchronize()  # autograd adds the gradients of whoever shares the matrix right after this
+        return None, tokens, positions, None, None
 
 
 def _tile(width: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.addresses import addresses
 from braidlm.kernels.ops.linear import product
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -145,8 +145,8 @@ class Folding:
         layers = len(self.layers)
         biases = made[layers:] or [None] * layers
         bias_copies = [None] * layers if self.bias_copy is None else self.bias_copy.unbind()
-        sides = zip(made[:layers], self.copy.unbind(), biases, bias_copies, strict=True)
-        return {layer: Folded(*side) for layer, side in zip(self.layers, sides, strict=True)}
+        folded = zip(made[:layers], self.copy.unbind(), biases, bias_copies, strict=True)
+        return {layer: Folded(*parts) for layer, parts in zip(self.layers, folded, strict=True)}
 
 
 class Fold(torch.autograd.Function):
@@ -210,14 +210,15 @@ def _addresses_of(parts: list[Tensor], given: tuple[bool, ...], layers: int) -> 
     return found
 
 
-def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype, side: SideStream | None) -> Folding:
-    """Banks of one shape; `wide` puts the members of each side by side. With `side` all is made there."""
+def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype) -> Folding:
+    """Banks of one shape; `wide` puts the members of each side by side. All is made on the side stream."""
     names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
     given = tuple(getattr(some, name) is not None for name in names)
     parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks.values()]
     layers, (members, inputs, outputs) = len(banks), some.weight.shape
     assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     weights, biases, scales, shifts = _addresses_of(parts, given, layers)
+    side = current_side_stream()
     with on_side(side, *parts):
         shape = (layers, inputs, members * outputs) if wide else (layers, members, inputs, outputs)
         handles = parts[0].new_empty(shape)
@@ -246,12 +247,11 @@ class WideLinear(torch.autograd.Function):
         weight: Tensor,
         copy: Tensor,
         bias: Tensor | None,
-        side: SideStream | None,
         slot: GradientSlot | None,
     ) -> Tensor:
         assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.side, ctx.slot, ctx.wide = side, slot, weight.dtype
+        ctx.side, ctx.slot, ctx.wide = current_side_stream(), slot, weight.dtype
         return tuned_product(rows, copy, bias=bias)
 
     @staticmethod
@@ -264,4 +264,4 @@ class WideLinear(torch.autograd.Function):
             with on_side(ctx.side, rows, gradient):
                 weight_gradient = product(rows.t(), gradient, ctx.wide)
         rows_gradient = tuned_product(gradient, copy, transposed=True) if ctx.needs_input_grad[0] else None
-        return rows_gradient, weight_gradient, *[None] * 4
+        return rows_gradient, weight_gradient, None, None, None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.linear import product, side_if_small
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
+from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
 to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -36,10 +36,9 @@ class HeadLoss(torch.autograd.Function):
         labels: Tensor,
         count: Tensor,
         ignored: int,
-        side: SideStream | None,
         tied: DeferredGradient | None,
     ) -> Tensor:
-        ctx.wide, ctx.side, ctx.tied = weight.dtype, side, tied
+        ctx.wide, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
         copy = weight.to(hidden.dtype) if copy is None else copy
         logits = tuned_product(hidden, copy, transposed=True)
         ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
@@ -62,10 +61,10 @@ class HeadLoss(torch.autograd.Function):
             with on_side(side, gradient, hidden, factor):  # nobody holds the result: autograd would copy it, too soon
                 weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
             if ctx.tied is not None:
-                ctx.tied.leave(weight_gradient, side)
+                ctx.tied.write(weight_gradient, side)
                 weight_gradient = None
         hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
-        return hidden_gradient, weight_gradient, *[None] * 6
+        return hidden_gradient, weight_gradient, *[None] * 5
 
 
 def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 FEW_ROWS = 16384
 """Up to here a product leaves parts of a large GPU idle, and another one beside it pays."""
@@ -33,12 +33,6 @@ def side_if_small(side: SideStream | None, rows: Tensor) -> SideStream | None:
     return side if len(rows) <= FEW_ROWS else None
 
 
-def weight_product(gradient: Tensor, rows: Tensor, dtype: torch.dtype, side: SideStream | None) -> Tensor:
-    """The gradient [out, in] of a weight, from its layer's gradient [rows, out] and input [rows, in]."""
-    with on_side(side_if_small(side, rows), gradient, rows):
-        return product(gradient.t(), rows, dtype)
-
-
 class Linear(torch.autograd.Function):
     """rows [rows, in], weight [out, in], its copy, a copy of a bias or None -> [rows, out].
 
@@ -52,12 +46,11 @@ class Linear(torch.autograd.Function):
         weight: Tensor,
         copy: Tensor,
         bias: Tensor | None,
-        side: SideStream | None,
         slot: GradientSlot | None,
     ) -> Tensor:
         assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, copy)
-        ctx.side, ctx.slot, ctx.wide = side, slot, weight.dtype
+        ctx.side, ctx.slot, ctx.wide = current_side_stream(), slot, weight.dtype
         return tuned_product(rows, copy, transposed=True, bias=bias)
 
     @staticmethod
@@ -69,5 +62,6 @@ class Linear(torch.autograd.Function):
         if needs_weight and ctx.slot is not None:
             weight_gradient = ctx.slot.submit(gradient)
         elif needs_weight:
-            weight_gradient = weight_product(gradient, rows, ctx.wide, ctx.side)
-        return tuned_product(gradient, copy) if needs_rows else None, weight_gradient, None, None, None, None
+            with on_side(side_if_small(ctx.side, rows), gradient, rows):
+                weight_gradient = product(gradient.t(), rows, ctx.wide)
+        return tuned_product(gradient, copy) if needs_rows else None, weight_gradient, None, None, None

@@ -307,7 +307,7 @@ def _gradients(
     (rows, width), choices, config = summed.shape, len(router), ctx.config
     if config.deferred is not None:
         assert summed_gradient is None, "it is deferred"
-        summed_gradient = config.deferred.take()
+        summed_gradient = config.deferred.read()
     delta_gradient = torch.empty_like(summed) if config.delta_slot is None else config.delta_slot.gradient
     gradient = torch.empty_like(summed) if config.dropout else delta_gradient
     tile = _tile(width, choices)

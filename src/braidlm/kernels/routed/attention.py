@@ -188,7 +188,7 @@ class AttendRouted(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(qkv, source, begins, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
-        ctx.sums, ctx.slot = None if bias is None else sums or Sums(1, None), slot
+        ctx.sums, ctx.slot = None if bias is None else sums or Sums(1), slot
         return out
 
     @staticmethod

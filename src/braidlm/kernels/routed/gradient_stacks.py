@@ -9,7 +9,7 @@ from torch import Tensor
 
 from braidlm.kernels.routed.grouped_weights import weight_gradients
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.side_stream import SideStream
+from braidlm.kernels.side_stream import current_side_stream
 
 ROWS = 212_992
 """So many sorted rows, of all banks together, fill a large GPU; more would only hold memory longer."""
@@ -24,11 +24,12 @@ class GroupedGradientStack:
         rows: int,
         shape: tuple[int, int, int],
         dtype: torch.dtype,
-        side: SideStream,
         biased: bool,
         tokens: int | None = None,
     ):
         """With `tokens`, the inputs are so many tokens, which the rows' sources pick from."""
+        side = current_side_stream()
+        assert side is not None
         self.shape, self.side, self.biased, self.waiting = shape, side, biased, layers
         self.rows, self.gathers = rows, tokens is not None
         self.inputs = torch.empty(layers, tokens or rows, shape[1], dtype=dtype, device=side.device)
@@ -55,7 +56,7 @@ class GroupedGradientStack:
         if not self.waiting:
             permutations = [p for p in self.permutations if p is not None]
             kept = [x for p in permutations for x in (p.starts, p.source)]
-            with self.side.piece(self.inputs, self.gradients, *kept):
+            with self.side.work(self.inputs, self.gradients, *kept):
                 weight_gradients(self.inputs, self.gradients, permutations, self.gathers, self.biased, self.results)
         experts, inputs, outputs = self.shape
         mine, matrices = self.results[index], experts * inputs * outputs

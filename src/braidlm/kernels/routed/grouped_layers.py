@@ -17,7 +17,7 @@ from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 
 
 class GroupedLinear(Function):
@@ -36,12 +36,11 @@ class GroupedLinear(Function):
         bias: Tensor | None,
         permutation: Permutation,
         gather: bool,
-        side: SideStream | None,
         slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
         check_slot(slot, rows)
         ctx.save_for_backward(rows, copy)
-        ctx.permutation, ctx.gather, ctx.side, ctx.slot = permutation, gather, side, slot
+        ctx.permutation, ctx.gather, ctx.side, ctx.slot = permutation, gather, current_side_stream(), slot
         return grouped_forward(rows, copy, permutation, bias, gather)[0]
 
     @staticmethod
@@ -52,12 +51,11 @@ class GroupedLinear(Function):
         gradient, rows_gradient = gradient.contiguous(), None
         weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_weight or needs_bias:
-            weight_gradients = parameter_gradients(
-                ctx.slot, ctx.side, rows, gradient, permutation, ctx.gather, needs_bias
-            )
+            with use_side_stream(ctx.side):
+                weight_gradients = parameter_gradients(ctx.slot, rows, gradient, permutation, ctx.gather, needs_bias)
         if needs_rows:
             rows_gradient = gradient_of_rows(gradient, copy, permutation, ctx.gather)
-        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 4
+        return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 3
 
 
 class GroupedFeed(Function):
@@ -83,7 +81,6 @@ class GroupedFeed(Function):
         kind: str,
         gated: bool,
         gather: bool,
-        side: SideStream | None,
         dropout: float = 0.0,
         seed: Tensor | None = None,
         up_slot: GroupedGradientSlot | None = None,
@@ -93,8 +90,14 @@ class GroupedFeed(Function):
         to = None if out_slot is None else out_slot.input
         value, inner = grouped_forward(rows, up_copy, permutation, up_bias, gather, kind, gated, value=to)
         ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
-        ctx.permutation, ctx.kind, ctx.gated, ctx.gather, ctx.side = permutation, kind, gated, gather, side
-        ctx.dropout, ctx.based, ctx.up_slot, ctx.out_slot = dropout, base is not None, up_slot, out_slot
+        ctx.permutation, ctx.kind, ctx.gated, ctx.gather = permutation, kind, gated, gather
+        ctx.side, ctx.dropout, ctx.based, ctx.up_slot, ctx.out_slot = (
+            current_side_stream(),
+            dropout,
+            base is not None,
+            up_slot,
+            out_slot,
+        )
         return grouped_forward(value, out_copy, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
 
     @staticmethod
@@ -110,24 +113,22 @@ class GroupedFeed(Function):
         up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
-            out_gradients = parameter_gradients(
-                ctx.out_slot, ctx.side, value, gradient, permutation, False, needs_out_bias
-            )
+            with use_side_stream(ctx.side):
+                out_gradients = parameter_gradients(ctx.out_slot, value, gradient, permutation, False, needs_out_bias)
         to = None if ctx.up_slot is None else ctx.up_slot.gradient
         inner_gradient, sums = grouped_backward(
             gradient, out_copy, permutation, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
         )
         if needs_up:
-            up_gradient, _ = parameter_gradients(
-                ctx.up_slot, ctx.side, rows, inner_gradient, permutation, ctx.gather, False
-            )
+            with use_side_stream(ctx.side):
+                up_gradient, _ = parameter_gradients(ctx.up_slot, rows, inner_gradient, permutation, ctx.gather, False)
         if sums is not None:
-            with on_side(ctx.side, sums, permutation.starts, urgent=True):
+            with on_side(ctx.side, sums, permutation.starts, priority=True):
                 bias_gradient = expert_sums(sums, permutation)
         if needs_rows:
             rows_gradient = gradient_of_rows(inner_gradient, up_copy, permutation, ctx.gather)
         made = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
-        return *made, base_gradient, *[None] * 9
+        return *made, base_gradient, *[None] * 8
 
 
 def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
@@ -136,7 +137,6 @@ def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
 
 def parameter_gradients(
     slot: GroupedGradientSlot | None,
-    side: SideStream | None,
     rows: Tensor,
     gradient: Tensor,
     permutation: Permutation,
@@ -145,7 +145,7 @@ def parameter_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     if slot is not None:
         return slot.submit(gradient, permutation)
-    with on_side(side, rows, gradient, permutation.source, permutation.starts):
+    with on_side(current_side_stream(), rows, gradient, permutation.source, permutation.starts):
         return grouped_weight_gradient(rows, gradient, permutation, gather, bias)
 
 

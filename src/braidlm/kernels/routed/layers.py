@@ -26,14 +26,15 @@ from braidlm.kernels.block import (
     serves_norm,
 )
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.side_stream import DeferredGradient, on_side
+from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
+from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.feed.feeds import MLP, SwiGLU
+from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.norms import LayerNorm
 from braidlm.model.paths.expert_projection import ExpertProjection
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.routed_join import Routed
-from braidlm.model.routing.routed_parts import RoutedAttention, RoutedFeed
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routing
 
@@ -86,7 +87,7 @@ class Base:
 
 def serves_router(router: TopKRouter) -> bool:
     config = router.config
-    return router.norm is None and not config.noise and not router.silent and config.compute != "dense"
+    return router.norm is None and not config.noise and not router.inactive and config.compute != "dense"
 
 
 def serves_attention_bank(bank: Any) -> bool:
@@ -196,10 +197,10 @@ def route(
 
 def _chosen(router: TopKRouter, made: list[Tensor], context: PassContext, permute_on_side: bool = False) -> Chosen:
     scores, probabilities, chosen, weights = made
-    config, side = router.config, context.side if permute_on_side else None
-    with on_side(side, chosen, urgent=True):
+    config, side = router.config, current_side_stream() if permute_on_side else None
+    with on_side(side, chosen, priority=True):
         permutation = permute(chosen, len(router.choices), context.batch)
-    placed = None if side is None else side.last()
+    placed = None if side is None else side.last_event()
     shape = (context.batch, context.time, -1)
     routing = Routing(
         router.address, router.choices, probabilities.view(shape), chosen.view(shape), weights.view(shape),
@@ -222,7 +223,7 @@ def layer_of_blocks(
     attended_rows = attended(bank, normed, chosen, context)
     norm = Norm(
         block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, context.seed(block, probability),
-        context.grouped.get(into_feed(block.feed)), context.grouped.get(bank.out), deferred, context.side,
+        context.grouped.get(into_feed(block.feed)), context.grouped.get(bank.out), deferred,
     )  # fmt: skip
     if stream.shape[1] <= WIDEST:
         rows, normed = ProjectAddNormRows.apply(
@@ -278,15 +279,16 @@ def mixed(rows: Tensor, chosen: Chosen, slot: GroupedGradientSlot | None = None)
 
 def attended(bank: Any, normed: Tensor, chosen: Chosen, context: PassContext) -> Tensor:
     """What the rows mix of all tokens' values."""
-    side, permutation = context.folded[bank.qkv], chosen.permutation
+    folded, permutation = context.folded[bank.qkv], chosen.permutation
     at = context.slots.get(bank.qkv)
-    qkv = WideLinear.apply(normed, side.weight, side.copy, side.bias_copy, context.side, at)
-    if chosen.placed is not None and context.side is not None:
-        context.side.wait(chosen.placed)
+    qkv = WideLinear.apply(normed, folded.weight, folded.copy, folded.bias_copy, at)
+    side = current_side_stream()
+    if chosen.placed is not None and side is not None:
+        side.wait_event(chosen.placed)
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     mixed_values: Tensor = AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), permutation.source, permutation.begins,
-        permutation.routed, scale, probability, context.seed(bank, probability), bank.window, None, side.bias,
+        permutation.routed, scale, probability, context.seed(bank, probability), bank.window, None, folded.bias,
         context.sums_of(bank.qkv), at, context.grouped.get(bank.out),
     )  # fmt: skip
     return mixed_values
@@ -302,7 +304,7 @@ def fed(bank: Any, rows: Tensor, chosen: Chosen, context: PassContext, base: Bas
 def grouped_linear(layer: Any, rows: Tensor, chosen: Chosen, context: PassContext, gather: bool) -> Tensor:
     copy = context.narrow[layer.weight]
     return GroupedLinear.apply(
-        rows, layer.weight, copy, layer.bias, chosen.permutation, gather, context.side, context.grouped.get(layer)
+        rows, layer.weight, copy, layer.bias, chosen.permutation, gather, context.grouped.get(layer)
     )
 
 
@@ -321,5 +323,5 @@ def grouped_feed(
     base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
     return GroupedFeed.apply(
         rows, up.weight, up.copy, up.bias, out.weight, context.narrow[out.weight], out.bias, base_rows, chosen.permutation,
-        kind, gated, base is None, context.side, dropout, seed, context.grouped.get(into), context.grouped.get(out),
+        kind, gated, base is None, dropout, seed, context.grouped.get(into), context.grouped.get(out),
     )  # fmt: skip

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from braidlm.kernels.block import into_feed
 from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
-from braidlm.kernels.side_stream import SideStream
+from braidlm.model.attention.routed import RoutedAttention
+from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.paths.expert_projection import ExpertProjection
 from braidlm.model.paths.parallel import ParallelLayer
-from braidlm.model.routing.routed_parts import RoutedAttention, RoutedFeed
 from braidlm.model.routing.router import TopKRouter
 
 with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
@@ -24,7 +24,7 @@ with contextlib.suppress(ImportError):  # without Triton the plain operations se
     from braidlm.kernels.routed.permutation import TILE, row_bound
 
 
-def fold_all(model: nn.Module, dtype: torch.dtype, side: SideStream | None) -> list[Folding]:
+def fold_all(model: nn.Module, dtype: torch.dtype) -> list[Folding]:
     """The matrices that read norms of their own or stand side by side, layers of one shape together."""
     alike: dict[Any, dict[nn.Module, Bank]] = {}
 
@@ -41,7 +41,7 @@ def fold_all(model: nn.Module, dtype: torch.dtype, side: SideStream | None) -> l
             add(into_feed(block.feed), False, block.feed_norm)
         elif isinstance(module, RoutedAttention):
             add(module.bank.qkv, True)
-    return [fold(banks, kind[0], dtype, side) for kind, banks in alike.items()]
+    return [fold(banks, kind[0], dtype) for kind, banks in alike.items()]
 
 
 def _attention_banks(model: nn.Module) -> list[Any]:
@@ -55,7 +55,7 @@ def _attention_banks(model: nn.Module) -> list[Any]:
     return found
 
 
-def routed_slots(model: nn.Module, rows: int, dtype: torch.dtype, side: SideStream) -> dict[nn.Module, GradientSlot]:
+def routed_slots(model: nn.Module, rows: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
     """Places side by side for the first layers of attention banks of one shape."""
     together, alike = ROWS // rows, {}  # type: ignore[var-annotated]
     slots: dict[nn.Module, GradientSlot] = {}
@@ -66,14 +66,12 @@ def routed_slots(model: nn.Module, rows: int, dtype: torch.dtype, side: SideStre
     for (members, inputs, outputs), layers in alike.items():
         for begin in range(0, len(layers), together):
             some = layers[begin : begin + together]
-            stack = GradientStack(len(some), rows, (members * outputs, inputs), dtype, side, turned=True)
+            stack = GradientStack(len(some), rows, (members * outputs, inputs), dtype, turned=True)
             slots |= zip(some, stack.slots(), strict=True)
     return slots
 
 
-def grouped_slots(
-    model: nn.Module, tokens: int, dtype: torch.dtype, side: SideStream
-) -> dict[nn.Module, GroupedGradientSlot]:
+def grouped_slots(model: nn.Module, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GroupedGradientSlot]:
     """Places side by side for the matrices of banks of one shape, but for those of projections."""
     alike: dict[Any, list[nn.Module]] = {}
 
@@ -103,12 +101,12 @@ def grouped_slots(
             continue
         for begin in range(0, len(layers), together):
             some = layers[begin : begin + together]
-            stack = GroupedGradientStack(len(some), rows, shape, dtype, side, biased, tokens if gathers else None)
+            stack = GroupedGradientStack(len(some), rows, shape, dtype, biased, tokens if gathers else None)
             slots |= zip(some, stack.slots(), strict=True)
     return slots
 
 
-def routed_sums(model: nn.Module, side: SideStream) -> dict[nn.Module, Sums]:
+def routed_sums(model: nn.Module) -> dict[nn.Module, Sums]:
     """Where the gradients of routers, and of the biases of attention banks, are summed: those of one shape together."""
     alike: dict[Any, list[nn.Module]] = {}
     projections = {module.router for module in model.modules() if isinstance(module, ExpertProjection)}
@@ -117,7 +115,7 @@ def routed_sums(model: nn.Module, side: SideStream) -> dict[nn.Module, Sums]:
             alike.setdefault((module in projections, module.scores.weight.shape), []).append(module)
     for bank in _attention_banks(model):
         alike.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
-    return {part: sums for parts in alike.values() for sums in [Sums(len(parts), side)] for part in parts}
+    return {part: sums for parts in alike.values() for sums in [Sums(len(parts))] for part in parts}
 
 
 def read_narrow(model: nn.Module) -> list[Tensor]:

@@ -14,6 +14,7 @@ from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, 
 from braidlm.kernels.routed.grouped_products import Blocks, fitted, products
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.rows import Norm, Normed, leave_normed, rows_gradients
+from braidlm.kernels.side_stream import use_side_stream
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -100,8 +101,9 @@ class ProjectAddNormRows(torch.autograd.Function):
         stream_gradient, gradient = rows_gradients(summed_gradient, normed_gradient, saved, permutation, ctx.norm)
         weight_gradient = bias_gradient = None
         if needs_weight or needs_bias:
-            weight_gradient, bias_gradient = parameter_gradients(
-                ctx.norm.delta_slot, ctx.norm.side, rows, gradient, permutation, False, needs_bias
-            )
+            with use_side_stream(ctx.norm.side):
+                weight_gradient, bias_gradient = parameter_gradients(
+                    ctx.norm.delta_slot, rows, gradient, permutation, False, needs_bias
+                )
         found = gradient_of_rows(gradient, copy, permutation, False) if needs_rows else None
         return found, weight_gradient, None, bias_gradient, stream_gradient, None, None

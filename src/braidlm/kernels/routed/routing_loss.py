@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.side_stream import current_side_stream, on_side
 from braidlm.model.routing.losses import routing_loss
 from braidlm.model.routing.routing import Routings
 
@@ -20,7 +20,7 @@ READ = ("probabilities_BTN", "weights_BTK", "scores_BTN")
 
 class RoutingLoss(torch.autograd.Function):
     """Routings, which tokens are real, the share of the batch that they are, all parts of the routings that are read ->
-    what they ask for. It is there, and so is its gradient, when `side` is joined.
+    what they ask for. It is there, and so is its gradient, when the side stream is synchronized.
     """
 
     @staticmethod
@@ -29,10 +29,9 @@ class RoutingLoss(torch.autograd.Function):
         routings: Routings,
         real_BT: Tensor,
         count: Tensor | float | None,
-        side: SideStream | None,
         *parts: Tensor,
     ) -> Tensor:
-        with on_side(side, real_BT, *parts, urgent=True), torch.enable_grad():
+        with on_side(current_side_stream(), real_BT, *parts, priority=True), torch.enable_grad():
             own = [part.detach().requires_grad_() for part in parts]
             share = 1.0 if count is None else real_BT.sum() / count
             asked = routing_loss(_with_parts(routings, own), real_BT) * share
@@ -47,15 +46,13 @@ class RoutingLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         scaled = iter(torch._foreach_mul(list(ctx.saved_tensors), upstream) if ctx.saved_tensors else ())
-        return *[None] * 4, *(next(scaled) if there else None for there in ctx.there)
+        return *[None] * 3, *(next(scaled) if there else None for there in ctx.there)
 
 
-def routing_loss_on(
-    routings: Routings, real_BT: Tensor, count: Tensor | float | None, side: SideStream | None
-) -> Tensor:
-    """`RoutingLoss` of routings, or, without an `side`, the same on the main stream."""
+def routing_loss_on_side(routings: Routings, real_BT: Tensor, count: Tensor | float | None) -> Tensor:
+    """`RoutingLoss` of routings."""
     parts = [getattr(routing, name) for routing in routings for name in READ]
-    return RoutingLoss.apply(routings, real_BT, count, side, *(part for part in parts if part is not None))
+    return RoutingLoss.apply(routings, real_BT, count, *(part for part in parts if part is not None))
 
 
 def _with_parts(routings: Routings, parts: list[Tensor]) -> Routings:

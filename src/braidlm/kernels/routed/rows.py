@@ -5,7 +5,7 @@ reads it has it in its weights.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from braidlm.kernels.ops.dropout import kept, threshold
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.side_stream import DeferredGradient, SideStream, on_side
+from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side
 
 try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
     import triton
@@ -106,7 +106,7 @@ class Norm:
     """How rows are normalised after something, which may be dropped by chance, was added to them.
 
     `normed_slot` is of the layer that reads them normalised, `delta_slot` of the one that made what is added. The
-    gradient of the stream is left in `deferred`, if that is there. What is not wanted at once is made `side`.
+    gradient of the stream is left in `deferred`, if that is there. What is not wanted at once is made on `side`.
     """
 
     eps: float
@@ -116,7 +116,7 @@ class Norm:
     normed_slot: GroupedGradientSlot | None = None
     delta_slot: GroupedGradientSlot | None = None
     deferred: DeferredGradient | None = None
-    side: SideStream | None = None
+    side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
     @property
     def keep_scale(self) -> float:
@@ -186,9 +186,9 @@ def rows_gradients(
     )  # fmt: skip
     if norm.deferred is None:
         return summed_rows(gradient, permutation), delta_gradient
-    with on_side(norm.side, gradient, urgent=True):
+    with on_side(norm.side, gradient, priority=True):
         deferred = summed_rows(gradient, permutation)
-    norm.deferred.leave(deferred, norm.side)
+    norm.deferred.write(deferred, norm.side)
     return None, delta_gradient
 
 
