@@ -19,7 +19,7 @@ from measure import record
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.runs import last_records
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.routing.losses import loads

@@ -9,7 +9,7 @@ from path_models import TOKENIZER
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset
-from braidlm.data.packing.packed import PackedData
+from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import DataSource

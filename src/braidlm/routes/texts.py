@@ -10,8 +10,8 @@ from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.streams import Subset
-from braidlm.data.packing.packed import PackedData, is_packed
-from braidlm.data.sources import Reading, documents, plan
+from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 
@@ -60,7 +60,7 @@ class DataSource:
                 "Pack it with `braid prepare`, or leave out --held-out.",
             )
         else:
-            plan([self.path], Reading())
+            plan_shards([self.path], ReadOptions())
 
     def texts(self, tokenizer: BraidTokenizer) -> list[Text]:
         """Its documents, without the end of text; the last one is cut at `max_tokens` in all."""
@@ -81,8 +81,8 @@ class DataSource:
             yield from self._packed_documents(tokenizer)
             return
         try:
-            for shard in plan([self.path], Reading()).shards:
-                for text in documents(shard, Reading()):
+            for shard in plan_shards([self.path], ReadOptions()).shards:
+                for text in read_documents(shard, ReadOptions()):
                     yield tokenizer.encode(text)
         except BraidError as error:
             todo = "Text that is not plainly read is packed first: `braid prepare SOURCE --tokenizer MODEL --out DIR`."

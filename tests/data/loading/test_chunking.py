@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import numbered, packed_data, stream
+from packed_sets import numbered, packed_data, stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import Chunking, Contiguous, Windows, chunkings
 from braidlm.data.loading.streams import Subset, TokenStream
-from braidlm.data.packing.packed import PackedData
+from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 
@@ -79,7 +79,7 @@ def test_an_epoch_ends_with_the_window_that_completes_its_words(
 
 def test_words_per_epoch_is_exact_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Windows(Windows.Config(3, 200)).starts(stream(1000), 16, 0, 0)
-    monkeypatch.setattr("braidlm.data.loading.chunking._COUNTED_TOGETHER", 40)
+    monkeypatch.setattr("braidlm.data.loading.chunking._TOKENS_PER_BLOCK", 40)
     assert Windows(Windows.Config(3, 200)).starts(stream(1000), 16, 0, 0).tolist() == whole.tolist()
 
 
@@ -92,7 +92,7 @@ def test_the_last_window_of_an_epoch_ends_with_its_last_word(
         return
     chunking = Windows(Windows.Config(stride, words))
     starts = chunking.starts(toy, length, 0, 0)
-    last = chunking.last(toy, starts, length)
+    last = chunking.last_chunk_length(toy, starts, length)
     assert 1 <= last <= length
     before = sum(int(toy.read(s, length)[1].sum()) for s in starts[:-1])
     shown = toy.read(starts[-1], length)[1]
@@ -102,19 +102,19 @@ def test_the_last_window_of_an_epoch_ends_with_its_last_word(
     assert over >= 0 or last == length
 
 
-def test_a_stream_with_too_few_words_is_told_before_it_is_cut() -> None:
+def test_a_stream_with_too_few_words_gives_a_warning_before_it_is_cut() -> None:
     toy = stream(300)  # 100 words
-    assert Windows(Windows.Config(8, 100)).remark(toy, 8) is None
-    assert Windows(Windows.Config(8)).remark(toy, 8) is None
-    assert Contiguous().remark(toy, 8) is None
-    text = Windows(Windows.Config(2, 250)).remark(toy, 8)
+    assert Windows(Windows.Config(8, 100)).warning(toy, 8) is None
+    assert Windows(Windows.Config(8)).warning(toy, 8) is None
+    assert Contiguous().warning(toy, 8) is None
+    text = Windows(Windows.Config(2, 250)).warning(toy, 8)
     assert text is not None
     assert "'toy' has 100 words, and an epoch should show 250: windows overlap, and an epoch repeats each word" in text
     assert "2.5 times" in text
-    text = Windows(Windows.Config(8, 250)).remark(toy, 8)
+    text = Windows(Windows.Config(8, 250)).warning(toy, 8)
     assert text is not None
     assert "epochs repeat sooner. Each ends when every window was shown, after 99 words" in text
-    text = Windows(Windows.Config(16, 90)).remark(toy, 8)
+    text = Windows(Windows.Config(16, 90)).warning(toy, 8)
     assert text is not None
     assert "100 words, and an epoch should show 90: epochs repeat sooner" in text, "windows that leave text out"
 
@@ -146,7 +146,7 @@ def test_every_chunking_is_sound(name: str) -> None:
     assert len(starts) > 0
     assert starts.dtype == np.int64
     assert 0 <= starts.min() <= starts.max() < 100
-    assert chunking.facts()["kind"] == name
+    assert chunking.as_dict()["kind"] == name
 
 
 @dataclass

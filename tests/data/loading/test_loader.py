@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import numbered, pack, packed_data, stream
+from packed_sets import numbered, pack, packed_data, stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, cut_at
 from braidlm.data.loading.chunking import Contiguous, Windows
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.mixing import CurriculumPoint, MixConfig
+from braidlm.data.loading.mixture import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.streams import Subset, TokenStream
-from braidlm.data.packing.packed import PackedData
+from braidlm.data.packing.packed_data import PackedData
 
 MATHS, STORIES = stream(90, "maths", base=1), stream(240, "stories", base=1001)
-CURRICULUM = MixConfig(curriculum=[CurriculumPoint(0, {"stories": 1}), CurriculumPoint(1, {"stories": 1, "maths": 3})])
+CURRICULUM = MixtureConfig(
+    curriculum=[CurriculumPoint(0, {"stories": 1}), CurriculumPoint(1, {"stories": 1, "maths": 3})]
+)
 chunking_choices = st.sampled_from([Contiguous(), Windows(Windows.Config(5)), Windows(Windows.Config(3, 40))])
 
 
@@ -49,11 +51,11 @@ def test_labels_are_inputs_shifted_also_where_the_stream_wraps(chunking: Any, se
     loading = loader(chunking=chunking, seed=seed)
     for step in range(30):
         batch = loading.next_batch(step / 30)
-        for row, (source, shown) in enumerate(zip(batch.sources, batch.shown, strict=True)):
+        for row, (source, length) in enumerate(zip(batch.sources, batch.trained_lengths, strict=True)):
             first, size = (1, 90) if loading.names[source] == "maths" else (1001, 240)
             follows = (batch.inputs[row] - first + 1) % size + first
-            assert np.array_equal(batch.labels[row, :shown], follows[:shown])
-            assert (batch.labels[row, shown:] == -100).all()
+            assert np.array_equal(batch.labels[row, :length], follows[:length])
+            assert (batch.labels[row, length:] == -100).all()
             assert np.array_equal(batch.inputs[row, 1:], follows[:-1])
             assert np.array_equal(batch.words[row], batch.inputs[row] % 3 == 1)
 
@@ -72,8 +74,8 @@ def test_each_epoch_of_each_set_shows_its_tokens_once_and_offsets_move() -> None
     assert loading.epochs == {"maths": 3.0}
 
 
-def test_rows_follow_the_mix_and_each_set_keeps_its_own_place() -> None:
-    loading = loader(mix=MixConfig(weights={"stories": 2, "maths": 1}))
+def test_rows_follow_the_mix_and_each_set_keeps_its_own_position() -> None:
+    loading = loader(mix=MixtureConfig(weights={"stories": 2, "maths": 1}))
     sources = np.concatenate([loading.next_batch().sources for _ in range(20)])
     assert loading.names == ["maths", "stories"]
     assert Counter(sources.tolist()) == {0: 20, 1: 40}
@@ -250,7 +252,7 @@ def test_a_saved_position_is_refused_for_other_data_and_says_what_differs() -> N
         ({"length": 16}, "length was 8 and is 16"),
         ({"chunking": Windows(Windows.Config(4))}, "chunking.kind was contiguous and is windows"),
         (
-            {"mix": MixConfig(weights={"stories": 1, "maths": 1})},
+            {"mix": MixtureConfig(weights={"stories": 1, "maths": 1})},
             "mix.weights was not given and is {'stories': 1, 'maths': 1}",
         ),
         ({"streams": [STORIES], "mix": None}, "... and is not given"),

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import numbered, pack, packed_data
+from packed_sets import numbered, pack, packed_data
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
-from braidlm.data.packing.packed import PackedData
+from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.strict import decode
 
 

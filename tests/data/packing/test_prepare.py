@@ -16,7 +16,7 @@ import pytest
 
 from braidlm.cli import prepare as verb
 from braidlm.core.errors import BraidError
-from braidlm.data.packing.packed import PackedData, is_packed
+from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.tokenizing.build import load_tokenizer
 
@@ -196,7 +196,7 @@ def test_killed_in_the_middle_and_run_again(text: Path, tmp_path: Path, capsys: 
     assert texts_of(data) == STORIES
 
 
-def test_workers_go_when_the_one_who_asked_is_killed(text: Path, tmp_path: Path) -> None:
+def test_workers_end_when_their_parent_is_killed(text: Path, tmp_path: Path) -> None:
     text.write_text("\n\n".join(STORIES * 60))
     code = "import sys; from braidlm.data.packing.prepare import prepare as p; "
     code += "p(*sys.argv[1:], tokenizer='bytes', workers=2, shard_mb=0.01)"
@@ -223,7 +223,7 @@ def test_another_command_starts_over(text: Path, tmp_path: Path) -> None:
     assert texts_of(prepare(text, tmp_path / "out", tokenizer="bytes", workers=1)) == STORIES
 
 
-def test_work_that_was_cut_elsewhere_is_not_taken_up(
+def test_work_with_other_shard_boundaries_is_not_continued(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*args: Any, **kwargs: Any) -> None:
@@ -234,9 +234,9 @@ def test_work_that_was_cut_elsewhere_is_not_taken_up(
         prepare(text, tmp_path / "out", tokenizer="bytes", workers=1, shard_mb=0.0100)
     shards = tmp_path / "out.part/shards"
     assert len(list(shards.glob("*.json"))) == 2
-    (shards / "000001.json").unlink()  # only the first piece was finished
+    (shards / "000001.json").unlink()  # only the first shard was finished
     monkeypatch.undo()
-    # Two pieces again, cut at another place.
+    # Two shards again, with another boundary.
     data = prepare(text, tmp_path / "out", tokenizer="bytes", workers=1, shard_mb=0.0098)
     assert texts_of(data) == STORIES
 

@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import document
-from braidlm.data.sources import Reading, documents, plan
+from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
 
 PARAGRAPHS = [f"Story {number}: Zoë saw 你好.\nThe end of {number}." for number in range(40)]
 ROWS = [{"text": text, "id": number, "meta": {"title": f"T{number}"}} for number, text in enumerate(PARAGRAPHS)]
 
 
 def read(*sources: Path | str, shard_bytes: int | None = None, **options: Any) -> list[str]:
-    reading = Reading(**options)
-    return [text for shard in plan(sources, reading, shard_bytes).shards for text in documents(shard, reading)]
+    read_options = ReadOptions(**options)
+    return [
+        text
+        for shard in plan_shards(sources, read_options, shard_bytes).shards
+        for text in read_documents(shard, read_options)
+    ]
 
 
 def fails(*sources: Path | str, **options: Any) -> str:
@@ -48,7 +52,7 @@ def test_text_and_jsonl_in_every_compression(tmp_path: Path, suffix: str, shard_
     assert read(rows, shard_bytes=shard_bytes) == PARAGRAPHS
 
 
-def test_ways_to_part_a_text(tmp_path: Path) -> None:
+def test_separators_of_a_text(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\ufeffone\ntwo\r\n  \n\n\n three<|x|>four\n\n<|x|>\nfive", newline="")
     assert read(path) == ["one\ntwo", " three<|x|>four", "<|x|>\nfive"]
@@ -106,7 +110,7 @@ def test_parquet_row_groups(tmp_path: Path, shard_bytes: int) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=7)
     assert read(path, shard_bytes=shard_bytes) == PARAGRAPHS
-    assert len(plan([path], Reading(), shard_bytes).shards) == (6 if shard_bytes == 1 else 1)
+    assert len(plan_shards([path], ReadOptions(), shard_bytes).shards) == (6 if shard_bytes == 1 else 1)
     titles = read(path, shard_bytes=shard_bytes, fields=("meta.title", "id"), joiner=":")
     assert titles == [f"T{number}:{number}" for number in range(40)]
     assert "there is no field 'txt'. Did you mean 'text'? It has: text, id, meta." in fails(path, fields=("txt",))
@@ -147,7 +151,7 @@ def test_hub_layout_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest
         parquet.write_table(table, tmp_path / f"data/train-{part:05d}-of-00002.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[:3]), tmp_path / "data/test-00000-of-00001.parquet")
     assert read(f"hub:{tmp_path}") == PARAGRAPHS
-    assert len(plan([f"hub:{tmp_path}"], Reading()).shards) == 2
+    assert len(plan_shards([f"hub:{tmp_path}"], ReadOptions()).shards) == 2
     assert read(f"hub:{tmp_path}:test") == read(f"hub:{tmp_path}", split="test") == PARAGRAPHS[:3]
     assert "cannot be opened" in fails(f"hub:{tmp_path}:tset")
     assert "there is no field 'body'" in fails(f"hub:{tmp_path}", fields=("body",))

@@ -41,10 +41,10 @@ def test_trained_vocabulary_and_default_roles(bpe: BraidTokenizer) -> None:
 
 
 def test_order_of_special_tokens_fixes_their_ids() -> None:
-    special = SpecialTokens.of(MOEP)
+    special = SpecialTokens.parse(MOEP)
     made = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
     assert (made.unk_id, made.bos_id, made.eos_id, made.pad_id, made.mask_id) == (0, 1, 2, 3, 4)
-    assert special == SpecialTokens.of(dict(item.split("=") for item in MOEP))
+    assert special == SpecialTokens.parse(dict(item.split("=") for item in MOEP))
 
 
 def test_plain_bytes_have_their_own_value() -> None:
@@ -71,12 +71,12 @@ def test_special_tokens_in_text_are_text(bpe: BraidTokenizer) -> None:
 )
 def test_wrong_special_tokens(given: list[str], text: str) -> None:
     with pytest.raises(BraidError) as caught:
-        SpecialTokens.of(given)
+        SpecialTokens.parse(given)
     assert str(caught.value) == text
 
 
 def test_tokens_without_a_role_and_with_equals_signs() -> None:
-    special = SpecialTokens.of(["eos=<e>", "<user>", "<a=b>"])
+    special = SpecialTokens.parse(["eos=<e>", "<user>", "<a=b>"])
     assert special.order == ("<e>", "<user>", "<a=b>")
     assert special.bos == "<e>"
     assert special.pad is None
@@ -90,7 +90,7 @@ def test_vocabulary_too_small() -> None:
 def test_saved_folder_opens_in_transformers(bpe: BraidTokenizer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    moep = SpecialTokens.of(MOEP)
+    moep = SpecialTokens.parse(MOEP)
     for number, made in enumerate(
         (bpe, bytes_tokenizer(), BraidTokenizer(train_bpe(TEXTS, 300, moep.order), moep)),
     ):
@@ -175,9 +175,9 @@ def test_roles_come_from_the_settings_or_the_usual_names(tmp_path: Path) -> None
     assert loaded.special.unk is None
     loaded.save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy/tokenizer_config.json").read_text())["chat_template"] == "{{ x }}"
-    assert loaded.with_roles(SpecialTokens.of(["eos=</s>"])).special.eos == "</s>"
+    assert loaded.with_roles(SpecialTokens.parse(["eos=</s>"])).special.eos == "</s>"
     with pytest.raises(BraidError, match="the tokenizer has no token '<x>' for the role 'eos'"):
-        loaded.with_roles(SpecialTokens.of(["eos=<x>"]))
+        loaded.with_roles(SpecialTokens.parse(["eos=<x>"]))
 
 
 def test_loading_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.packing.shards import Packer
 from braidlm.data.tokenizing import words as words_module
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
-from braidlm.data.tokenizing.words import TextBatch, parts_of
+from braidlm.data.tokenizing.words import TextBatch, split_long_text
 
 SPACES = " \t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"
 TEXTS = st.text(st.one_of(st.sampled_from(SPACES + "ab'.1éß你𝄞👩\u0301"), st.characters(exclude_categories=["Cs"])))
@@ -94,10 +94,10 @@ def test_parts_of_a_long_text_give_the_tokens_of_the_whole(texts: list[str]) -> 
     before = words_module.PART_CHARS
     words_module.PART_CHARS = 3
     try:
-        parts = list(parts_of(text))
+        parts = list(split_long_text(text))
         assert "".join(parts) == text
         for packer in (PACKERS["bpe"], PACKERS["bytes"]):
-            assert packer.divides
+            assert packer.can_split
             ids = [index for part in parts for index in packer.tokenizer.encode(part)]
             assert ids == packer.tokenizer.encode(text)
     finally:
@@ -107,4 +107,4 @@ def test_parts_of_a_long_text_give_the_tokens_of_the_whole(texts: list[str]) -> 
 def test_a_tokenizer_whose_tokens_span_spaces_is_not_given_parts() -> None:
     backend = train_bpe(["a b"] * 4, 300)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    assert not Packer(BraidTokenizer(backend, SpecialTokens())).divides
+    assert not Packer(BraidTokenizer(backend, SpecialTokens())).can_split

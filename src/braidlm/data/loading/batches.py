@@ -1,4 +1,4 @@
-"""What one optimizer step sees, and the cut of a batch that crosses a mark of words or tokens."""
+"""The batch of one optimizer step, and how it is cut at a mark in words or tokens."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One whole batch before any cut: this rank's tokens, and every rank's words."""
+class GlobalBatch:
+    """A batch before any cut: this rank's tokens, and the words of all ranks."""
 
     tokens: np.ndarray
     """[rows of this rank, T + 1] int64."""
@@ -20,47 +20,47 @@ class Rows:
     """[global rows]: the index of each row's data set."""
     first: int
     """This rank's first row among the global rows."""
-    shown: np.ndarray
-    """[global rows]: how many positions of each row are trained; fewer than T where an epoch ends within a chunk."""
+    trained_lengths: np.ndarray
+    """[global rows]: how many positions of each row are trained; fewer than T if an epoch ends within the row."""
 
     @property
-    def shown_words(self) -> np.ndarray:
+    def trained_words(self) -> np.ndarray:
         """[positions that are trained], row by row: words that begin in each."""
-        return _shown(self.words, self.shown)
+        return _trained_words(self.words, self.trained_lengths)
 
     def piece(self, start: int, stop: int) -> "Batch":
-        """The batch with only the global positions [start, stop) trained, of those that are trained at all."""
+        """The part of the batch that trains only [start, stop) of all trained positions."""
         inputs, labels = self.tokens[:, :-1].copy(), self.tokens[:, 1:].copy()
-        mine = slice(self.first, self.first + len(labels))
+        local = slice(self.first, self.first + len(labels))
         column = np.arange(labels.shape[1])
-        numbers = (np.cumsum(self.shown) - self.shown)[mine, None] + column
-        labels[(column >= self.shown[mine, None]) | (numbers < start) | (numbers >= stop)] = IGNORED
-        return Batch(inputs, labels, self.words, self.sources, self.shown, start, stop)
+        positions = (np.cumsum(self.trained_lengths) - self.trained_lengths)[local, None] + column
+        labels[(column >= self.trained_lengths[local, None]) | (positions < start) | (positions >= stop)] = IGNORED
+        return Batch(inputs, labels, self.words, self.sources, self.trained_lengths, start, stop)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step: this rank's rows, and the facts of the global batch, which are the same on every rank."""
+    """One optimizer step: this rank's rows, and counts of the global batch, which are the same on every rank."""
 
     inputs: np.ndarray
     """[rows of this rank, T] int64."""
     labels: np.ndarray
     """[rows of this rank, T] int64: the token that follows each input, or -100 where this piece does not train."""
     words: np.ndarray
-    """[global rows, T] uint8: words that begin in each input position, of the whole batch also when it is cut."""
+    """[global rows, T] uint8: words that begin in each input position, of the whole batch even if it is cut."""
     sources: np.ndarray
     """[global rows]: the index of each row's data set in the loader's `names`."""
-    shown: np.ndarray
+    trained_lengths: np.ndarray
     """[global rows]: how many positions of each row are trained."""
     start: int
-    """First position that this piece trains, counted row by row over those of the global batch that are trained."""
+    """First position that this piece trains, counted row by row over the trained positions of the global batch."""
     stop: int
     """The position after the last one that this piece trains."""
 
     @property
     def word_count(self) -> int:
         """Words of this piece, over all ranks."""
-        return int(_shown(self.words, self.shown)[self.start : self.stop].sum(dtype=np.int64))
+        return int(_trained_words(self.words, self.trained_lengths)[self.start : self.stop].sum(dtype=np.int64))
 
     @property
     def token_count(self) -> int:
@@ -74,19 +74,19 @@ class Batch:
 
     @property
     def is_last_piece(self) -> bool:
-        """Whether the whole batch has been trained after this piece."""
-        return self.stop == int(self.shown.sum())
+        """Whether this piece ends the batch."""
+        return self.stop == int(self.trained_lengths.sum())
 
 
-def _shown(words: np.ndarray, shown: np.ndarray) -> np.ndarray:
-    return words[np.arange(words.shape[1]) < shown[:, None]]
+def _trained_words(words: np.ndarray, trained_lengths: np.ndarray) -> np.ndarray:
+    return words[np.arange(words.shape[1]) < trained_lengths[:, None]]
 
 
 def cut_at(words: np.ndarray, start: int, words_left: int | None, tokens_left: int | None) -> int:
-    """Where the piece that begins at flat position `start` must end so that neither mark is passed.
+    """The end of the piece that begins at flat position `start`, so that it passes neither mark.
 
-    A cut at words comes right before the word that would be too many, so the last word is whole. A single token in
-    which several words begin cannot be cut: it belongs to the piece that it completes.
+    A cut at a number of words is just before the next word, so the last word is whole. A token in which several words
+    begin cannot be cut: it belongs to the piece that it completes.
     """
     if any(left is not None and left < 1 for left in (words_left, tokens_left)):
         raise ValueError("a mark that is already met leaves nothing to train")
@@ -97,6 +97,6 @@ def cut_at(words: np.ndarray, start: int, words_left: int | None, tokens_left: i
     counts = flat[start:stop]
     if int(counts.sum(dtype=np.int64)) <= words_left:
         return stop
-    reached = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), words_left))
-    rest = counts[reached + 1 :] > 0
-    return start + reached + 1 + int(rest.argmax()) if rest.any() else stop
+    last_word = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), words_left))
+    begins = counts[last_word + 1 :] > 0
+    return start + last_word + 1 + int(begins.argmax()) if begins.any() else stop

@@ -1,4 +1,4 @@
-"""The loader: batches in an order that depends on the seed alone, the same on any number of processes, resumable."""
+"""The loader: batches in an order that depends only on the seed, the same on any number of processes, resumable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,48 +8,48 @@ import numpy as np
 
 from braidlm.core.differences import changes
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.batches import Batch, Rows, cut_at
+from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
-from braidlm.data.loading.mixing import Mix, MixConfig, assign_rows
+from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one data set is."""
+class StreamPosition:
+    """The position in one data set."""
 
     epoch: int = 0
     chunk: int = 0
-    """Chunks of this epoch that have been shown."""
+    """How many chunks of this epoch have been trained."""
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where the whole loader is, between two batches; an entry per data set."""
+class LoaderPosition:
+    """The position of the loader between two batches, with an entry per data set."""
 
-    places: list[Place]
+    streams: list[StreamPosition]
     credits: list[float]
-    """What the mix owes each data set."""
+    """See `assign_rows`."""
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Epoch:
     """An epoch of one data set."""
 
     starts: np.ndarray
-    """Of its chunks, in order."""
-    last: int
-    """How many positions of the last chunk are shown."""
+    """The starts of its chunks, in order."""
+    last_chunk_length: int
+    """How many positions of the last chunk are trained."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 class Loader:
-    """Batches from one data set or a mix. Rank r of `world` owns the global rows [r * n, (r + 1) * n).
+    """Batches from one data set or a mixture. Rank r of `world` has the global rows [r * n, (r + 1) * n).
 
-    A row never holds two data sets. For one global batch size, every number of processes sees the same global rows.
+    A row never mixes data sets. For one global batch size, the global rows are the same for any number of processes.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Loader:
         rows: int,
         accumulation: int = 1,
         seed: int = 0,
-        mix: MixConfig | None = None,
+        mix: MixtureConfig | None = None,
         rank: int = 0,
         world: int = 1,
     ):
@@ -72,12 +72,12 @@ class Loader:
         self.global_rows = self.local_rows * world
         self.rank = rank
         _check(self.streams, chunking, length)
-        self._mix_config = mix or MixConfig()
-        self._mix = Mix(mix, {stream.name: len(stream) for stream in self.streams})
-        self._position = Position([Place()] * len(self.streams), [0.0] * len(self.streams))
-        self._plans: list[dict[int, _Plan]] = [{} for _ in self.streams]
-        self._drawn: tuple[Rows, Position] | None = None
-        self._cut = 0
+        self._mix_config = mix or MixtureConfig()
+        self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
+        self._position = LoaderPosition([StreamPosition()] * len(self.streams), [0.0] * len(self.streams))
+        self._epochs: list[dict[int, _Epoch]] = [{} for _ in self.streams]
+        self._drawn: tuple[GlobalBatch, LoaderPosition] | None = None
+        self._offset = 0
         self._progress = 0.0
 
     @property
@@ -87,46 +87,45 @@ class Loader:
 
     @property
     def epochs(self) -> dict[str, float]:
-        """How often each data set has been shown."""
-        places = zip(self.names, self._position.places, strict=True)
+        """How many epochs of each data set have been trained."""
         return {
-            name: place.epoch + place.chunk / len(self._plan(index, place.epoch))
-            for index, (name, place) in enumerate(places)
+            name: position.epoch + position.chunk / len(self._epoch(index, position.epoch))
+            for index, (name, position) in enumerate(zip(self.names, self._position.streams, strict=True))
         }
 
     def next_batch(self, progress: float = 0.0, words_left: int | None = None, tokens_left: int | None = None) -> Batch:
         """The rows of the next optimizer step at training progress in [0, 1].
 
-        A batch that would pass `words_left` or `tokens_left` comes in pieces: this call trains up to the mark, and
-        the next ones return the same rows with the rest of their labels.
+        A batch that would pass `words_left` or `tokens_left` is cut: this call trains up to the mark, and the next
+        calls return the same rows with the remaining labels.
         """
-        if not self._cut:
-            self._progress = progress  # a cut batch keeps the mix it began with
+        if not self._offset:
+            self._progress = progress  # a cut batch keeps its mixture
         if self._drawn is None:
             self._drawn = self._draw(self._progress)
-        rows, after = self._drawn
-        piece = rows.piece(self._cut, cut_at(rows.shown_words, self._cut, words_left, tokens_left))
+        batch, after = self._drawn
+        piece = batch.piece(self._offset, cut_at(batch.trained_words, self._offset, words_left, tokens_left))
         if piece.is_last_piece:
-            self._position, self._drawn, self._cut = after, None, 0
-            self._forget_past_plans()
+            self._position, self._drawn, self._offset = after, None, 0
+            self._forget_past_epochs()
         else:
-            self._cut = piece.stop
+            self._offset = piece.stop
         return piece
 
     def state(self) -> dict[str, Any]:
         """Everything that `load_state` needs, as plain JSON data; the same on every rank."""
         return {
-            "facts": self._facts(),
-            "places": {n: [p.epoch, p.chunk] for n, p in zip(self.names, self._position.places, strict=True)},
+            "facts": self._fingerprint(),
+            "places": {n: [p.epoch, p.chunk] for n, p in zip(self.names, self._position.streams, strict=True)},
             "credits": dict(zip(self.names, self._position.credits, strict=True)),
-            "cut": self._cut,
+            "cut": self._offset,
             "progress": self._progress,
             "global_rows": self.global_rows,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on at the very batch, or piece of one, at which `state` was taken."""
-        problems = changes(state["facts"], self._facts())
+        """Continue at the batch, or piece of one, at which `state` was taken."""
+        problems = changes(state["facts"], self._fingerprint())
         if state["cut"] and state["global_rows"] != self.global_rows:
             problems.append(
                 f"the position is inside a batch of {state['global_rows']} rows, and a batch has {self.global_rows} now"
@@ -136,74 +135,73 @@ class Loader:
                 "the saved position belongs to other data: " + "; ".join(problems),
                 todo="Resume with the data and the settings of the run that was saved, or begin a new run.",
             )
-        places = [Place(*state["places"][name]) for name in self.names]
-        self._position = Position(places, [float(state["credits"][name]) for name in self.names])
-        self._cut, self._progress, self._drawn = int(state["cut"]), float(state["progress"]), None
-        self._plans = [{} for _ in self.streams]
+        positions = [StreamPosition(*state["places"][name]) for name in self.names]
+        self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])
+        self._offset, self._progress, self._drawn = int(state["cut"]), float(state["progress"]), None
+        self._epochs = [{} for _ in self.streams]
 
-    def _draw(self, progress: float) -> tuple[Rows, Position]:
-        """The batch at the present position, and the position after it."""
-        sources, credits = assign_rows(self.global_rows, self._mix.shares(progress), self._position.credits)
+    def _draw(self, progress: float) -> tuple[GlobalBatch, LoaderPosition]:
+        """The batch at the current position, and the position after it."""
+        sources, credits = assign_rows(self.global_rows, self._mixture.shares(progress), self._position.credits)
         words = np.empty((self.global_rows, self.length), np.uint8)
-        shown = np.empty(self.global_rows, np.int64)
+        trained_lengths = np.empty(self.global_rows, np.int64)
         tokens = np.empty((self.local_rows, self.length + 1), np.int64)
         first = self.rank * self.local_rows
-        places = list(self._position.places)
+        streams = list(self._position.streams)
         for index, stream in enumerate(self.streams):
-            here = np.flatnonzero(sources == index)
-            if not len(here):
+            rows = np.flatnonzero(sources == index)
+            if not len(rows):
                 continue
-            starts, shown[here], places[index] = self._take(index, places[index], len(here))
+            starts, trained_lengths[rows], streams[index] = self._take(index, streams[index], len(rows))
             positions = stream.positions(starts, self.length + 1)
-            words[here] = stream.word_starts_at(positions[:, :-1])
-            mine = slice(*np.searchsorted(here, [first, first + self.local_rows]))
-            tokens[here[mine] - first] = stream.tokens_at(positions[mine])
-        return Rows(tokens, words, sources, first, shown), Position(places, credits)
+            words[rows] = stream.word_starts_at(positions[:, :-1])
+            local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
+            tokens[rows[local] - first] = stream.tokens_at(positions[local])
+        return GlobalBatch(tokens, words, sources, first, trained_lengths), LoaderPosition(streams, credits)
 
-    def _take(self, index: int, place: Place, count: int) -> tuple[np.ndarray, np.ndarray, Place]:
-        """The starts of a data set's next `count` chunks, how much of each is shown, and where it is after them."""
-        parts, shown = [], np.full(count, self.length, np.int64)
+    def _take(self, index: int, position: StreamPosition, count: int) -> tuple[np.ndarray, np.ndarray, StreamPosition]:
+        """The starts and trained lengths of a data set's next `count` chunks, and its position after them."""
+        parts, trained_lengths = [], np.full(count, self.length, np.int64)
         taken = 0
         while taken < count:
-            plan = self._plan(index, place.epoch)
-            part = plan.starts[place.chunk : place.chunk + count - taken]
+            epoch = self._epoch(index, position.epoch)
+            part = epoch.starts[position.chunk : position.chunk + count - taken]
             parts.append(part)
             taken += len(part)
-            done = place.chunk + len(part)
-            place = Place(place.epoch, done)
-            if done == len(plan):
-                shown[taken - 1] = plan.last
-                place = Place(place.epoch + 1)
-        return np.concatenate(parts), shown, place
+            position = StreamPosition(position.epoch, position.chunk + len(part))
+            if position.chunk == len(epoch):
+                trained_lengths[taken - 1] = epoch.last_chunk_length
+                position = StreamPosition(position.epoch + 1)
+        return np.concatenate(parts), trained_lengths, position
 
-    def _plan(self, index: int, epoch: int) -> _Plan:
-        plans = self._plans[index]
-        if epoch not in plans:
+    def _epoch(self, index: int, number: int) -> _Epoch:
+        epochs = self._epochs[index]
+        if number not in epochs:
             stream = self.streams[index]
-            starts = self.chunking.starts(stream, self.length, epoch, self.seed)
+            starts = self.chunking.starts(stream, self.length, number, self.seed)
             if not len(starts):
-                raise RuntimeError(f"chunking '{self.chunking.facts()['kind']}' gave an epoch without chunks")
-            plans[epoch] = _Plan(starts, self.chunking.last(stream, starts, self.length))
-        return plans[epoch]
+                raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
+            epochs[number] = _Epoch(starts, self.chunking.last_chunk_length(stream, starts, self.length))
+        return epochs[number]
 
-    def _forget_past_plans(self) -> None:
-        for plans, place in zip(self._plans, self._position.places, strict=True):
-            for epoch in [e for e in plans if e < place.epoch]:
-                del plans[epoch]
+    def _forget_past_epochs(self) -> None:
+        for epochs, position in zip(self._epochs, self._position.streams, strict=True):
+            for number in [n for n in epochs if n < position.epoch]:
+                del epochs[number]
 
-    def _facts(self) -> dict[str, Any]:
-        """What a saved position is true of."""
+    def _fingerprint(self) -> dict[str, Any]:
+        """Values that must be equal for a saved position to be valid."""
         return {
             "seed": self.seed,
             "length": self.length,
-            "chunking": self.chunking.facts(),
+            "chunking": self.chunking.as_dict(),
             "mix": encode(self._mix_config),
             "data": {stream.name: stream.fingerprint() for stream in self.streams},
         }
 
 
 def _check(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> None:
-    """Refuse what cannot be loaded, before any work begins."""
+    """Refuse data that cannot be loaded before any work begins."""
     if not streams:
         raise BraidError("there is no data set to load", todo="Name at least one packed data set.")
     names = [stream.name for stream in streams]

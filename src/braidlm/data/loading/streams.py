@@ -1,4 +1,4 @@
-"""One packed data set, or a sub-collection of its documents, as one circular stream of tokens."""
+"""One packed data set, or a subset of its documents, as one circular stream of tokens."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.seeding import shuffled
-from braidlm.data.packing.packed import PackedData
+from braidlm.data.loading.seeding import random_permutation
+from braidlm.data.packing.packed_data import PackedData
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Subset:
         return self.start == 0.0 and self.stop == 1.0
 
     def choose(self, documents: int) -> np.ndarray:
-        """The chosen documents' numbers, in file order so that reading them stays sequential."""
-        # The data set's name is not in the key: renaming a data set must not move documents between the parts.
-        order = shuffled(documents, "subset", self.seed)
+        """The indices of the chosen documents, in file order so that they are read sequentially."""
+        # The data set's name is not in the key, because renaming it must not move documents between subsets.
+        order = random_permutation(documents, "subset", self.seed)
         return np.sort(order[round(self.start * documents) : round(self.stop * documents)])
 
 
 class TokenStream:
-    """The chosen documents of a packed data set end to end; after the last token comes the first again."""
+    """The concatenated documents of a packed data set, or of a subset; the first token follows the last."""
 
     def __init__(self, data: PackedData, subset: Subset | None = None, name: str | None = None):
         self.data = data
@@ -61,10 +61,10 @@ class TokenStream:
             self.words = int(data.document_words[self._chosen].sum(dtype=np.int64))
             self.bytes = int(data.document_bytes[self._chosen].sum(dtype=np.int64))
             self._sources, run_lengths = _runs(np.asarray(data.document_starts), self._chosen)
-        # Run r holds the stream's tokens [_begins[r], _begins[r + 1]), which stand at _sources[r] in the file.
+        # Run r has the stream's tokens [_begins[r], _begins[r + 1]), which begin at _sources[r] in the file.
         self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(run_lengths)])
         self._size = int(self._begins[-1])
-        # Plain views: NumPy's memmap class makes every slice and gather slower.
+        # Plain arrays, because NumPy's memmap class makes every slice and gather slower.
         self._tokens = np.asarray(data.tokens)
         self._word_starts = np.asarray(data.word_starts)
 
@@ -77,7 +77,7 @@ class TokenStream:
         return self._tokens[positions], self._word_starts[positions]
 
     def positions(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """[starts, length]: where in the file the `length` tokens from each start on stand; circular."""
+        """[starts, length]: the file positions of the `length` tokens from each start on; circular."""
         starts = np.asarray(starts, np.int64)
         first, last = self._run_of(starts), self._run_of(starts + length - 1)
         counts = last - first + 1
@@ -99,7 +99,7 @@ class TokenStream:
         return self._word_starts.take(positions)
 
     def first_documents(self, max_tokens: int | None = None) -> tuple[int, int, int]:
-        """Tokens, words and bytes of the first whole documents that fit into `max_tokens`, at least of one."""
+        """Tokens, words and bytes of the first whole documents within `max_tokens`, at least of one document."""
         if max_tokens is None or max_tokens >= len(self):
             return len(self), self.words, self.bytes
         starts = np.asarray(self.data.document_starts)
@@ -113,7 +113,7 @@ class TokenStream:
         return int(ends[count - 1]), int(words), int(self.data.document_bytes[chosen[:count]].sum(dtype=np.int64))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a saved position in this stream to mean the same tokens."""
+        """Values that must be equal for a saved position in this stream to mean the same tokens."""
         manifest = self.data.manifest
         return {
             "tokenizer": manifest.tokenizer,
@@ -125,19 +125,19 @@ class TokenStream:
         }
 
     def _run_of(self, positions: np.ndarray) -> np.ndarray:
-        """The run of each stream position, counted on from turn to turn round the circle."""
-        turn, place = np.divmod(positions, self._size)
-        return turn * len(self._sources) + np.searchsorted(self._begins, place, side="right") - 1
+        """The run of each stream position; every time around the circle adds the number of runs."""
+        turn, offset = np.divmod(positions, self._size)
+        return turn * len(self._sources) + np.searchsorted(self._begins, offset, side="right") - 1
 
 
 def _runs(document_starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """File start and length of the runs of neighbouring documents among the chosen ones."""
+    """File start and length of each run of adjacent chosen documents."""
     starts, stops = document_starts[chosen], document_starts[chosen + 1]
-    opens = np.concatenate([np.ones(1, bool), starts[1:] != stops[:-1]])
-    first = np.flatnonzero(opens)
+    begins_run = np.concatenate([np.ones(1, bool), starts[1:] != stops[:-1]])
+    first = np.flatnonzero(begins_run)
     last = np.concatenate([first[1:], [len(chosen)]]) - 1
     lengths = stops[last] - starts[first]
-    filled = lengths > 0
-    if not filled.any():
-        filled[0] = True  # an empty stream is one empty run
-    return starts[first][filled], lengths[filled]
+    nonempty = lengths > 0
+    if not nonempty.any():
+        nonempty[0] = True  # an empty stream is one empty run
+    return starts[first][nonempty], lengths[nonempty]

@@ -12,13 +12,13 @@ from braidlm.data.loading.streams import TokenStream
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """Batches of windows over the first documents of a stream, with what those documents hold."""
+    """Batches of windows over the first documents of a stream, with the counts of those documents."""
 
     stream: TokenStream
     length: int
     rows: int
     tokens: int
-    """Labels in all: each token of the documents, their EOS too."""
+    """The number of labels: every token of the documents, EOS included."""
     words: int
     """Words of exactly those documents."""
     bytes: int
@@ -29,17 +29,17 @@ class ValidationSet:
         return -(-self.tokens // (self.length * self.rows))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(inputs, labels), each [rows, T] int64; all of one shape, the last filled up with the label -100."""
+        """(inputs, labels), each [rows, T] int64; all of one shape, the last padded with the label -100."""
         size = self.length * self.rows
         # The first token has nothing before it, so it is predicted from the EOS that ends every other document.
         eos = self.stream.data.manifest.eos_id
-        before = np.array([eos if eos is not None else self._read(self.tokens - 1, 1)[0]])
+        previous = np.array([eos if eos is not None else self._read(self.tokens - 1, 1)[0]])
         for begin in range(0, self.tokens, size):
             tokens = self._read(begin, min(size, self.tokens - begin))
-            inputs, labels = np.full(size, before[0]), np.full(size, IGNORED)
-            inputs[: len(tokens)] = np.concatenate([before, tokens[:-1]])
+            inputs, labels = np.full(size, previous[0]), np.full(size, IGNORED)
+            inputs[: len(tokens)] = np.concatenate([previous, tokens[:-1]])
             labels[: len(tokens)] = tokens
-            before = tokens[-1:]
+            previous = tokens[-1:]
             yield inputs.reshape(self.rows, -1), labels.reshape(self.rows, -1)
 
     def _read(self, begin: int, count: int) -> np.ndarray:

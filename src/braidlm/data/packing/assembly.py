@@ -1,4 +1,4 @@
-"""Finished shards into one packed data set: streamed together, checked, renamed into place."""
+"""From finished shards to one packed data set: concatenated, then renamed to its name in one step."""
 
 import os
 import shutil
@@ -12,8 +12,8 @@ import numpy as np
 from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
-from braidlm.data.packing.packed import MANIFEST, Manifest, token_dtype
-from braidlm.data.packing.shards import ShardFacts
+from braidlm.data.packing.packed_data import MANIFEST, Manifest, token_dtype
+from braidlm.data.packing.shards import ShardCounts
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
 BLOCK = 1 << 22
@@ -21,7 +21,7 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a data set may hold, in whole documents from the beginning."""
+    """The maximum size of a data set, in whole documents from the beginning."""
 
     documents: int | None = None
     words: int | None = None
@@ -29,15 +29,15 @@ class Limit:
     def __bool__(self) -> bool:
         return self.documents is not None or self.words is not None
 
-    def reached_by(self, shards: Sequence[ShardFacts]) -> bool:
-        """Whether these shards hold all that may be taken."""
+    def reached_by(self, shards: Sequence[ShardCounts]) -> bool:
+        """Whether these shards contain as much as the limit allows."""
         documents, words = sum(shard.documents for shard in shards), sum(shard.words for shard in shards)
         return (self.documents is not None and documents >= self.documents) or (
             self.words is not None and words >= self.words
         )
 
     def take(self, rows: np.ndarray, documents: int, words: int) -> int:
-        """How many documents of [tokens, words, bytes] rows fit behind those already taken."""
+        """How many documents of [tokens, words, bytes] rows fit behind those already kept."""
         fit = len(rows) if self.documents is None else min(len(rows), self.documents - documents)
         if self.words is not None:
             fit = min(fit, int(np.searchsorted(np.cumsum(rows[:, 1]), self.words - words, side="right")))
@@ -50,11 +50,11 @@ def assemble(
     *,
     name: str,
     tokenizer: BraidTokenizer,
-    shards: Sequence[ShardFacts],
+    shards: Sequence[ShardCounts],
     limit: Limit,
     source: dict[str, Any],
 ) -> None:
-    """Write the packed data set inside the work folder, then rename it to `out`; what was there gives way last."""
+    """Write the packed data set inside the work folder, then rename it to `out`, replacing what was there."""
     final = folder / "final"
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir()
@@ -83,7 +83,7 @@ def assemble(
 
 
 def _join(
-    shards_folder: Path, final: Path, shards: Sequence[ShardFacts], limit: Limit, dtype: np.dtype
+    shards_folder: Path, final: Path, shards: Sequence[ShardCounts], limit: Limit, dtype: np.dtype
 ) -> tuple[int, int, int, int]:
     """Concatenate the shards' files up to the limit: (documents, tokens, words, bytes)."""
     documents = tokens = words = size = 0
@@ -96,15 +96,15 @@ def _join(
         np.zeros(1, dtype=np.int64).tofile(documents_file)
         for index in range(len(shards)):
             rows = np.fromfile(shards_folder / f"{index:06d}.documents", dtype=np.int64).reshape(-1, 3)
-            taken = limit.take(rows, documents, words)
-            whole = taken == len(rows)
-            rows = rows[:taken]
-            held = int(rows[:, 0].sum())
-            _copy(shards_folder / f"{index:06d}.tokens", tokens_file, held * dtype.itemsize)
-            _copy(shards_folder / f"{index:06d}.words", words_file, held)
+            kept = limit.take(rows, documents, words)
+            whole = kept == len(rows)
+            rows = rows[:kept]
+            shard_tokens = int(rows[:, 0].sum())
+            _copy(shards_folder / f"{index:06d}.tokens", tokens_file, shard_tokens * dtype.itemsize)
+            _copy(shards_folder / f"{index:06d}.words", words_file, shard_tokens)
             (tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
             rows[:, 1:].astype(np.uint32).tofile(lengths_file)
-            documents, tokens = documents + taken, tokens + held
+            documents, tokens = documents + kept, tokens + shard_tokens
             words, size = words + int(rows[:, 1].sum()), size + int(rows[:, 2].sum())
             if not whole:
                 break
@@ -119,4 +119,4 @@ def _copy(path: Path, target: BinaryIO, size: int) -> None:
         while size > 0 and (block := file.read(min(BLOCK, size))):
             target.write(block)
             size -= len(block)
-    assert size == 0, f"{path} is shorter than its facts"
+    assert size == 0, f"{path} is shorter than its counts say"

@@ -1,7 +1,7 @@
-"""`braid prepare`: text from anywhere into packed token files. Parallel, resumable, atomic.
+"""`braid prepare`: from text to packed token files. Parallel, resumable, atomic.
 
-Work happens in `OUT.part`: the tokenizer, then a set of files for every finished shard. The same command run again
-goes on from there; the finished folder appears under its name in one rename.
+The work is done in `OUT.part`: the tokenizer, then a set of files for every finished shard. The same command run again
+continues there; the finished folder gets its name in one rename.
 """
 
 import codecs
@@ -19,15 +19,14 @@ from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, read_json
 from braidlm.data.packing.assembly import Limit, assemble
-from braidlm.data.packing.packed import FORMAT, PackedData, is_packed, token_dtype
-from braidlm.data.packing.shards import ShardFacts, finished_shard
+from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
+from braidlm.data.packing.shards import ShardCounts, finished_shard
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
-from braidlm.data.sources import Plan, Reading, plan
-from braidlm.data.sources import documents as documents_of
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards, read_documents
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer, train_bpe
 
-USUAL_VOCABULARY = 16_384
+DEFAULT_VOCAB_SIZE = 16_384
 MEGABYTE = 1_000_000
 
 
@@ -59,10 +58,10 @@ def prepare(
     """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
-    folder or file, or a name on the Hub. See `Reading` for how documents are read. With a limit, only documents
-    within it are read, also to train the tokenizer.
+    folder or file, or a name on the Hub. See `ReadOptions` for how documents are read. With a limit, only documents
+    within it are read, also for training the tokenizer.
     """
-    reading = Reading(
+    options = ReadOptions(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
         joiner=joiner,
         separator=separator,
@@ -74,47 +73,49 @@ def prepare(
         split=split,
         subset=subset,
     )
-    _check(reading, workers)
-    named = [sources] if isinstance(sources, str | Path) else list(sources)
+    _check(options, workers)
+    source_list = [sources] if isinstance(sources, str | Path) else list(sources)
     out = Path(out).expanduser()
     choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
-    shards = plan(named, reading, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     limit = Limit(limit_documents, limit_words)
-    facts: dict[str, Any] = {
+    command: dict[str, Any] = {
         "format": FORMAT,
         "name": name or out.resolve().name,
-        "sources": shards.facts,
-        "reading": asdict(reading),
-        "tokenizer": choice.facts,
+        "sources": plan.fingerprints,
+        "reading": asdict(options),
+        "tokenizer": choice.fingerprint,
         "limit": asdict(limit),
-        # Where the pieces are cut, too: half of the work cut one way and half another would lose documents.
-        "shards": [[shard.place, shard.start, shard.stop] for shard in shards.shards],
+        # Continuing with other shard boundaries would lose documents.
+        "shards": [[shard.source, shard.start, shard.stop] for shard in plan.shards],
     }
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()
     if (finished := _finished(out, key, replace)) is not None:
         return finished
-    origin = {"sources": [str(source) for source in named], "reading": asdict(reading), "key": key}
+    origin = {"sources": [str(source) for source in source_list], "reading": asdict(options), "key": key}
     with explained_disk_errors(out), work_folder(out, key) as folder:
-        made = _tokenizer(choice, shards, reading, limit, folder)
-        done = _pack(Job(folder, reading, shards.shards), made, limit, workers or os.cpu_count() or 1)
-        _report(done, made, named)
-        assemble(folder, out, name=facts["name"], tokenizer=made, shards=done, limit=limit, source=origin)
+        packing_tokenizer = _tokenizer(choice, plan, options, limit, folder)
+        packed = _pack(Job(folder, options, plan.shards), packing_tokenizer, limit, workers or os.cpu_count() or 1)
+        _report(packed, packing_tokenizer, source_list)
+        assemble(
+            folder, out, name=command["name"], tokenizer=packing_tokenizer, shards=packed, limit=limit, source=origin
+        )
     return PackedData(out)
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """A tokenizer that is there, or one to train; `facts` tell either from any other."""
+class _TokenizerChoice:
+    """An existing tokenizer, or the settings of one to train."""
 
-    ready: BraidTokenizer | None
+    existing: BraidTokenizer | None
     special: SpecialTokens
     vocab_size: int
     sample_bytes: int
 
     @property
-    def facts(self) -> dict[str, Any]:
-        if self.ready is not None:
-            return self.ready.identity()
+    def fingerprint(self) -> dict[str, Any]:
+        if self.existing is not None:
+            return self.existing.identity()
         return {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
 
 
@@ -123,37 +124,37 @@ def _choose_tokenizer(
     vocab_size: int | None,
     special_tokens: Mapping[str, str] | Sequence[str] | None,
     sample_mb: float,
-) -> _Choice:
-    special = SpecialTokens() if special_tokens is None else SpecialTokens.of(special_tokens)
-    ready: BraidTokenizer | None = None
+) -> _TokenizerChoice:
+    special = SpecialTokens() if special_tokens is None else SpecialTokens.parse(special_tokens)
+    existing: BraidTokenizer | None = None
     if str(tokenizer) == "bytes":
-        ready = bytes_tokenizer(special)
+        existing = bytes_tokenizer(special)
     elif str(tokenizer) != "bpe":
-        ready = load_tokenizer(tokenizer)
-        ready = ready if special_tokens is None else ready.with_roles(special)
-    if ready is not None and vocab_size is not None and vocab_size != ready.vocab_size:
+        existing = load_tokenizer(tokenizer)
+        existing = existing if special_tokens is None else existing.with_roles(special)
+    if existing is not None and vocab_size is not None and vocab_size != existing.vocab_size:
         raise BraidError(
-            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {ready.vocab_size} tokens",
+            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
             todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
         )
-    return _Choice(ready, special, vocab_size or USUAL_VOCABULARY, int(sample_mb * MEGABYTE))
+    return _TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE))
 
 
-def _check(reading: Reading, workers: int | None) -> None:
+def _check(options: ReadOptions, workers: int | None) -> None:
     try:
-        codecs.lookup(reading.encoding)
+        codecs.lookup(options.encoding)
     except LookupError:
-        raise BraidError(f"unknown encoding '{reading.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
-    if reading.errors not in ("strict", "replace", "ignore"):
-        raise BraidError(f"errors cannot be '{reading.errors}'", todo="Choose strict, replace or ignore.")
-    if not reading.separator:
+        raise BraidError(f"unknown encoding '{options.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
+    if options.errors not in ("strict", "replace", "ignore"):
+        raise BraidError(f"errors cannot be '{options.errors}'", todo="Choose strict, replace or ignore.")
+    if not options.separator:
         raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
     if workers is not None and workers < 1:
         raise BraidError(f"{workers} workers cannot work", todo="Give `--workers 1` or more.")
 
 
 def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
-    """The data set that an earlier run of the same command finished; an error if something else is in the way."""
+    """The data set that an earlier run of the same command finished; an error if `out` is something else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if not is_packed(out):
@@ -170,33 +171,34 @@ def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
     return None
 
 
-def _tokenizer(choice: _Choice, shards: Plan, reading: Reading, limit: Limit, folder: Path) -> BraidTokenizer:
-    """The tokenizer of this work: kept from an earlier run, chosen, or trained now."""
+def _tokenizer(
+    choice: _TokenizerChoice, plan: ShardPlan, options: ReadOptions, limit: Limit, folder: Path
+) -> BraidTokenizer:
+    """The tokenizer of this command: kept from an earlier run, chosen, or trained now."""
     saved = folder / "tokenizer"
     if (saved / "tokenizer_config.json").is_file():  # the last file that is written
         return load_tokenizer(saved)
-    made = choice.ready
-    if made is None:
-        begun, total = time.monotonic(), round(min(choice.sample_bytes, shards.size) / MEGABYTE, 1)
+    tokenizer = choice.existing
+    if tokenizer is None:
+        started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
-            texts = _counted(_sample(shards, reading, limit, choice.sample_bytes), advance)
+            texts = _counted(_sample(plan, options, limit, choice.sample_bytes), advance)
             backend = train_bpe(texts, choice.vocab_size, choice.special.order)
-        made = BraidTokenizer(backend, choice.special)
-        say(f"trained a tokenizer of {made.vocab_size:,} tokens in {time.monotonic() - begun:.1f} s")
-        if made.vocab_size < choice.vocab_size:
-            warn(f"the text gives a vocabulary of only {made.vocab_size} of the {choice.vocab_size} asked for")
-    made.save(saved)
-    return made
+        tokenizer = BraidTokenizer(backend, choice.special)
+        say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
+        if tokenizer.vocab_size < choice.vocab_size:
+            warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")
+    tokenizer.save(saved)
+    return tokenizer
 
 
-def _sample(shards: Plan, reading: Reading, limit: Limit, most: int) -> Iterator[str]:
-    """Documents to train a tokenizer on: the beginning of every shard, or what the limit allows."""
-    share = min(1.0, most / max(1, shards.size))
-    left, documents_left, words_left = most, limit.documents, limit.words
-    for shard in shards.shards:
-        # Under a limit the beginning of the data is all there is.
+def _sample(plan: ShardPlan, options: ReadOptions, limit: Limit, max_bytes: int) -> Iterator[str]:
+    """Documents for training a tokenizer: the beginning of every shard, or of the data if there is a limit."""
+    share = min(1.0, max_bytes / max(1, plan.size))
+    left, documents_left, words_left = max_bytes, limit.documents, limit.words
+    for shard in plan.shards:
         quota = left if limit else min(left, int(share * shard.size) if share < 1 else left)
-        for text in documents_of(shard, reading):
+        for text in read_documents(shard, options):
             if not text.strip():
                 continue
             if words_left is not None and (words_left := words_left - len(text.split())) < 0:
@@ -221,38 +223,38 @@ def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
         raise _no_documents()
 
 
-def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardFacts]:
-    """Pack every shard that is not there yet; the facts of all of them in order, or of as many as the limit needs."""
+def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardCounts]:
+    """Pack every unfinished shard; the counts of all shards in order, or of as many as the limit needs."""
     job.save()
     job.results.mkdir(exist_ok=True)
     dtype = token_dtype(tokenizer.vocab_size)
-    known = {i: facts for i in range(len(job.shards)) if (facts := finished_shard(job.results, i, dtype))}
-    left = [index for index in range(len(job.shards)) if index not in known]
-    if known and left:
-        say(f"going on with an earlier run: {len(known)} of {len(job.shards)} pieces are there")
-    total = round(sum(job.shards[index].size for index in left) / MEGABYTE, 1)
-    begun, read, text = time.monotonic(), 0.0, 0.0
+    known = {i: counts for i in range(len(job.shards)) if (counts := finished_shard(job.results, i, dtype))}
+    remaining = [index for index in range(len(job.shards)) if index not in known]
+    if known and remaining:
+        say(f"going on with an earlier run: {len(known)} of {len(job.shards)} shards are finished")
+    total = round(sum(job.shards[index].size for index in remaining) / MEGABYTE, 1)
+    started, read, text = time.monotonic(), 0.0, 0.0
     with progress("packing", total, "MB") as advance:
-        packing = pack_all(job, left, workers)
+        packing = pack_all(job, remaining, workers)
         try:
             while not (limit and limit.reached_by(_in_order(known))):
-                index, facts = next(packing, (None, None))
-                if index is None or facts is None:
+                index, counts = next(packing, (None, None))
+                if index is None or counts is None:
                     break
-                known[index] = facts
-                read, text = read + job.shards[index].size / MEGABYTE, text + facts.bytes / MEGABYTE
-                advance(round(read, 1), f"{text / (time.monotonic() - begun):.1f} MB/s")
+                known[index] = counts
+                read, text = read + job.shards[index].size / MEGABYTE, text + counts.bytes / MEGABYTE
+                advance(round(read, 1), f"{text / (time.monotonic() - started):.1f} MB/s")
         finally:
             packing.close()  # type: ignore[attr-defined]
     return _in_order(known)
 
 
-def _in_order(known: Mapping[int, ShardFacts]) -> list[ShardFacts]:
-    """The shards up to the first that is missing."""
+def _in_order(known: Mapping[int, ShardCounts]) -> list[ShardCounts]:
+    """The counts of the shards before the first that is missing."""
     return [known[index] for index in takewhile(known.__contains__, range(len(known)))]
 
 
-def _report(shards: Sequence[ShardFacts], tokenizer: BraidTokenizer, sources: Sequence[str | Path]) -> None:
+def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: Sequence[str | Path]) -> None:
     if not sum(shard.documents for shard in shards):
         raise _no_documents(", ".join(map(str, sources)))
     if empty := sum(shard.empty for shard in shards):

@@ -1,4 +1,4 @@
-"""The folder in which unfinished work lies: kept for the same command, begun anew for another, one user at a time."""
+"""The folder of unfinished work: continued by the same command, cleared by another, locked by one process at a time."""
 
 import contextlib
 import shutil
@@ -13,9 +13,9 @@ KEY, LOCK = "key", "lock"
 
 @contextlib.contextmanager
 def work_folder(out: Path, key: str) -> Iterator[Path]:
-    """`OUT.part`, with what an earlier run of the same key left in it; removed when the block succeeds.
+    """`OUT.part`, with the work of an earlier run of the same key; removed when the block succeeds.
 
-    It goes too when the user's input was wrong and nothing in it is worth going on from.
+    It is removed too after a user's error if it contains no work yet.
     """
     folder = out.with_name(out.name + ".part")
     folder.mkdir(parents=True, exist_ok=True)

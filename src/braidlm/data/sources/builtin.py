@@ -6,32 +6,32 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import document
-from braidlm.data.sources.format import FORMATS, Format, Reading, Shard
+from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
 
-GUESS = 16
-"""Documents looked at to guess how long the others are."""
+SAMPLED = 16
+"""Documents whose length estimates that of the others."""
 
 
 @FORMATS.register("builtin")
 class BuiltIn(Format):
-    """`stories` and `maths`: a piece is a range of document numbers."""
+    """`stories` and `maths`: a shard is a range of document numbers."""
 
-    def plan(self, place: str, reading: Reading, shard_bytes: int) -> list[Shard]:
-        if reading.documents < 1:
-            raise BraidError(f"{reading.documents} documents of a corpus are no data", place, "Give `--documents N`.")
-        sizes = [len(document(place, reading.seed, reading.first + number)) for number in range(GUESS)]
-        each = max(1, sum(sizes) // GUESS)
-        step, end = max(1, shard_bytes // each), reading.first + reading.documents
-        starts = range(reading.first, end, step)
+    def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
+        if options.documents < 1:
+            raise BraidError(f"{options.documents} documents of a corpus are no data", source, "Give `--documents N`.")
+        sizes = [len(document(source, options.seed, options.first + number)) for number in range(SAMPLED)]
+        each = max(1, sum(sizes) // SAMPLED)
+        step, end = max(1, shard_bytes // each), options.first + options.documents
+        starts = range(options.first, end, step)
         return [
-            Shard("builtin", place, start, min(start + step, end), (min(start + step, end) - start) * each)
+            Shard("builtin", source, start, min(start + step, end), (min(start + step, end) - start) * each)
             for start in starts
         ]
 
-    def documents(self, shard: Shard, reading: Reading) -> Iterator[str]:
-        return (document(shard.place, reading.seed, number) for number in range(shard.start, shard.stop))
+    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        return (document(shard.source, options.seed, number) for number in range(shard.start, shard.stop))
 
-    def facts(self, place: str, reading: Reading) -> dict[str, Any]:
-        # The text changes when the generator does: look at its first documents.
-        sample = "\0".join(document(place, reading.seed, reading.first + number) for number in range(GUESS))
-        return {"corpus": place, "sample": hashlib.sha256(sample.encode()).hexdigest()}
+    def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
+        # The text changes when the generator does, so its first documents are hashed.
+        sample = "\0".join(document(source, options.seed, options.first + number) for number in range(SAMPLED))
+        return {"corpus": source, "sample": hashlib.sha256(sample.encode()).hexdigest()}

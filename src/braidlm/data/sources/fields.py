@@ -1,22 +1,22 @@
-"""From a row of fields (JSONL, parquet, Hub) to the text of a document."""
+"""From a row with fields (JSONL, parquet, Hub) to the text of a document."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.sources.format import Reading
+from braidlm.data.sources.format import ReadOptions
 
 
-def text_of(row: Mapping[str, Any], reading: Reading, where: str) -> str:
+def text_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> str:
     """The chosen fields of a row, joined; a null counts as nothing."""
-    parts = [_as_text(_field(row, name, where), name, reading, where) for name in reading.fields]
-    return reading.joiner.join(part for part in parts if part)
+    parts = [_as_text(_field(row, name, where), name, options, where) for name in options.fields]
+    return options.joiner.join(part for part in parts if part)
 
 
-def check_columns(columns: list[str], reading: Reading, where: str) -> list[str]:
+def check_columns(columns: list[str], options: ReadOptions, where: str) -> list[str]:
     """The top-level columns that the fields need, or an error that names those that exist."""
     needed = []
-    for name in reading.fields:
+    for name in options.fields:
         top = name if name in columns else name.split(".")[0]
         if top not in columns:
             raise _unknown(name, columns, where)
@@ -48,11 +48,11 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
     )
 
 
-def _as_text(value: Any, name: str, reading: Reading, where: str) -> str:
+def _as_text(value: Any, name: str, options: ReadOptions, where: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value if value.isascii() else _without_surrogates(value, reading, where)
+        return value if value.isascii() else _without_surrogates(value, options, where)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     inside = f" Its fields: {', '.join(map(str, value))}." if isinstance(value, Mapping) else ""
@@ -62,14 +62,14 @@ def _as_text(value: Any, name: str, reading: Reading, where: str) -> str:
     )
 
 
-def _without_surrogates(text: str, reading: Reading, where: str) -> str:
-    """JSON can spell half of a character (\\ud83d alone), which is no text and has no UTF-8."""
+def _without_surrogates(text: str, options: ReadOptions, where: str) -> str:
+    """Handle a lone surrogate, which JSON can contain (\\ud83d alone) and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        if reading.errors == "strict":
+        if options.errors == "strict":
             raise BraidError(
                 "a text holds half a character (a lone surrogate)", where, "`--errors replace` puts � in its place."
             ) from None
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", reading.errors)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", options.errors)
     return text

@@ -1,4 +1,4 @@
-"""What every source has in common: how to read it, how it divides, and the list of formats."""
+"""What every source has in common: options for reading, shards, and the registry of formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ FORMATS = Registry("source format")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How documents are read out of a source; each format uses what concerns it."""
+class ReadOptions:
+    """How documents are read from a source; each format uses the options that concern it."""
 
     fields: tuple[str, ...] = ("text",)
     """JSONL, parquet, Hub: the fields that make a document; a dot goes into an object."""
@@ -39,15 +39,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of a source that is read on its own, in order: bytes of a file, row groups, or document numbers."""
+    """A part of a source that can be read on its own: bytes of a file, row groups, or document numbers."""
 
     kind: str
     """The format's name."""
-    place: str
-    """A path, or a name."""
+    source: str
+    """A path, or the name of a corpus or Hub data set."""
     start: int = 0
     stop: int = -1
-    """One past the end; -1 is to the end of the place."""
+    """One past the end; -1 is the end of the source."""
     size: int = 0
     """About how many bytes there are to read, for progress and sampling."""
 
@@ -58,19 +58,19 @@ class Format(ABC):
     extensions: tuple[str, ...] = ()
 
     @abstractmethod
-    def plan(self, place: str, reading: Reading, shard_bytes: int) -> list[Shard]:
-        """The pieces of a place, in order, each of about `shard_bytes`."""
+    def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
+        """The shards of a source, in order, each of about `shard_bytes`."""
 
     @abstractmethod
-    def documents(self, shard: Shard, reading: Reading) -> Iterator[str]:
-        """The documents of one piece, in order."""
+    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        """The documents of one shard, in order."""
 
-    def facts(self, place: str, reading: Reading) -> dict[str, Any]:
-        """What changes when the text does: a new run with the same facts may go on with the work of an old one."""
-        status = Path(place).stat()
-        return {"place": place, "size": status.st_size, "changed": status.st_mtime_ns}
+    def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
+        """Values that change when the text does; a run with the same fingerprint may continue the work of another."""
+        status = Path(source).stat()
+        return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 
 
-def missing(package: str, purpose: str) -> BraidError:
+def missing_package(package: str, purpose: str) -> BraidError:
     """The error for an optional package that is not installed."""
     return BraidError(f"{purpose} needs the package '{package}'", todo="pip install 'braidlm[data]'")

@@ -8,56 +8,56 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.fields import check_columns, text_of
-from braidlm.data.sources.format import FORMATS, Format, Reading, Shard, missing
+from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard, missing_package
 
 PREFIX = "hub:"
-GUESSED_BYTES = 32 << 20
-"""How large a file of a data set is taken to be, for progress: the Hub does not say before it is read."""
+ASSUMED_FILE_BYTES = 32 << 20
+"""The assumed size of a data set's file, for progress; the Hub does not give it before the file is read."""
 
 
 @FORMATS.register("hub")
 class Hub(Format):
-    """A piece is one of the data set's files."""
+    """A Hub data set; a shard is one of its files."""
 
-    def plan(self, place: str, reading: Reading, shard_bytes: int) -> list[Shard]:
-        data = _open(place, reading)
+    def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
+        data = _open(source, options)
         if data.column_names:
-            check_columns(data.column_names, reading, PREFIX + place)
-        return [Shard("hub", place, index, index + 1, GUESSED_BYTES) for index in range(data.num_shards)]
+            check_columns(data.column_names, options, PREFIX + source)
+        return [Shard("hub", source, index, index + 1, ASSUMED_FILE_BYTES) for index in range(data.num_shards)]
 
-    def documents(self, shard: Shard, reading: Reading) -> Iterator[str]:
-        data = _open(shard.place, reading)
+    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        data = _open(shard.source, options)
         rows = data.shard(num_shards=data.num_shards, index=shard.start) if data.num_shards > 1 else data
         for number, row in enumerate(rows):
-            yield text_of(row, reading, f"{PREFIX}{shard.place}, file {shard.start + 1}, row {number + 1}")
+            yield text_of(row, options, f"{PREFIX}{shard.source}, file {shard.start + 1}, row {number + 1}")
 
-    def facts(self, place: str, reading: Reading) -> dict[str, Any]:
-        return {"hub": place}
+    def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
+        return {"hub": source}
 
 
-def _open(place: str, reading: Reading) -> Any:
+def _open(source: str, options: ReadOptions) -> Any:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise missing("datasets", "reading a Hub data set") from None
-    name, split, revision = _parse(place, reading)
+        raise missing_package("datasets", "reading a Hub data set") from None
+    name, split, revision = _parse(source, options)
     try:
-        return load_dataset(name, reading.subset, split=split, revision=revision, streaming=True)
+        return load_dataset(name, options.subset, split=split, revision=revision, streaming=True)
     except ConnectionError as error:
         raise BraidError(
             f"the Hub cannot be reached ({type(error).__name__})",
-            PREFIX + place,
+            PREFIX + source,
             "Check the connection, or download the data set's files and give their folder.",
         ) from None
     except (ValueError, OSError) as error:  # its errors name the splits and configurations that exist
         raise BraidError(
             f"this data set cannot be opened: {str(error).strip().splitlines()[0]}",
-            PREFIX + place,
+            PREFIX + source,
             "Check the name, `--split` and `--subset`.",
         ) from None
 
 
-def _parse(place: str, reading: Reading) -> tuple[str, str, str | None]:
-    name, _, split = place.partition(":")
+def _parse(source: str, options: ReadOptions) -> tuple[str, str, str | None]:
+    name, _, split = source.partition(":")
     name, _, revision = name.partition("@")
-    return name, split or reading.split, revision or None
+    return name, split or options.split, revision or None

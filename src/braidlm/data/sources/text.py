@@ -1,10 +1,19 @@
-"""Plain text files: documents parted by blank lines, one a line, one a file, or parted by a marker."""
+"""Plain text files: documents separated by blank lines or by a marker, one per line, or one per file."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from braidlm.data.sources.format import FORMATS, Format, Reading, Shard
-from braidlm.data.sources.streams import BLOCK, after_newline, decode, divisible, lines, open_bytes, ranges, whole
+from braidlm.data.sources.files import (
+    BLOCK,
+    after_newline,
+    byte_range_shards,
+    decode,
+    is_divisible,
+    lines,
+    open_bytes,
+    single_shard,
+)
+from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
 
 
 @FORMATS.register("text")
@@ -13,70 +22,72 @@ class Text(Format):
 
     extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")
 
-    def plan(self, place: str, reading: Reading, shard_bytes: int) -> list[Shard]:
-        if reading.separator == "file" or not divisible(place, reading):
-            return whole("text", place)
-        if reading.separator == "lines":
-            return ranges("text", place, shard_bytes, after_newline)
-        if reading.separator == "blank":
-            return ranges("text", place, shard_bytes, _after_blank_line)
-        marker = reading.separator.encode(reading.encoding)
+    def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
+        if options.separator == "file" or not is_divisible(source, options):
+            return single_shard("text", source)
+        if options.separator == "lines":
+            return byte_range_shards("text", source, shard_bytes, after_newline)
+        if options.separator == "blank":
+            return byte_range_shards("text", source, shard_bytes, _after_blank_line)
+        marker = options.separator.encode(options.encoding)
         if any(marker.startswith(marker[cut:]) for cut in range(1, len(marker))):
-            return whole("text", place)  # in "=====" it depends on the beginning where "===" is
-        return ranges("text", place, shard_bytes, lambda file, at, size: _after_marker(file, at, size, marker))
+            return single_shard("text", source)  # where "===" lies in "=====" depends on what precedes it
+        return byte_range_shards(
+            "text", source, shard_bytes, lambda file, at, size: _after_marker(file, at, size, marker)
+        )
 
-    def documents(self, shard: Shard, reading: Reading) -> Iterator[str]:
-        with open_bytes(shard.place) as file:
-            for position, raw in self._pieces(file, shard, reading):
-                text = decode(raw, position, shard, reading)
-                yield text if reading.separator == "file" else text.replace("\r\n", "\n").strip("\n")
+    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        with open_bytes(shard.source) as file:
+            for position, raw in self._raw_documents(file, shard, options):
+                text = decode(raw, position, shard, options)
+                yield text if options.separator == "file" else text.replace("\r\n", "\n").strip("\n")
 
-    def _pieces(self, file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[tuple[int, bytes]]:
-        if reading.separator == "blank":
-            yield from _paragraphs(lines(file, shard, reading))
-        elif reading.separator == "lines":
-            yield from lines(file, shard, reading)
-        elif reading.separator == "file":
-            yield 0, b"".join(line for _, line in lines(file, shard, reading))
+    def _raw_documents(self, file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[tuple[int, bytes]]:
+        if options.separator == "blank":
+            yield from _paragraphs(lines(file, shard, options))
+        elif options.separator == "lines":
+            yield from lines(file, shard, options)
+        elif options.separator == "file":
+            yield 0, b"".join(line for _, line in lines(file, shard, options))
         else:
-            utf8 = divisible(shard.place, reading)
-            marker = reading.separator.encode(reading.encoding if utf8 else "utf-8")
-            yield from _between_markers(lines(file, shard, reading), marker)
+            divisible = is_divisible(shard.source, options)
+            marker = options.separator.encode(options.encoding if divisible else "utf-8")
+            yield from _between_markers(lines(file, shard, options), marker)
 
 
-def _paragraphs(numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    begun = 0
-    held: list[bytes] = []
-    for position, line in numbered:
+def _paragraphs(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    start = 0
+    paragraph: list[bytes] = []
+    for position, line in lines:
         if line.strip():
-            begun = begun if held else position
-            held.append(line)
-        elif held:
-            yield begun, b"".join(held)
-            held = []
-    if held:
-        yield begun, b"".join(held)
+            start = start if paragraph else position
+            paragraph.append(line)
+        elif paragraph:
+            yield start, b"".join(paragraph)
+            paragraph = []
+    if paragraph:
+        yield start, b"".join(paragraph)
 
 
-def _between_markers(numbered: Iterator[tuple[int, bytes]], marker: bytes) -> Iterator[tuple[int, bytes]]:
-    """Lines are gathered into blocks, which are searched from a little before their seam: a marker may span lines."""
-    begun, held, searched, waiting, size = None, b"", 0, [], 0
-    for position, line in numbered:
-        begun = position if begun is None else begun
-        waiting.append(line)
+def _between_markers(lines: Iterator[tuple[int, bytes]], marker: bytes) -> Iterator[tuple[int, bytes]]:
+    """The texts between markers. Lines are collected into blocks, and a marker may span lines and blocks."""
+    start, buffer, searched, block, size = None, b"", 0, [], 0
+    for position, line in lines:
+        start = position if start is None else start
+        block.append(line)
         size += len(line)
         if size < BLOCK:
             continue
-        held, waiting, size = held + b"".join(waiting), [], 0
-        while (cut := held.find(marker, searched)) >= 0:
-            yield begun, held[:cut]
-            begun, held, searched = begun + cut + len(marker), held[cut + len(marker) :], 0
-        searched = max(0, len(held) - len(marker) + 1)
-    begun = begun or 0
-    *pieces, last = (held + b"".join(waiting)).split(marker)
-    for piece in [*pieces, last] if last else pieces:  # a marker at the very end parts nothing
-        yield begun, piece
-        begun += len(piece) + len(marker)
+        buffer, block, size = buffer + b"".join(block), [], 0
+        while (cut := buffer.find(marker, searched)) >= 0:
+            yield start, buffer[:cut]
+            start, buffer, searched = start + cut + len(marker), buffer[cut + len(marker) :], 0
+        searched = max(0, len(buffer) - len(marker) + 1)
+    start = start or 0
+    *texts, last = (buffer + b"".join(block)).split(marker)
+    for text in [*texts, last] if last else texts:  # a marker at the very end separates nothing
+        yield start, text
+        start += len(text) + len(marker)
 
 
 def _after_blank_line(file: BinaryIO, at: int, size: int) -> int:
@@ -91,9 +102,9 @@ def _after_marker(file: BinaryIO, at: int, size: int, marker: bytes) -> int:
     position, tail = at, b""
     file.seek(at)
     while block := file.read(BLOCK):
-        found = (tail + block).find(marker)
-        if found >= 0:
-            return position - len(tail) + found + len(marker)
+        index = (tail + block).find(marker)
+        if index >= 0:
+            return position - len(tail) + index + len(marker)
         position += len(block)
         tail = (tail + block)[-len(marker) + 1 :] if len(marker) > 1 else b""
     return size

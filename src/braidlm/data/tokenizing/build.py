@@ -9,27 +9,27 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
 from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
-from braidlm.data.tokenizing.words import parts_of
+from braidlm.data.tokenizing.words import split_long_text
 
 __all__ = ["BraidTokenizer", "SpecialTokens", "bytes_tokenizer", "differences", "load_tokenizer", "train_bpe"]
 
-USUAL_NAMES = {
+COMMON_NAMES = {
     "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]", "[SEP]"),
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]"),
     "pad": ("<|pad|>", "<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-"""For files that do not say which token plays which role."""
+"""For files that do not say which token has which role."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = SpecialTokens.order) -> Tokenizer:
     """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given."""
-    smallest = 256 + len(special_tokens)
-    if vocab_size < smallest:
+    min_size = 256 + len(special_tokens)
+    if vocab_size < min_size:
         raise BraidError(
             f"a vocabulary of {vocab_size} is too small for a byte-level BPE",
-            todo=f"Choose at least {smallest}: 256 bytes and {len(special_tokens)} special tokens.",
+            todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
         )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -41,7 +41,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[st
         special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    backend.train_from_iterator((part for text in texts for part in parts_of(text)), trainer)
+    backend.train_from_iterator((part for text in texts for part in split_long_text(text)), trainer)
     return backend
 
 
@@ -106,7 +106,7 @@ def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidToke
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    names = {name for usual in USUAL_NAMES.values() for name in usual}
+    names = {name for common in COMMON_NAMES.values() for name in common}
     special = sorted((backend.token_to_id(name), name) for name in names if backend.token_to_id(name) is not None)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for _, name in special])
     settings = read_json(config) if config.is_file() else {}
@@ -114,20 +114,20 @@ def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidToke
 
 
 def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:
-    """The roles as the settings name them; where they are silent, by the usual names of special tokens."""
+    """The roles that the settings name, else those of special tokens with common names."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     roles: dict[str, str | None] = {}
     for role in ROLES:
-        named = settings.get(f"{role}_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        if named is not None and backend.token_to_id(named) is None:
-            named = None  # several published configurations name a token that their vocabulary lacks
-        roles[role] = named or next((name for name in USUAL_NAMES[role] if name in special), None)
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and backend.token_to_id(token) is None:
+            token = None  # several published configurations name a token that their vocabulary lacks
+        roles[role] = token or next((name for name in COMMON_NAMES[role] if name in special), None)
     return SpecialTokens(**roles)  # type: ignore[arg-type]
 
 
 def _from_hub(name: str) -> BraidTokenizer:
-    """A tokenizer by its name on the Hub, from the local cache where it is there."""
+    """A tokenizer by its name on the Hub, from the local cache if it is there."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import (
@@ -147,7 +147,7 @@ def _from_hub(name: str) -> BraidTokenizer:
         try:
             return Path(hf_hub_download(name, file))
         except LocalEntryNotFoundError:
-            raise  # a kind of EntryNotFoundError that means: no connection
+            raise  # a subclass of EntryNotFoundError for a missing connection
         except EntryNotFoundError:
             return None
 

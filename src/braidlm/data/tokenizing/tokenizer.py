@@ -24,7 +24,7 @@ KEPT_SETTINGS = ("model_max_length", "chat_template")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Which special token plays which role; `order` lists all of them in the order of their ids."""
+    """Which special token has which role; `order` lists all of them in the order of their ids."""
 
     eos: str | None = "<|endoftext|>"
     bos: str | None = "<|endoftext|>"
@@ -34,9 +34,9 @@ class SpecialTokens:
     order: tuple[str, ...] = ("<|endoftext|>", "<|pad|>")
 
     @classmethod
-    def of(cls, given: Mapping[str, str] | Sequence[str]) -> "SpecialTokens":
+    def parse(cls, tokens: Mapping[str, str] | Sequence[str]) -> "SpecialTokens":
         """From {role: token} in the order of the ids, or from a list of `role=token` and of plain tokens."""
-        pairs = list(given.items()) if isinstance(given, Mapping) else [_role_and_token(item) for item in given]
+        pairs = list(tokens.items()) if isinstance(tokens, Mapping) else [_role_and_token(item) for item in tokens]
         roles: dict[str, str] = {}
         for role, token in pairs:
             if role and role not in ROLES:
@@ -47,7 +47,7 @@ class SpecialTokens:
                 raise BraidError(f"the special token of role '{role}' is empty")
             if role:
                 roles[role] = token
-        # A model needs an end of text to stop at; what begins a text is the same token unless it is named.
+        # The token that begins a text is the one that ends it, unless it is named.
         return cls(
             eos=roles.get("eos"),
             bos=roles.get("bos", roles.get("eos")),
@@ -58,12 +58,12 @@ class SpecialTokens:
         )
 
     def roles(self) -> dict[str, str]:
-        """The roles that are filled."""
+        """The roles that have a token."""
         return {role: token for role in ROLES if (token := getattr(self, role)) is not None}
 
 
 def byte_characters() -> list[str]:
-    """The visible character that GPT-2's byte-level alphabet writes for each byte."""
+    """The visible character of each byte in GPT-2's byte-level alphabet."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in visible else chr(next(spare)) for byte in range(256)]
@@ -76,7 +76,7 @@ class BraidTokenizer:
         self.backend = backend
         self.settings = dict(settings or {})
         """The tokenizer_config.json it came with, if any."""
-        # A tokenizer.json may carry someone's padding and truncation, which would cut documents silently.
+        # A tokenizer.json may contain padding and truncation, which would cut documents silently.
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True
@@ -100,7 +100,7 @@ class BraidTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id and one: the rows that an embedding needs."""
+        """The largest id plus one: the rows that an embedding needs."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
@@ -125,7 +125,7 @@ class BraidTokenizer:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """What determines the ids of a text, and nothing else, in one canonical form."""
+        """Everything that determines the ids of a text, in one canonical form."""
         facts = json.loads(self.backend.to_str())
         model = facts["model"]
         if "merges" in model:
@@ -145,18 +145,18 @@ class BraidTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the definition: equal for tokenizers that give equal ids, however their files are written."""
+        """SHA-256 of the definition: equal for tokenizers that give equal ids, whatever their files look like."""
         text = json.dumps(self.definition, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def is_byte_level(self) -> bool:
         """Whether tokens are written in GPT-2's byte alphabet, so that a token's length is its number of bytes."""
-        return _mentions(self.definition.get("pre_tokenizer"), "ByteLevel")
+        return _has_type(self.definition.get("pre_tokenizer"), "ByteLevel")
 
     @cached_property
     def is_plain_bytes(self) -> bool:
-        """Whether every byte is a token with its own value as id, and there is nothing else to know."""
+        """Whether every byte is a token whose id is the byte, and there are no other tokens but special ones."""
         model = self.definition["model"]
         return (
             self.is_byte_level
@@ -177,7 +177,7 @@ class BraidTokenizer:
         write_json(folder / "tokenizer_config.json", config)
 
     def with_roles(self, roles: SpecialTokens) -> "BraidTokenizer":
-        """The same tokenizer with other roles for its tokens; roles that are not given stay."""
+        """The same tokenizer with these roles for its tokens; other roles stay."""
         merged = SpecialTokens(**{role: getattr(roles, role) or getattr(self.special, role) for role in ROLES})
         return BraidTokenizer(self.backend, merged, self.settings)
 
@@ -189,21 +189,21 @@ class BraidTokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
-def differences(a: BraidTokenizer, b: BraidTokenizer, most: int = 5) -> list[str]:
-    """In what two tokenizers differ, a line each, the first few of them; empty when they give equal ids."""
+def differences(a: BraidTokenizer, b: BraidTokenizer, max_lines: int = 5) -> list[str]:
+    """The first few differences between two tokenizers, one per line; empty if they give equal ids."""
     if a.fingerprint == b.fingerprint:
         return []
     lines: list[str] = []
     if a.vocab_size != b.vocab_size:
         lines.append(f"the vocabularies have {a.vocab_size} and {b.vocab_size} tokens")
     for index in range(max(a.vocab_size, b.vocab_size)):
-        if len(lines) >= most:
+        if len(lines) >= max_lines:
             break
         one, other = a.backend.id_to_token(index), b.backend.id_to_token(index)
         if one != other:
             lines.append(f"id {index} is {_quoted(one)} in one and {_quoted(other)} in the other")
     for part in ("normalizer", "pre_tokenizer", "added_tokens"):
-        if a.definition.get(part) != b.definition.get(part) and len(lines) < most:
+        if a.definition.get(part) != b.definition.get(part) and len(lines) < max_lines:
             lines.append(f"their {part.replace('_', ' ')} differs")
     if not lines:
         lines.append("they have the same tokens and merge them differently")
@@ -217,7 +217,7 @@ def _role_and_token(item: str) -> tuple[str, str]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Drop what is unset, so that a file from another version of the library, with other defaults written, is equal."""
+    """Drop unset values, because other versions of the library write other defaults."""
     if isinstance(value, dict):
         kept = {key: _without_defaults(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if not _is_unset(item)}
@@ -227,14 +227,14 @@ def _without_defaults(value: Any) -> Any:
 
 
 def _is_unset(value: Any) -> bool:
-    # By identity: an id of 0 is a fact, and equal to False.
+    # By identity: an id of 0 is set, and equal to False.
     return value is None or value is False or value == "" or value == []
 
 
-def _mentions(part: Any, kind: str) -> bool:
+def _has_type(part: Any, kind: str) -> bool:
     if isinstance(part, dict):
-        return part.get("type") == kind or any(_mentions(item, kind) for item in part.values())
-    return isinstance(part, list) and any(_mentions(item, kind) for item in part)
+        return part.get("type") == kind or any(_has_type(item, kind) for item in part.values())
+    return isinstance(part, list) and any(_has_type(item, kind) for item in part)
 
 
 def _quoted(token: str | None) -> str:

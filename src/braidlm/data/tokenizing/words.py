@@ -11,18 +11,18 @@ from braidlm.core.errors import BraidError
 
 _LAST_SPACE = 0x3000
 _IS_SPACE = np.array([chr(point).isspace() for point in range(_LAST_SPACE + 1)] + [False])
-"""Whether str.split() parts words at a code point; the last entry stands for all that follow."""
-MOST = 255
-"""words.bin holds one byte a token."""
+"""Whether str.split() splits at a code point; the last entry stands for all that follow."""
+MAX_WORDS_PER_TOKEN = 255
+"""words.bin has one byte per token."""
 PART_CHARS = 1 << 16
-"""A much longer text is handled in parts: the tokenizer library needs a hundred times the memory of its text."""
+"""A much longer text is split: the tokenizer library needs a hundred times the memory of its text."""
 
 
 class TextBatch:
-    """Several texts as one array of code points, with the places of their words and bytes."""
+    """Several texts as one array of code points, with the positions of their words and bytes."""
 
     def __init__(self, texts: Sequence[str]):
-        # A newline between texts keeps the last word of one and the first of the next apart.
+        # A newline between texts separates the last word of one from the first of the next.
         points = np.frombuffer("\n".join(texts).encode("utf-32-le"), dtype="<u4")
         space = _IS_SPACE[np.minimum(points, _LAST_SPACE + 1)]
         begins = ~space
@@ -35,25 +35,25 @@ class TextBatch:
         self.first_byte = byte_at[self.first_char]
         self.bytes = byte_at[self.first_char + lengths] - self.first_byte
         self.word_chars = np.flatnonzero(begins)
-        """Where words begin, in code points of the whole batch."""
+        """The positions at which words begin, in code points of the whole batch."""
         self.word_bytes = byte_at[self.word_chars]
         """The same in bytes."""
         ends = np.append(self.first_char[1:], len(points) + 1)
         self.words = np.searchsorted(self.word_chars, ends) - np.searchsorted(self.word_chars, self.first_char)
 
     def words_by_length(self, token_bytes: np.ndarray, tokens_per_text: np.ndarray) -> np.ndarray | None:
-        """Words that begin in each token, from the bytes that tokens stand for; None if they do not add up."""
+        """Words that begin in each token, from the bytes of each token; None if they do not add up to the texts."""
         ends = np.cumsum(token_bytes)
         text_ends = np.cumsum(tokens_per_text)
         totals = np.concatenate(([0], ends))[text_ends]
         if not np.array_equal(np.diff(totals, prepend=0), self.bytes):
             return None
-        # Tokens are laid end to end; each text begins one byte later for every newline before it.
+        # Each text begins one byte later for every newline that was put between texts.
         starts = ends - token_bytes + np.repeat(np.arange(len(tokens_per_text)), tokens_per_text)
         return _count(self.word_bytes, starts)
 
     def words_by_offset(self, offsets: Sequence[np.ndarray]) -> np.ndarray:
-        """The same from the code point at which each token of each text begins (tokenizers that change the text).
+        """The same from the code point at which each token begins, for tokenizers that change the text.
 
         A word that no token covers counts for the token before it, so that the sum stays exact.
         """
@@ -65,8 +65,8 @@ class TextBatch:
         return np.concatenate(counts)
 
 
-def parts_of(text: str) -> Iterator[str]:
-    """A long text in parts, cut between a letter or digit and a space, which no usual pattern keeps together."""
+def split_long_text(text: str) -> Iterator[str]:
+    """A long text in parts, split between a letter or digit and a space, where no common pattern has a token."""
     start = 0
     while len(text) - start > 2 * PART_CHARS and (cut := _letter_then_space(text, start + PART_CHARS)) is not None:
         yield text[start:cut]
@@ -88,9 +88,9 @@ def _count(positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
         return np.zeros(0, dtype=np.uint8)
     spans = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
     counts = np.bincount(spans, minlength=len(starts))
-    if counts.max(initial=0) > MOST:
+    if counts.max(initial=0) > MAX_WORDS_PER_TOKEN:
         raise BraidError(
-            f"this tokenizer has tokens that stand for more than {MOST} words",
+            f"this tokenizer has tokens that stand for more than {MAX_WORDS_PER_TOKEN} words",
             todo="It leaves most of this text unknown: choose another (`--tokenizer bpe` trains one on it).",
         )
     return counts.astype(np.uint8)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.catalog import DataConfig, SetSpec, open_data
-from braidlm.data.loading.splits import splits
+from braidlm.data.loading.config import DataConfig, DataSetConfig, find_splits
+from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import decode
 
 
@@ -28,7 +28,7 @@ def corpus(folder: Path, *names: str) -> Path:
 )
 def test_splits_are_found_by_their_names(names: tuple[str, ...], found: tuple[str, str], tmp_path: Path) -> None:
     corpus(tmp_path, *names)
-    assert splits(str(tmp_path), "train", "x") == tuple(str(tmp_path / name) for name in found)
+    assert find_splits(str(tmp_path), "train", "x") == tuple(str(tmp_path / name) for name in found)
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_splits_are_found_by_their_names(names: tuple[str, ...], found: tuple[st
         (("train", "dev_1", "dev_2"), "more than one folder that begins with `dev`: dev_1, dev_2"),
     ],
 )
-def test_what_is_missing_or_unclear_is_told(names: tuple[str, ...], text: str, tmp_path: Path) -> None:
+def test_what_is_missing_or_unclear_is_refused(names: tuple[str, ...], text: str, tmp_path: Path) -> None:
     with pytest.raises(BraidError) as caught:
-        splits(str(corpus(tmp_path, *names)), "train", "x")
+        find_splits(str(corpus(tmp_path, *names)), "train", "x")
     assert text in str(caught.value)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match=r"the corpus 'x' is not there(.|\n)*domains\.x\.folder=DIR"):
-        splits(str(tmp_path / "none"), "train", "x")
+        find_splits(str(tmp_path / "none"), "train", "x")
 
 
 def test_one_of_several_is_chosen_by_name_and_validated_on_all_of_dev(tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ def test_one_of_several_is_chosen_by_name_and_validated_on_all_of_dev(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("options", "text"),
     [
         ({}, "give either `path` (a packed folder), `source` (text to prepare) or `folder`"),
         ({"folder": "a", "source": "b"}, "give either `path`"),
         ({"folder": "a", "validation": "b"}, "`folder` brings its own text to validate on"),
     ],
 )
-def test_a_data_set_has_one_place(given: dict[str, str], text: str) -> None:
+def test_a_data_set_has_one_origin(options: dict[str, str], text: str) -> None:
     with pytest.raises(BraidError) as caught:
-        decode(SetSpec, given)
+        decode(DataSetConfig, options)
     assert text in str(caught.value)

@@ -26,7 +26,7 @@ MANIFEST = "data.json"
 
 @dataclass
 class Manifest:
-    """The facts of a packed data set, as written in data.json."""
+    """The contents of data.json."""
 
     name: str
     tokens: int
@@ -52,7 +52,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class PackedData:
-    """A packed data set on disk; nothing of it is held in memory."""
+    """A packed data set on disk, read by memory map."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -110,11 +110,11 @@ def _read_manifest(folder: Path) -> Manifest:
             str(folder),
             "Make one with `braid prepare SOURCE --out DIR`.",
         )
-    facts = read_json(folder / MANIFEST)
-    if facts.get("format") != FORMAT:
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("format") != FORMAT:
         raise BraidError(
-            f"this data set has format {facts.get('format')}; this version of Braid reads format {FORMAT}",
+            f"this data set has format {manifest.get('format')}; this version of Braid reads format {FORMAT}",
             str(folder),
             "Run `braid prepare` again.",
         )
-    return Manifest(**facts)
+    return Manifest(**manifest)

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.mixing import CurriculumPoint, Mix, MixConfig, assign_rows
+from braidlm.data.loading.mixture import CurriculumPoint, Mixture, MixtureConfig, assign_rows
 from braidlm.model.config.strict import decode, encode
 
 TOKENS = {"maths": 100, "stories": 300}
@@ -35,7 +35,7 @@ def test_rows_do_not_depend_on_how_they_are_batched(weights: list[int], batches:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any), min_size=1, max_size=30))
-def test_a_set_without_weight_gets_no_row_and_debts_stay_small(history: list[list[int]]) -> None:
+def test_a_set_without_weight_gets_no_row_and_credits_stay_small(history: list[list[int]]) -> None:
     credits = [0.0] * 3
     for weights in history:
         shares = [w / sum(weights) for w in weights]
@@ -51,8 +51,8 @@ def test_two_equal_sets_alternate() -> None:
 
 
 def test_without_weights_shares_follow_the_tokens() -> None:
-    assert Mix(None, TOKENS).shares(0.3) == [0.25, 0.75]
-    assert Mix(MixConfig(weights={"stories": 3, "maths": 2}), TOKENS).shares(1.0) == [0.4, 0.6]
+    assert Mixture(None, TOKENS).shares(0.3) == [0.25, 0.75]
+    assert Mixture(MixtureConfig(weights={"stories": 3, "maths": 2}), TOKENS).shares(1.0) == [0.4, 0.6]
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_curriculum_draws_straight_lines_between_its_points(progress: float, m
         {"at": 0.5, "weights": {"stories": 40, "maths": 40}},  # the unit has no effect
         {"at": 1.0, "weights": {"maths": 2}},
     ]
-    config = decode(MixConfig, {"curriculum": points}, "mix")
-    assert Mix(config, TOKENS).shares(progress) == pytest.approx([maths, 1 - maths])
+    config = decode(MixtureConfig, {"curriculum": points}, "mix")
+    assert Mixture(config, TOKENS).shares(progress) == pytest.approx([maths, 1 - maths])
 
 
 def test_configurations_decode_strictly_and_come_back() -> None:
-    config = decode(MixConfig, {"curriculum": [{"at": 0, "weights": {"stories": 1, "maths": 2}}]})
+    config = decode(MixtureConfig, {"curriculum": [{"at": 0, "weights": {"stories": 1, "maths": 2}}]})
     assert config.curriculum == [CurriculumPoint(0.0, {"stories": 1.0, "maths": 2.0})]
-    assert decode(MixConfig, encode(config)) == config
-    assert decode(MixConfig, {"weights": {"stories": 1}}).weights == {"stories": 1.0}
+    assert decode(MixtureConfig, encode(config)) == config
+    assert decode(MixtureConfig, {"weights": {"stories": 1}}).weights == {"stories": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_configurations_decode_strictly_and_come_back() -> None:
 )
 def test_wrong_mixes_are_refused(data: dict, problem: str) -> None:
     with pytest.raises(BraidError) as caught:
-        decode(MixConfig, data, "mix")
+        decode(MixtureConfig, data, "mix")
     assert problem in str(caught.value)
 
 
-def test_names_that_fit_no_data_set_and_sets_without_weight_are_told_at_once() -> None:
+def test_names_that_fit_no_data_set_and_sets_without_weight_are_all_reported() -> None:
     with pytest.raises(BraidError) as caught:
-        Mix(MixConfig(weights={"storys": 1}), TOKENS)
+        Mixture(MixtureConfig(weights={"storys": 1}), TOKENS)
     text = str(caught.value)
     assert "mix: a weight is given for 'storys', which is no data set. Did you mean 'stories'?" in text
     assert "data set 'maths' has no weight; give it one (0 to leave it out)" in text
-    assert Mix(MixConfig(weights={"stories": 1, "maths": 0}), TOKENS).shares(0) == [0.0, 1.0]
+    assert Mixture(MixtureConfig(weights={"stories": 1, "maths": 0}), TOKENS).shares(0) == [0.0, 1.0]

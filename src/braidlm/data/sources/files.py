@@ -1,4 +1,4 @@
-"""Bytes of a file, compressed or not, and the text in them, with errors that say where."""
+"""Reading files, compressed or not: bytes, lines and text, with errors that say where."""
 
 import contextlib
 import gzip
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from braidlm.core.errors import BraidError
-from braidlm.data.sources.format import Reading, Shard, missing
+from braidlm.data.sources.format import ReadOptions, Shard, missing_package
 
 COMPRESSIONS = (".gz", ".zst", ".xz")
 BLOCK = 1 << 20
@@ -19,7 +19,7 @@ ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "
 
 
 def extension(path: Path | str) -> str:
-    """The extension that tells the format: `.jsonl` for a.jsonl.gz."""
+    """The extension that shows the format: `.jsonl` for a.jsonl.gz."""
     path = Path(path)
     return Path(path.stem).suffix.lower() if is_compressed(path) else path.suffix.lower()
 
@@ -30,11 +30,11 @@ def is_compressed(path: Path | str) -> bool:
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[BinaryIO]:
-    """A file's bytes, uncompressed on the way; a damaged one is an error, never a shorter text."""
+    """A file's bytes, decompressed; a damaged file is an error, never a shorter text."""
     suffix = Path(path).suffix.lower()
     try:
         with open(path, "rb") as raw:
-            yield _UNPACK.get(suffix, lambda plain: plain)(raw)
+            yield _DECOMPRESS.get(suffix, lambda plain: plain)(raw)
     except FileNotFoundError:
         raise BraidError("this file does not exist", path) from None
     except PermissionError:
@@ -50,13 +50,13 @@ class _ZstdError(Exception):
 
 
 class _ZstdReader(io.RawIOBase):
-    """Zstandard frames one after the other. The package's own reader ends silently where a file is cut off."""
+    """Zstandard frames one after another; the package's own reader ends silently where a file is cut off."""
 
     def __init__(self, raw: BinaryIO):
         try:
             import zstandard
         except ImportError:
-            raise missing("zstandard", "reading .zst files") from None
+            raise missing_package("zstandard", "reading .zst files") from None
         self.raw, self.library = raw, zstandard
         self.frame = zstandard.ZstdDecompressor().decompressobj()
         self.fresh, self.pending, self.ready = True, b"", b""
@@ -86,19 +86,21 @@ class _ZstdReader(io.RawIOBase):
         return len(taken)
 
 
-_UNPACK: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+_DECOMPRESS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
     ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115
     ".zst": lambda raw: cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK)),
 }
 
 
-def divisible(path: str, reading: Reading) -> bool:
-    """Whether a file can be read from the middle."""
-    return not is_compressed(path) and reading.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
+def is_divisible(path: str, options: ReadOptions) -> bool:
+    """Whether a file can be read from the middle, so that it can have several shards."""
+    return not is_compressed(path) and _newlines_are_bytes(options)
 
 
-def ranges(kind: str, path: str, shard_bytes: int, next_start: Callable[[BinaryIO, int, int], int]) -> list[Shard]:
+def byte_range_shards(
+    kind: str, path: str, shard_bytes: int, next_start: Callable[[BinaryIO, int, int], int]
+) -> list[Shard]:
     """Byte ranges of a plain file; `next_start(file, at, size)` finds where a document starts, at or after `at`."""
     size = Path(path).stat().st_size
     shards, start = [], 0
@@ -111,24 +113,24 @@ def ranges(kind: str, path: str, shard_bytes: int, next_start: Callable[[BinaryI
     return shards
 
 
-def whole(kind: str, path: str) -> list[Shard]:
-    """A file as one piece."""
+def single_shard(kind: str, path: str) -> list[Shard]:
+    """A file as one shard, or none if it is empty."""
     size = Path(path).stat().st_size
     return [Shard(kind, path, size=size)] if size else []
 
 
 def after_newline(file: BinaryIO, at: int, size: int) -> int:
-    """Where the first line starts at or after `at`."""
+    """The position of the first line that starts at or after `at`."""
     file.seek(at - 1)
     file.readline()
     return min(file.tell(), size)
 
 
-def lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[tuple[int, bytes]]:
-    """The lines of a piece with their byte offsets; other encodings are turned into UTF-8 on the way."""
+def lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[tuple[int, bytes]]:
+    """The lines of a shard with their byte offsets; encodings with other newlines are converted to UTF-8."""
     position = shard.start
-    if not _newlines_are_bytes(reading):
-        for line in _decoded_lines(file, shard, reading):
+    if not _newlines_are_bytes(options):
+        for line in _decoded_lines(file, shard, options):
             yield position, line
             position += len(line)
         return
@@ -136,40 +138,40 @@ def lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[tuple[int,
         file.seek(shard.start)
     for line in file:
         if 0 <= shard.stop < position + len(line):
-            if shard.stop > position:  # documents parted by a marker may end within a line
+            if shard.stop > position:  # documents separated by a marker may end within a line
                 yield position, line[: shard.stop - position]
             return
         yield position, line
         position += len(line)
 
 
-def decode(raw: bytes, position: int, shard: Shard, reading: Reading) -> str:
-    """Bytes as text; what is not text is an error with its place and the way out."""
+def decode(raw: bytes, position: int, shard: Shard, options: ReadOptions) -> str:
+    """Bytes as text; an error names the byte that is not text, and what to do."""
     try:
-        # Lines of another encoding were decoded on the way here.
-        text = raw.decode(reading.encoding if _newlines_are_bytes(reading) else "utf-8", reading.errors)
+        # `lines` has converted lines of other encodings.
+        text = raw.decode(options.encoding if _newlines_are_bytes(options) else "utf-8", options.errors)
     except UnicodeDecodeError as error:
         raise BraidError(
-            f"byte {position + error.start} ({raw[error.start]:#04x}) is not {reading.encoding.upper()} text"
-            f"{' (counted in the unpacked file)' if is_compressed(shard.place) else ''}",
-            shard.place,
+            f"byte {position + error.start} ({raw[error.start]:#04x}) is not {options.encoding.upper()} text"
+            f"{' (counted in the unpacked file)' if is_compressed(shard.source) else ''}",
+            shard.source,
             "If the file has another encoding name it (`--encoding latin-1`, `--encoding utf-16`); "
             "`--errors replace` puts � in place of what cannot be read.",
         ) from None
     return text.removeprefix("\ufeff") if position == 0 else text
 
 
-def _newlines_are_bytes(reading: Reading) -> bool:
-    return reading.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
+def _newlines_are_bytes(options: ReadOptions) -> bool:
+    return options.encoding.lower().replace("_", "-").startswith(ONE_BYTE_NEWLINES)
 
 
-def _decoded_lines(file: BinaryIO, shard: Shard, reading: Reading) -> Iterator[bytes]:
+def _decoded_lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[bytes]:
     try:
-        for line in io.TextIOWrapper(file, encoding=reading.encoding, errors=reading.errors, newline=""):
+        for line in io.TextIOWrapper(file, encoding=options.encoding, errors=options.errors, newline=""):
             yield line.encode("utf-8")
     except UnicodeError as error:
         raise BraidError(
-            f"this is not {reading.encoding.upper()} text ({error})",
-            shard.place,
+            f"this is not {options.encoding.upper()} text ({error})",
+            shard.source,
             "Name the file's encoding with `--encoding`; `--errors replace` puts � in place of what cannot be read.",
         ) from None

@@ -1,4 +1,4 @@
-"""Which data set each row of a batch comes from: weights, a curriculum, and an even spread without chance."""
+"""Which data set each row of a batch comes from: weights, a curriculum, and a deterministic, even assignment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 
 @dataclass
 class CurriculumPoint:
-    """The weights at one moment of the training."""
+    """The weights at one point of the training."""
 
     at: float
     """Training progress, 0 at the beginning and 1 at the end."""
@@ -26,7 +26,7 @@ class CurriculumPoint:
 
 
 @dataclass
-class MixConfig:
+class MixtureConfig:
     """How several data sets share the rows."""
 
     weights: dict[str, float] | None = None
@@ -44,46 +44,46 @@ class MixConfig:
                 raise BraidError(f"curriculum: the points must rise, but {after.at:g} comes after {before.at:g}")
 
 
-class Mix:
-    """The shares of named data sets at any moment of the training."""
+class Mixture:
+    """The shares of named data sets at any point of the training."""
 
-    def __init__(self, config: MixConfig | None, tokens: Mapping[str, int]):
+    def __init__(self, config: MixtureConfig | None, tokens: Mapping[str, int]):
         """`tokens`: how many each data set has; its order is the order of the shares."""
-        config = config or MixConfig()
+        config = config or MixtureConfig()
         points = config.curriculum or [CurriculumPoint(0.0, config.weights or {n: float(t) for n, t in tokens.items()})]
         _check_names(points, tokens)
-        self._moments = [point.at for point in points]
+        self._points = [point.at for point in points]
         table = np.array([[point.weights.get(name, 0.0) for name in tokens] for point in points])
-        # Lines are drawn between shares, so the unit in which a point's weights are given has no effect.
+        # Shares are interpolated, not weights, so the unit of a point's weights has no effect.
         self._shares = table / table.sum(axis=1, keepdims=True)
 
     def shares(self, progress: float) -> list[float]:
         """The share of each data set at `progress` in [0, 1]; they sum to 1."""
-        return [float(np.interp(progress, self._moments, column)) for column in self._shares.T]
+        return [float(np.interp(progress, self._points, column)) for column in self._shares.T]
 
 
 def assign_rows(rows: int, shares: Sequence[float], credits: Sequence[float]) -> tuple[np.ndarray, list[float]]:
-    """The data set of each of the next rows, and the credits after them (begin with zeros).
+    """The data set of each of the next rows, and the credits after them (zeros at the beginning).
 
-    A data set's credit is the rows it should have had less the rows it had. Of those that may have a row without
-    running too far ahead, the one whose deadline is nearest gets it (Tijdeman's chairman assignment): with constant
-    shares no credit ever leaves (-1, 1), which giving the row to the largest credit does not guarantee.
+    A data set's credit is the rows it should have had minus the rows it had. Of those that can take a row without
+    getting too far ahead, the one with the earliest deadline gets it (Tijdeman's chairman assignment). With constant
+    shares no credit ever leaves (-1, 1), which giving each row to the largest credit does not guarantee.
     """
-    owed = list(credits)
+    balance = list(credits)
     margin = 1.0 / max(2 * len(shares) - 2, 1)
     active = [i for i, share in enumerate(shares) if share > 0]
     chosen = np.zeros(rows, np.int64)
     for row in range(rows):
         for i in active:
-            owed[i] += shares[i]
-        ready = [i for i in active if owed[i] >= margin - 1e-9]
+            balance[i] += shares[i]
+        ready = [i for i in active if balance[i] >= margin - 1e-9]
         if ready:
-            pick = min(ready, key=lambda i: (1.0 - margin - owed[i]) / shares[i])
+            pick = min(ready, key=lambda i: (1.0 - margin - balance[i]) / shares[i])
         else:  # only after the shares have changed
-            pick = max(active, key=lambda i: owed[i])
-        owed[pick] -= 1.0
+            pick = max(active, key=lambda i: balance[i])
+        balance[pick] -= 1.0
         chosen[row] = pick
-    return chosen, owed
+    return chosen, balance
 
 
 def _check_weights(weights: Mapping[str, float]) -> None:
@@ -99,6 +99,6 @@ def _check_names(points: Sequence[CurriculumPoint], tokens: Mapping[str, int]) -
     unknown = [
         f"a weight is given for '{n}', which is no data set.{did_you_mean(n, tokens)}" for n in named - set(tokens)
     ]
-    idle = [f"data set '{n}' has no weight; give it one (0 to leave it out)" for n in tokens if n not in named]
-    if unknown or idle:
-        raise BraidError("\n".join([*sorted(unknown), *idle]), "mix")
+    unweighted = [f"data set '{n}' has no weight; give it one (0 to leave it out)" for n in tokens if n not in named]
+    if unknown or unweighted:
+        raise BraidError("\n".join([*sorted(unknown), *unweighted]), "mix")

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from braidlm.data.loading.streams import Subset, TokenStream
-from braidlm.data.packing.packed import Manifest, PackedData
+from braidlm.data.packing.packed_data import Manifest, PackedData
 
 EOS = 0
 # Examples take milliseconds, but a busy machine may pause in the middle of one.

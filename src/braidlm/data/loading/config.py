@@ -1,0 +1,157 @@
+"""A recipe's data section: named data sets, how they are mixed and cut, and the tokenizer that they share."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from braidlm.core.errors import BraidError
+from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.mixture import MixtureConfig
+from braidlm.data.loading.streams import Subset
+from braidlm.data.sources.format import ReadOptions
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import PartOf
+
+VALIDATION_SPLIT = "dev"
+
+
+@dataclass
+class TokenizerConfig:
+    """The tokenizer of data sets that are prepared on first use."""
+
+    kind: str = "bpe"
+    """`bpe` (trained on these data sets), `bytes`, or a folder, file or Hub name."""
+    vocab_size: int | None = None
+    """For `bpe`: how many tokens."""
+    special_tokens: list[str] | None = None
+    """For `bpe`: `role=token` in the order of their ids, e.g. [unk=<unk>, bos=<s>, eos=</s>, pad=<pad>]."""
+
+    @classmethod
+    def from_shorthand(cls, kind: Any) -> dict[str, Any]:
+        return {"kind": kind}
+
+
+@dataclass
+class DataSetConfig:
+    """One data set: a packed folder, a source to prepare, or a corpus with splits."""
+
+    path: str | None = None
+    """A folder that `braid prepare` made."""
+    source: str | list[str] | None = None
+    """Or anything `braid prepare` takes; prepared on first use into the data section's `cache`."""
+    folder: str | None = None
+    """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's."""
+    documents: int = 10_000
+    """For a built-in corpus: how many documents."""
+    seed: int = 0
+    """For a built-in corpus: its seed."""
+    fields: list[str] = field(default_factory=lambda: ["text"])
+    """For JSONL and parquet: the fields that make a document."""
+    joiner: str = "\n"
+    """What stands between the fields."""
+    separator: str = "blank"
+    """For text files: what parts documents (blank, lines, file, or a text)."""
+    encoding: str = "utf-8"
+    """For text files and JSONL."""
+    errors: Literal["strict", "replace", "ignore"] = "strict"
+    """What to do with bytes that are no text in that encoding."""
+    split: str = "train"
+    """For a Hub data set, and for a corpus with splits: the one to train on."""
+    subset: Subset = field(default_factory=Subset)
+    """The share of the training documents to use; shares that do not overlap have no document in common."""
+    holdout: float = 0.01
+    """The share of documents that is kept for validation and never trained on."""
+    validation: str | list[str] | None = None
+    """Text to validate on instead: a packed folder or a source."""
+
+    def __post_init__(self) -> None:
+        if sum(origin is not None for origin in (self.path, self.source, self.folder)) != 1:
+            raise BraidError(
+                "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
+            )
+        if self.folder is not None and self.validation is not None:
+            raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
+        if not 0.0 <= self.holdout < 1.0:
+            raise BraidError(f"holdout must be at least 0 and below 1, got {self.holdout:g}")
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the validation text is separate, and not documents held out from the training text."""
+        return self.validation is not None or self.folder is not None
+
+    def resolved(self, name: str) -> "DataSetConfig":
+        """A corpus with splits as the source and the validation that it stands for; other data sets unchanged."""
+        if self.folder is None:
+            return self
+        train, validation = find_splits(self.folder, self.split, name)
+        return replace(self, folder=None, source=train, validation=validation)
+
+    def read_options(self) -> ReadOptions:
+        """How the source's documents are read."""
+        return ReadOptions(
+            fields=tuple(self.fields),
+            joiner=self.joiner,
+            separator=self.separator,
+            encoding=self.encoding,
+            errors=self.errors,
+            documents=self.documents,
+            seed=self.seed,
+            split=self.split,
+        )
+
+
+@dataclass
+class DataConfig:
+    """What is trained on."""
+
+    sets: dict[str, DataSetConfig]
+    """By name; the names are what mixes and reports use."""
+    length: int = 256
+    """Tokens of a training sequence."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
+    """How sequences are cut."""
+    mix: MixtureConfig = field(default_factory=MixtureConfig)
+    """How data sets share the rows of a batch."""
+    cache: str = "data"
+    """The folder for what is prepared on first use."""
+
+    def __post_init__(self) -> None:
+        if not self.sets:
+            raise BraidError("sets: name at least one data set")
+        if self.length < 1:
+            raise BraidError(f"length must be at least 1, got {self.length}")
+
+
+def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:
+    """The folders of training and validation text in a corpus folder for data set `name`, such as BabyLM's.
+
+    Each is called `train` or `dev`, or is the only one whose name begins so: `train_10M`.
+    """
+    path = Path(folder).expanduser()
+    advice = (
+        f"Name it with `domains.{name}.folder=DIR` (in a recipe of one run, `data.sets.{name}.folder=DIR`): a folder "
+        f"that holds a folder `{train}` (or one whose name begins so, such as `{train}_10M`) and a folder "
+        f"`{VALIDATION_SPLIT}`."
+    )
+    if not path.is_dir():
+        raise BraidError(f"the corpus '{name}' is not there: there is no such folder", folder, advice)
+    return _find_split(path, train, name, advice), _find_split(path, VALIDATION_SPLIT, name, advice)
+
+
+def _find_split(folder: Path, split: str, name: str, advice: str) -> str:
+    if (folder / split).is_dir():
+        return str(folder / split)
+    matches = sorted(item.name for item in folder.iterdir() if item.is_dir() and item.name.startswith(split))
+    if not matches:
+        raise BraidError(f"the corpus '{name}' has no folder `{split}`", str(folder), advice)
+    if len(matches) > 1:
+        raise BraidError(
+            f"the corpus '{name}' has more than one folder that begins with `{split}`: {', '.join(matches)}",
+            str(folder),
+            f"Say which: `domains.{name}.split={matches[0]}` (in a recipe of one run, `data.sets.{name}.split=...`)."
+            if split != VALIDATION_SPLIT
+            else f"Leave only one, or give `source` and `validation` in place of `folder`, for example "
+            f"validation={folder / matches[0]}.",
+        )
+    return str(folder / matches[0])

@@ -1,0 +1,179 @@
+"""Open a recipe's data sets from disk, or prepare them on first use, with one tokenizer for all."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.console import say, warn
+from braidlm.core.errors import BraidError
+from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.data.loading.streams import Subset, TokenStream
+from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, prepare
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards, read_documents
+from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences
+from braidlm.model.config.strict import encode
+
+SAMPLE_CHARACTERS = 32_000_000
+"""How much text, over all data sets, a tokenizer is trained on."""
+
+
+@dataclass
+class OpenData:
+    """Data sets that are ready for training."""
+
+    train: list[TokenStream]
+    validation: list[TokenStream]
+    tokenizer: BraidTokenizer
+
+
+def open_data(config: DataConfig) -> OpenData:
+    """Open every data set, preparing what is not there yet."""
+    config = replace(config, sets={name: data_set.resolved(name) for name, data_set in config.sets.items()})
+    packed = {
+        name: _open_packed(data_set.path, f"{name}.path")
+        for name, data_set in config.sets.items()
+        if data_set.path is not None
+    }
+    tokenizer = _shared_tokenizer(packed, config)
+    for name, data_set in config.sets.items():
+        if data_set.source is not None:
+            packed[name] = _prepare(name, data_set.source, data_set, tokenizer, config)
+    train = [TokenStream(packed[name], _training_share(data_set), name) for name, data_set in config.sets.items()]
+    validation = [
+        _validation(name, data_set, packed[name], tokenizer, config) for name, data_set in config.sets.items()
+    ]
+    return OpenData(train, [stream for stream in validation if stream is not None], tokenizer)
+
+
+def _open_packed(path: str, key: str) -> PackedData:
+    try:
+        return PackedData(path)
+    except BraidError as error:
+        raise BraidError(error.what, f"data.sets.{key} ({path})", error.todo) from error
+
+
+def _training_share(data_set: DataSetConfig) -> Subset:
+    """The set's share of what is not held out."""
+    kept = 1.0 if data_set.validation is not None else 1.0 - data_set.holdout
+    return Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
+
+
+def _validation(
+    name: str, data_set: DataSetConfig, data: PackedData, tokenizer: BraidTokenizer, config: DataConfig
+) -> TokenStream | None:
+    if data_set.validation is not None:
+        source = data_set.validation
+        if isinstance(source, str) and is_packed(source):
+            return TokenStream(_check_tokenizer(PackedData(source), tokenizer, name), name=name)
+        return TokenStream(_prepare(f"{name}-validation", source, data_set, tokenizer, config), name=name)
+    if data_set.holdout == 0.0:
+        return None
+    held_out = Subset(1.0 - data_set.holdout, 1.0, data_set.subset.seed)
+    if not len(held_out.choose(data.manifest.documents)):
+        raise BraidError(
+            f"{data_set.holdout:g} of {data.manifest.documents} documents is none to validate on",
+            f"data.sets.{name}.holdout",
+            "Raise it, name other text as `validation`, or set it to 0 to train without validation.",
+        )
+    return TokenStream(data, held_out, name)
+
+
+def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> BraidTokenizer:
+    """The packed sets' tokenizer, or the one that the recipe names."""
+    if packed:
+        if config.tokenizer != TokenizerConfig():
+            warn("data.tokenizer has no effect: packed data sets bring their own tokenizer")
+        first = next(iter(packed))
+        tokenizer = load_tokenizer(packed[first].tokenizer_folder)
+        for name, data in packed.items():
+            _check_tokenizer(data, tokenizer, name, first)
+        return tokenizer
+    kind = config.tokenizer.kind
+    return _train_tokenizer(config) if kind == "bpe" else load_tokenizer(kind)
+
+
+def _check_tokenizer(
+    data: PackedData, tokenizer: BraidTokenizer, name: str, first: str = "the training set"
+) -> PackedData:
+    if data.manifest.tokenizer != tokenizer.fingerprint:
+        other = load_tokenizer(data.tokenizer_folder)
+        raise BraidError(
+            f"data sets '{first}' and '{name}' were prepared with different tokenizers: "
+            + "; ".join(differences(tokenizer, other)),
+            str(data.folder),
+            "Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
+        )
+    return data
+
+
+def _prepare(
+    name: str, source: str | list[str], data_set: DataSetConfig, tokenizer: BraidTokenizer, config: DataConfig
+) -> PackedData:
+    options = data_set.read_options()
+    key = _key({"source": source, "reading": encode(options), "tokenizer": tokenizer.fingerprint})
+    folder = Path(config.cache) / f"{name}-{key}"
+    tokenizer_folder = _save_tokenizer(tokenizer, config)
+    return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, **asdict(options))
+
+
+def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
+    """A BPE trained on all sets that are prepared here, each with an equal share of the sample."""
+    spec = config.tokenizer
+    plans = {name: plan_shards(_source_list(s), s.read_options()) for name, s in config.sets.items()}
+    # The state of the files is in the key, because changed files need a new tokenizer.
+    texts = {n: {"files": p.fingerprints, "reading": encode(config.sets[n].read_options())} for n, p in plans.items()}
+    key = _key({"tokenizer": encode(spec), "texts": texts})
+    folder = Path(config.cache) / f"tokenizer-{key}"
+    if (folder / "tokenizer_config.json").is_file():
+        return load_tokenizer(folder)
+    special = SpecialTokens.parse(spec.special_tokens) if spec.special_tokens else SpecialTokens()
+    size = spec.vocab_size or DEFAULT_VOCAB_SIZE
+    say(f"Training a tokenizer of {size:,} tokens on {', '.join(config.sets)}.")
+    share = SAMPLE_CHARACTERS // len(config.sets)
+    sample = (text for n, p in plans.items() for text in _sample(n, p, config.sets[n].read_options(), share))
+    tokenizer = BraidTokenizer(train_bpe(sample, size, special.order), special)
+    if tokenizer.vocab_size < size:
+        warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {size:,} asked for")
+    tokenizer.save(folder)
+    return tokenizer
+
+
+def _sample(name: str, plan: ShardPlan, options: ReadOptions, characters: int) -> Iterator[str]:
+    seen = False
+    for shard in plan.shards:
+        quota = characters // len(plan.shards)
+        for text in read_documents(shard, options):
+            if not text.strip():
+                continue
+            seen = True
+            yield text
+            quota -= len(text)
+            if quota <= 0:
+                break
+    if not seen:
+        raise BraidError(
+            "there are no documents in it, only empty ones or none",
+            f"data.sets.{name}.source",
+            "Check the source and its fields.",
+        )
+
+
+def _source_list(data_set: DataSetConfig) -> list[str]:
+    return [data_set.source] if isinstance(data_set.source, str) else list(data_set.source or [])
+
+
+def _save_tokenizer(tokenizer: BraidTokenizer, config: DataConfig) -> Path:
+    """The folder of the tokenizer, from which the packing workers load it."""
+    folder = Path(config.cache) / f"tokenizer-{tokenizer.fingerprint[:12]}"
+    if not (folder / "tokenizer_config.json").is_file():
+        tokenizer.save(folder)
+    return folder
+
+
+def _key(contents: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:12]

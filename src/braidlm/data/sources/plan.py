@@ -1,0 +1,106 @@
+"""Which shards a source has. A shard can be read on its own, and shards have one fixed order.
+
+A source is a file of a known format, a folder or glob of such files, a built-in corpus, or a Hub data set.
+"""
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.data.corpora.builtin import CORPORA
+from braidlm.data.sources.files import COMPRESSIONS, extension
+from braidlm.data.sources.format import FORMATS, ReadOptions, Shard
+from braidlm.data.sources.hub import PREFIX
+from braidlm.model.config.registry import import_files
+
+__all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "plan_shards", "read_documents"]
+
+MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
+
+import_files("braidlm.data.sources")
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The shards of all sources in order, and fingerprints that change when the text does."""
+
+    shards: list[Shard]
+    fingerprints: list[dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
+
+def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes: int | None = None) -> ShardPlan:
+    """Divide sources into shards; the same whatever the number of workers."""
+    expanded = [pair for source in sources for pair in _expand(str(source))]
+    if not expanded:
+        raise BraidError("no source was given", todo="Name a file, a folder, a corpus or `hub:NAME`.")
+    fingerprints = [FORMATS[kind]().fingerprint(source, options) for kind, source in expanded]
+    if shard_bytes is None:
+        size = sum(fingerprint.get("size", 0) for fingerprint in fingerprints)
+        shard_bytes = min(MAX_SHARD_BYTES, max(MIN_SHARD_BYTES, size // TARGET_SHARDS))
+    shards = [shard for kind, source in expanded for shard in FORMATS[kind]().shards(source, options, shard_bytes)]
+    if not shards:
+        raise BraidError("there is no text in it", ", ".join(map(str, sources)), "The files are empty.")
+    return ShardPlan(shards, fingerprints)
+
+
+def read_documents(shard: Shard, options: ReadOptions) -> Iterator[str]:
+    """The documents of a shard, in order."""
+    return FORMATS[shard.kind]().documents(shard, options)
+
+
+def _expand(source: str) -> list[tuple[str, str]]:
+    """The (format, source) pairs that a file, folder, glob or name stands for."""
+    if source.startswith(PREFIX):
+        return [("hub", source.removeprefix(PREFIX))]
+    if source in CORPORA:
+        return [("builtin", source)]
+    path = Path(source).expanduser().absolute()
+    if path.is_dir():
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        return _known_files(inside, source)
+    if path.is_file():
+        return [(_format_of(path), str(path))]
+    if glob.has_magic(source):
+        return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source)
+    near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise BraidError(
+        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *CORPORA]) if near else ''}",
+        source,
+        f"Sources are files, folders, globs, {PREFIX}NAME for a Hub data set, and the corpora {', '.join(CORPORA)}.",
+    )
+
+
+def _known_files(files: list[Path], source: str) -> list[tuple[str, str]]:
+    """The files of a folder or glob whose format is known; the others are skipped."""
+    known = [(kind, str(file)) for file in files if file.is_file() and (kind := _by_extension().get(extension(file)))]
+    if not known:
+        seen = sorted({extension(file) or "(none)" for file in files})
+        what = f"only files of an unknown kind ({', '.join(seen[:8])})" if files else "no file matches"
+        raise BraidError(what, source, _known_formats())
+    return known
+
+
+def _format_of(path: Path) -> str:
+    kind = _by_extension().get(extension(path))
+    if kind is None:
+        raise BraidError(f"unknown kind of file '{path.suffix or path.name}'", str(path), _known_formats())
+    return kind
+
+
+def _by_extension() -> dict[str, str]:
+    return {suffix: kind for kind in FORMATS for suffix in FORMATS[kind].extensions}
+
+
+def _known_formats() -> str:
+    return f"Braid reads {', '.join(_by_extension())}, also with {', '.join(COMPRESSIONS)}: rename or convert the file."
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
