@@ -8,8 +8,9 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading import catalog
-from braidlm.data.loading.catalog import DataConfig, OpenData, open_data
+from braidlm.data.loading import open_data as opening
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.prepare import prepare
@@ -99,7 +100,7 @@ def test_what_is_prepared_on_demand_is_kept(tmp_path: Path, monkeypatch: pytest.
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     with monkeypatch.context() as patch:
         for place in (
-            "braidlm.data.loading.catalog.train_bpe",
+            "braidlm.data.loading.open_data.train_bpe",
             "braidlm.data.packing.prepare.pack_all",
             "braidlm.data.packing.prepare.assemble",
         ):
@@ -173,15 +174,15 @@ def test_a_curriculum_in_a_recipe(stories: Path, maths: Path, tmp_path: Path, mo
 
 
 def test_the_sample_of_a_tokenizer_is_shared_between_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "SAMPLE_CHARACTERS", 2000)
+    monkeypatch.setattr(opening, "SAMPLE_CHARACTERS", 2000)
     seen: list[str] = []
-    whole = catalog.train_bpe
+    whole = opening.train_bpe
 
     def watched(texts: Any, *args: Any) -> Any:
         seen.extend(texts)
         return whole(iter(seen), *args)
 
-    monkeypatch.setattr(catalog, "train_bpe", watched)
+    monkeypatch.setattr(opening, "train_bpe", watched)
     files = [text_file(tmp_path / f"{word}.txt", 100, word) for word in ("story", "sum")]
     sets = {file.stem: {"source": str(file), "holdout": 0.1} for file in files}
     opened(sets=sets, tokenizer={"kind": "bpe", "vocab_size": 280}, cache=str(tmp_path / "cache"))
