@@ -14,10 +14,16 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.serving.continuations import Continuation, Generation
 from braidlm.serving.generate import generate, prompt_study
-from braidlm.serving.prompt_study import PromptStudy, predictions
-from braidlm.serving.prompt_study_files import as_csv, as_html, as_markdown
+from braidlm.serving.prompt_study import (
+    Continuation,
+    Generation,
+    PromptStudy,
+    as_csv,
+    as_html,
+    as_markdown,
+    predictions,
+)
 from tiny_models import ToyTokenizer, randomised, tiny_config
 
 PROMPTS = [

@@ -13,15 +13,16 @@ from toy_study import toy_study
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
-from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
+from braidlm.model.config.strict import encode
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults, over_seeds, training_seconds
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
-from braidlm.studies.study import decode_study, encode_study, load_study
-from braidlm.studies.tables import quality, silence, training_time
+from braidlm.studies.study import decode_study, load_study
+from braidlm.studies.tables import inactive_paths, quality, training_time
 
 
 def test_every_model_is_trained_and_measured(toy_results: StudyResults) -> None:
@@ -103,7 +104,7 @@ def test_tables(toy_results: StudyResults) -> None:
     times = {row[0]: row for row in training_time(toy_results).rows}
     assert times["dense"][1] == "–"
     assert times["linear, paths in parallel"][3]
-    assert [row[1] for row in silence(toy_results).rows if row[0] == "linear"] == ["none", "stories", "maths"]
+    assert [row[1] for row in inactive_paths(toy_results).rows if row[0] == "linear"] == ["none", "stories", "maths"]
 
 
 def test_files(toy_results: StudyResults) -> None:
@@ -161,7 +162,7 @@ def test_bad_studies_say_what_is_wrong(case: str, tmp_path: Path) -> None:
 
 def test_a_study_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
     made = decode_study(toy_study(tmp_path / "out", tmp_path / "data"))
-    assert encode_study(decode_study(encode_study(made))) == encode_study(made)
+    assert encode(decode_study(encode(made))) == encode(made)
 
 
 def test_the_command_line_runs_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ import pytest
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
-from braidlm.studies.study import decode_study, encode_study, is_study, load_study
+from braidlm.model.config.strict import encode
+from braidlm.studies.study import decode_study, is_study, load_study
 from braidlm.training.recipe import decode_recipe, load_recipe
 from braidlm.training.train import train
 
@@ -28,7 +29,7 @@ def test_it_loads(name: str) -> None:
         return
     if is_study(data):
         study = load_study(name)
-        assert encode_study(decode_study(encode_study(study))) == encode_study(study)
+        assert encode(decode_study(encode(study))) == encode(study)
         return
     loaded = load_recipe(name)
     assert decode_recipe(loaded.as_dict()).as_dict() == loaded.as_dict(), "the resolved recipe is a recipe"

@@ -104,7 +104,7 @@ def _choices_in(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choices and weights [B, T, K] in one layer, the largest weight first."""
     if layer.read_by == "cosine":
-        inactive = joins[layer.name].silent
+        inactive = joins[layer.name].inactive
         active = [n for n, name in enumerate(layer.choices) if name not in inactive]
         return _top_1(closest_path(*records[layer.name], active))
     routing = routings[layer.name]

@@ -61,7 +61,7 @@ def routing_modules(model: nn.Module) -> list[RoutingModule]:
 
 def inactive_paths(model: nn.Module) -> set[str]:
     """The paths that are switched off."""
-    return set().union(*(module.silent for module in routing_modules(model)))
+    return set().union(*(module.inactive for module in routing_modules(model)))
 
 
 def layer_labels(addresses: Sequence[str]) -> list[str]:
@@ -134,7 +134,7 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
 
 def _no_cosine(join: Join, outputs: list[Tensor], joined: Tensor) -> str:
     """Why the outputs of paths cannot be compared with the joined output; empty when they can."""
-    active = [x.shape[-1] for name, x in zip(join.names, outputs, strict=True) if name not in join.silent]
+    active = [x.shape[-1] for name, x in zip(join.names, outputs, strict=True) if name not in join.inactive]
     if all(width == joined.shape[-1] for width in active):
         return ""
     widths = " and ".join(map(str, sorted(set(active))))

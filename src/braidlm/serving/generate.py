@@ -13,9 +13,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_weights, choose_paths, load_config, load_model
 from braidlm.core.models.runs import model_folder, short_names
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.serving.continuations import Continuation, Generation
-from braidlm.serving.prompt_study import PromptStudy
-from braidlm.serving.prompt_study_files import check_report, write_report
+from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, check_report, write_report
 
 
 def generate(
@@ -32,27 +30,28 @@ def generate(
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
-    """Continue prompts with a model folder or a run's newest checkpoint; `on_text(prompt, piece)` hears them come.
+    """Continue prompts with a model folder or a run's newest checkpoint.
 
-    With `paths`, only these paths of the model are heard.
+    `on_text(prompt, piece)` is called with each new piece of text. With `paths`, only these paths are active.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
     folder = model_folder(model)
-    loaded = load_model(folder, place := choose_device(device), paths)
+    device = choose_device(device)
+    loaded = load_model(folder, device, paths)
     tokenizer = load_tokenizer(folder)
-    result = Generation(str(folder), place, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts])
+    result = Generation(str(folder), device, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts])
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next), strict=True):
             text.next = tokens
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for piece in continue_text(loaded, tokenizer, prompts, max_tokens, sampling):
         text = result.texts[piece.prompt]
         text.text += piece.text
         text.tokens, text.stopped = piece.tokens, piece.stopped or ""
         if on_text is not None and piece.text:
             on_text(piece.prompt, piece.text)
-    result.seconds = time.perf_counter() - begun
+    result.seconds = time.perf_counter() - start
     return result
 
 
@@ -73,21 +72,21 @@ def prompt_study(
 ) -> PromptStudy:
     """Continue the same prompts (a file, or texts) with several models, one loaded after another.
 
-    `out` is a report to write: .md, .html or .csv. `on_model(name)` hears which model is at work.
+    `out` is a report to write: .md, .html or .csv. `on_model(name)` is called before each model is loaded.
     """
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
     if out is not None:
         check_report(out)
     if isinstance(prompts, (str, Path)):
-        given = read_prompts(prompts)
+        loaded = read_prompts(prompts)
     else:
-        given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     if not models:
         raise BraidError("there is no model", todo="Name one or more model folders or run folders.")
-    named, texts = short_names(models), [prompt.text for prompt in given]
+    named, texts = short_names(models), [prompt.text for prompt in loaded]
     for model in models:
         _check_model(model_folder(model), texts, paths)
-    study = PromptStudy(given)
+    study = PromptStudy(loaded)
     for name, model in named.items():
         if on_model is not None:
             on_model(name)
@@ -117,7 +116,7 @@ def _sampling(
     greedy: bool,
     top_next: int,
 ) -> Sampling:
-    """What was asked for, if it can be."""
+    """The options, checked."""
     if max_tokens < 1:
         raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
     if top_next < 0:
@@ -126,7 +125,7 @@ def _sampling(
 
 
 def _check_model(folder: Path, prompts: Sequence[str], paths: Sequence[str] | None) -> None:
-    """What would go wrong later, found before any model is at work."""
+    """Find problems before any model is loaded."""
     config = load_config(folder)
     if paths is not None:
         choose_paths(config, paths, folder)
@@ -134,7 +133,7 @@ def _check_model(folder: Path, prompts: Sequence[str], paths: Sequence[str] | No
     limit = skeleton(config).model.positions.limit
     for prompt, ids in zip(prompts, encode_prompts(load_tokenizer(folder), prompts), strict=True):
         if limit is not None and len(ids) >= limit:
-            shown = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
+            excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
             raise BraidError(
-                f"the prompt {shown!r} has {len(ids)} tokens, and the model's limit is {limit}", str(folder)
+                f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}", str(folder)
             )

@@ -1,54 +1,30 @@
 """The demo: two paths trained apart become one model, beside a dense model of its size; all of it on one page."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
-from braidlm.data.corpora.maths import generate_problem
 from braidlm.data.corpora.stories import pronoun_pairs
-from braidlm.data.loading.catalog import OpenData, open_data
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
+from braidlm.evals.formats.held_out_text import bits_per_byte
 from braidlm.evals.formats.pronouns import pronoun_accuracy
-from braidlm.evals.scoring.ngrams import bits_per_byte, fit_trigram, fit_unigram
-from braidlm.routes.report import RoutingReport
+from braidlm.evals.scoring.ngrams import fit_trigram, fit_unigram
 from braidlm.serving.generate import Continuation, generate
-from braidlm.studies.results import Bits, StudyResults, measure
-from braidlm.studies.routing import study_routes
+from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, write_page
+from braidlm.studies.results import Bits, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, load_study
-from braidlm.studies.tables import quality, silence, training_time
+from braidlm.studies.tables import inactive_paths, quality, training_time
 
 RECIPE = "demo/paths"
-PRONOUNS = 200
-PROBLEM = generate_problem(seed=7, index=0)
-"""Of another seed than the training's, so the models have not seen it."""
 PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
 """How the samples begin, by domain."""
 
 
-@dataclass
-class DemoFacts:
-    """What the page tells."""
-
-    results: StudyResults
-    ngrams: dict[str, Bits]
-    """Bits per byte of a unigram and a trigram model of the same tokens."""
-    samples: dict[str, dict[str, Continuation]]
-    """By domain, then by model."""
-    pronouns: dict[str, float]
-    """How often a model prefers the pronoun that agrees."""
-    seconds: dict[str, float]
-    vocab_size: int
-    routes: RoutingReport | None
-    """Who goes where in the composed model."""
-
-
 def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
-    """Run the whole story into `out`; gives the page's path. The same call again goes on or shows what is there."""
-    from braidlm.studies.demo_page import write_page
-
+    """Run the demo into `out` and return the page's path. The same call again resumes, or shows what is there."""
     out = Path(out)
     study = load_study(RECIPE, [f"out={out}", f"data.cache={out / 'data'}", *(overrides or [])])
     clock = _Clock()
@@ -67,20 +43,20 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
         vocab_size=data.tokenizer.vocab_size,
         routes=study_routes(results, data, out / "routes", tokens=10_000),
     )
-    clock.note("compared, and asked where tokens go")
-    for table in (quality(results), training_time(results), silence(results)):
+    clock.note("compared, and routes of tokens collected")
+    for table in (quality(results), training_time(results), inactive_paths(results)):
         console.table(table.columns, table.rows, title=table.title)
     return write_page(out / "report.html", facts)
 
 
 def _ngrams(study: Study, data: OpenData) -> dict[str, Bits]:
-    """Models of each domain's own training tokens: fair opponents, for they are told the domain."""
+    """N-gram models of each domain's own training tokens: they have the advantage of knowing the domain."""
     scores: dict[str, Bits] = {"unigram": {}, "trigram": {}}
     for train, held in zip(data.train, data.validation, strict=True):
         text = validation_windows(held, study.data.length, study.validation.tokens)
-        read, tokens = train.read(0, len(train))[0], text.stream.read(0, text.tokens)[0]
+        training_tokens, tokens = train.read(0, len(train))[0], text.stream.read(0, text.tokens)[0]
         for name, fit in (("unigram", fit_unigram), ("trigram", fit_trigram)):
-            model = fit(read, data.tokenizer.vocab_size)
+            model = fit(training_tokens, data.tokenizer.vocab_size)
             scores[name][train.name] = bits_per_byte(float(model.log_probabilities(tokens).sum()), text.bytes)
     return scores
 
@@ -89,16 +65,16 @@ def _samples(results: StudyResults) -> dict[str, dict[str, Continuation]]:
     prompts = {domain: PROMPTS.get(domain, "") for domain in results.domains}
     samples: dict[str, dict[str, Continuation]] = {domain: {} for domain in prompts}
     for model in results.models:
-        made = generate(model.folder, list(prompts.values()), max_tokens=70, temperature=0.6, seed=1)
-        for domain, text in zip(prompts, made.texts, strict=True):
+        generation = generate(model.folder, list(prompts.values()), max_tokens=70, temperature=0.6, seed=1)
+        for domain, text in zip(prompts, generation.texts, strict=True):
             samples[domain][model.name] = text
     return samples
 
 
 def _pronouns(results: StudyResults, data: OpenData) -> dict[str, float]:
     pairs = pronoun_pairs(seed=1, count=PRONOUNS)
-    wanted = [m for m in results.models if m.kind != "path" or m.name == "stories"]
-    return {m.name: pronoun_accuracy(load_model(m.folder), data.tokenizer, pairs) for m in wanted}
+    models = [m for m in results.models if m.kind != "path" or m.name == "stories"]
+    return {m.name: pronoun_accuracy(load_model(m.folder), data.tokenizer, pairs) for m in models}
 
 
 class _Clock:

@@ -1,25 +1,47 @@
 """The demo's report.html."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core.console import count, duration
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
-from braidlm.routes.report import verdicts
+from braidlm.data.corpora.maths import generate_problem
+from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.demo import PROBLEM, PRONOUNS, DemoFacts
-from braidlm.studies.results import ModelResult, StudyResults
-from braidlm.studies.tables import quality, silence, training_time
+from braidlm.serving.generate import Continuation
+from braidlm.studies.results import Bits, ModelResult, StudyResults
+from braidlm.studies.tables import inactive_paths, quality, training_time
 
-CHOSEN = (
+PRONOUNS = 200
+PROBLEM = generate_problem(seed=7, index=0)
+"""Of another seed than the training's, so the models have not seen it."""
+ROUTED = (
     "After each layer a router chooses, for each token, one of the paths or their combination. Nobody told it which "
     "text is a story and which a problem."
 )
-RESEMBLES = (
+UNROUTED = (
     "This join has no router that could choose: it reads both paths. But after each layer one can ask which path's "
     "output the joined stream resembles most, token by token."
 )
 WRITERS = {"composed": "the composed model", "dense": "the dense model"}
+
+
+@dataclass
+class DemoFacts:
+    """The contents of the page."""
+
+    results: StudyResults
+    ngrams: dict[str, Bits]
+    """Bits per byte of a unigram and a trigram model of the same tokens."""
+    samples: dict[str, dict[str, Continuation]]
+    """By domain, then by model."""
+    pronouns: dict[str, float]
+    """How often a model prefers the pronoun that agrees."""
+    seconds: dict[str, float]
+    vocab_size: int
+    routes: RoutingReport | None
+    """The routes of tokens in the composed model."""
 
 
 def write_page(path: Path, facts: DemoFacts) -> Path:
@@ -100,8 +122,8 @@ def _composing(page: Page, results: StudyResults) -> None:
     join = results.study.composed[composed.name].join.kind
     page.text(
         "`braid compose` put the paths side by side. Their embeddings and heads were joined along the width, their "
-        "blocks stand in parallel layers, and after each layer a join makes one stream of them again. The joins "
-        "begin as the mean of what the paths make; one full-width block before and after is new and knows nothing. So "
+        "blocks are in parallel layers, and after each layer a join makes one stream of them again. The joins "
+        "begin as the mean of the paths' outputs; one full-width block before and after is new and untrained. So "
         "the composed model is trained on, with the part of the text that was kept back from the paths."
     )
     page.code(
@@ -179,8 +201,8 @@ def _samples(page: Page, facts: DemoFacts) -> None:
         page.heading(domain.capitalize(), level=3)
         if domain == "maths":
             page.text(f"The right answer is {PROBLEM.answer}.")
-        for name, made in texts.items():
-            page.quote(made.text, WRITERS.get(name, f"the path {name}"), prompt=made.prompt)
+        for name, sample in texts.items():
+            page.quote(sample.text, WRITERS.get(name, f"the path {name}"), prompt=sample.prompt)
 
 
 def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
@@ -188,7 +210,7 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
     chart = share_figure(facts.routes)
     figures.save_png(chart, folder / "routes.png")
     routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
-    page.text(CHOSEN if routed else RESEMBLES)
+    page.text(ROUTED if routed else UNROUTED)
     page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
         page.text(sentence)
@@ -197,13 +219,13 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
 
 def _withdrawing(page: Page, results: StudyResults) -> None:
     page.text(
-        "A path keeps its name in the composed model, and can be silenced when the model is loaded or while it writes: "
-        "the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
+        "A path keeps its name in the composed model, and can be switched off when the model is loaded or while it "
+        "writes: the owner of the data it was trained on can withdraw it. What that costs, in bits per byte:"
     )
-    table = silence(results)
+    table = inactive_paths(results)
     page.table(table.columns, table.rows)
     page.text(
-        "Silencing stops the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
+        "That leaves out the path's blocks. What the embedding, the head and the joins learned beside it stays, so to "
         "take data out of a model entirely, compose again without the path."
     )
 

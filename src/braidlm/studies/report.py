@@ -1,4 +1,4 @@
-"""`braid train STUDY`: the study run, measured and written down."""
+"""`braid train STUDY`: run a study, measure its models and write the report."""
 
 import json
 from pathlib import Path
@@ -7,17 +7,17 @@ from braidlm.core import console
 from braidlm.core.files import write_json
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
-from braidlm.data.loading.catalog import open_data
+from braidlm.data.loading.open_data import open_data
+from braidlm.model.config.strict import encode
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.results import StudyResults, measure
-from braidlm.studies.routing import study_routes
+from braidlm.studies.results import StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
-from braidlm.studies.study import Study, encode_study, load_study
+from braidlm.studies.study import Study, load_study
 from braidlm.studies.tables import tables
 
-PATHS_TOO = "Paths trained apart and composed, beside models trained from scratch"
-SIDE_BY_SIDE = "Models trained from scratch on the same batches"
+WITH_PATHS = "Paths trained apart and composed, beside models trained from scratch"
+WITHOUT_PATHS = "Models trained from scratch on the same batches"
 
 
 def study(
@@ -25,11 +25,10 @@ def study(
 ) -> StudyResults:
     """Run a study (a recipe's name or file) and write its tables, facts and `report.html` into its folder.
 
-    The same call again goes on where it was stopped, or renders what is there; `fresh` begins anew.
+    The same call again resumes where it was stopped, or renders what is there; `fresh` starts over.
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
-    entries = run_study(loaded, device, fresh)
-    results = measure(loaded, entries, device)
+    results = measure(loaded, run_study(loaded, device, fresh), device)
     routed = study_routes(results, open_data(loaded.data_config), loaded.folder / "routes")
     write_report(results, routed, loaded.folder)
     return results
@@ -37,13 +36,13 @@ def study(
 
 def write_report(results: StudyResults, routed: RoutingReport | None, folder: Path) -> Path:
     """Tables in the terminal, as Markdown and CSV; results.json; report.html with the curves."""
-    made = tables(results)
-    for table in made:
+    all_tables = tables(results)
+    for table in all_tables:
         console.table(table.columns, table.rows, title=table.title)
         table.write(folder / "tables")
     write_json(folder / "results.json", results.as_dict())
-    page = Page(results.study.name, PATHS_TOO if results.names("path") else SIDE_BY_SIDE)
-    for table in made:
+    page = Page(results.study.name, WITH_PATHS if results.names("path") else WITHOUT_PATHS)
+    for table in all_tables:
         page.heading(table.title)
         page.table(table.columns, table.rows)
         if table.name == ("bits-per-byte" if results.names("path") else "learning"):
@@ -51,7 +50,7 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
     if routed is not None:
         _routing(page, routed, folder)
     page.heading("The study")
-    page.code(json.dumps(encode_study(results.study), indent=2), summary="Everything about this study")
+    page.code(json.dumps(encode(results.study), indent=2), summary="Everything about this study")
     page.write(folder / "report.html")
     console.say(f"Report: {folder / 'report.html'}")
     return folder / "report.html"
@@ -73,7 +72,7 @@ def _curves(page: Page, results: StudyResults, folder: Path) -> None:
     models = [m for m in results.models if m.seed == seed]
     before = sum(m.curve[-1].seen(unit) for m in models if m.kind == "path" and m.curve)
     label_x = f"{unit} seen, those of the paths included" if before else f"{unit} seen"
-    thins_out = len(results.study.validation.every.parts) > 1
+    log_x = len(results.study.validation.every.parts) > 1
     for domain in results.domains:
         series = {}
         for model in models:
@@ -84,6 +83,6 @@ def _curves(page: Page, results: StudyResults, folder: Path) -> None:
                 series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
         if not series:
             continue
-        chart = figures.line_chart(series, label_x, f"bits per byte, {domain}", log_x=thins_out)
+        chart = figures.line_chart(series, label_x, f"bits per byte, {domain}", log_x=log_x)
         figures.save_png(chart, folder / f"{domain}.png")
         page.figure(figures.to_svg(chart), f"Held-out {domain} during the training (seed {seed}).")

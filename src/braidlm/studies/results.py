@@ -1,4 +1,4 @@
-"""What came out of a study: bits per byte per domain, cost and time of every model."""
+"""The results of a study: bits per byte per domain, cost, time and routes of every model."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -6,15 +6,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-import torch
-
-from braidlm.core.models.accounting import model_cost
-from braidlm.core.models.folders import load_model
-from braidlm.data.loading.catalog import open_data
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.models.folders import load_config, load_model
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
-from braidlm.studies.running import Entry, Kind
+from braidlm.routes.layers import routing_modules
+from braidlm.routes.report import RoutingReport
+from braidlm.routes.routes import routes
+from braidlm.studies.running import Kind, TrainedModel
 from braidlm.studies.study import Study
 from braidlm.training.tracking import read_metrics
 from braidlm.training.validation import score_text
@@ -59,7 +62,7 @@ class ModelResult:
     curve: list[Point]
     """Every validation."""
     silenced: dict[str, Bits] = field(default_factory=dict)
-    """Of a composed model: the bits per byte when one path is not heard, by that path."""
+    """Of a composed model: the bits per byte when one path is inactive, by that path."""
 
 
 @dataclass
@@ -71,7 +74,7 @@ class StudyResults:
 
     @property
     def unit(self) -> str:
-        """What the course of a training is told in: words where it is validated by words, else tokens."""
+        """The unit of learning curves: words where a training is validated by words, else tokens."""
         return "words" if self.study.validation.every.unit == "words" else "tokens"
 
     @property
@@ -97,11 +100,11 @@ class StudyResults:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds, and how far they lie apart."""
+    """A mean over seeds and its standard deviation."""
 
     mean: float
     deviation: float | None
-    """Of a sample; None for one seed."""
+    """Of the sample; None for one seed."""
 
     def text(self, digits: int = 3) -> str:
         spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
@@ -113,38 +116,38 @@ def over_seeds(values: list[float]) -> Spread:
     return Spread(mean(values), stdev(values) if len(values) > 1 else None)
 
 
-def measure(study: Study, entries: list[Entry], device: str | None = None) -> StudyResults:
+def measure(study: Study, models: list[TrainedModel], device: str | None = None) -> StudyResults:
     """Score every model on the held-out documents of every domain, in float32."""
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(device or "auto")
     data = open_data(study.data_config)
     texts = {
         stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
         for stream in data.validation
     }
-    return StudyResults(study, [_measured(entry, texts, place) for entry in entries])
+    return StudyResults(study, [_measured(model, texts, device) for model in models])
 
 
-def _measured(entry: Entry, texts: dict[str, ValidationSet], device: str) -> ModelResult:
-    model = load_model(entry.run.model, device)
+def _measured(trained: TrainedModel, texts: dict[str, ValidationSet], device: str) -> ModelResult:
+    model = load_model(trained.run.model, device)
     cost = model_cost(model)
-    records = read_metrics(entry.run.folder)
+    records = read_metrics(trained.run.folder)
     silenced = {}
-    if entry.kind == "composed":
-        names = [part.name for part in entry.parts]
-        for silent in names:
-            use_paths(model, [name for name in names if name != silent])
-            silenced[silent] = _scores(model, texts)
+    if trained.kind == "composed":
+        names = [part.name for part in trained.parts]
+        for inactive in names:
+            use_paths(model, [name for name in names if name != inactive])
+            silenced[inactive] = _scores(model, texts)
         use_paths(model, None)
     return ModelResult(
-        name=entry.name,
-        kind=entry.kind,
-        seed=entry.seed,
-        folder=entry.run.model,
-        run_folder=entry.run.folder,
+        name=trained.name,
+        kind=trained.kind,
+        seed=trained.seed,
+        folder=trained.run.model,
+        run_folder=trained.run.folder,
         parameters=cost.parameters,
         active_parameters=cost.active_parameters,
         flops_per_token=cost.flops_per_token,
-        tokens=entry.run.progress.tokens,
+        tokens=trained.run.progress.tokens,
         seconds=training_seconds(records),
         wall_seconds=sum(record.get("seconds", 0.0) for record in records),
         bits=_scores(model, texts),
@@ -165,3 +168,28 @@ def training_seconds(records: list[dict[str, Any]]) -> float:
     """How long the training itself took, by its own records of tokens and tokens per second."""
     steps = [{"tokens": 0}, *(r for r in records if r["kind"] == "train")]
     return sum((now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps))
+
+
+def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:
+    """The routing report of the first seed's models, also as a page in `out`; None if none has paths or experts."""
+    seed = results.study.seeds[0]
+    folders = {
+        model.name: model.folder
+        for model in results.models
+        if model.seed == seed and model.kind != "path" and _has_routes(model.folder)
+    }
+    if not folders:
+        return None
+    held_out_data = {stream.name: str(stream.data.folder) for stream in data.validation}
+    specs = [results.study.domains[name] for name in held_out_data]
+    shares = {spec.holdout for spec in specs if not spec.has_validation}
+    held_out = shares.pop() if len(shares) == 1 else None
+    return routes(folders, data=held_out_data, tokens=tokens, held_out=held_out, out=out)
+
+
+def _has_routes(folder: Path) -> bool:
+    """Whether a model has paths or experts."""
+    try:
+        return bool(routing_modules(skeleton(load_config(folder))))
+    except BraidError:
+        return False

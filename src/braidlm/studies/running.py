@@ -1,4 +1,4 @@
-"""Running a study: every run in order, each where the last call left it."""
+"""Running a study: every run in order, each resumed where the last call left it."""
 
 import os
 import shutil
@@ -11,7 +11,8 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import WEIGHTS, load_lineage
-from braidlm.data.loading.catalog import DataConfig, OpenData, open_data
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
@@ -24,32 +25,29 @@ Kind = Literal["path", "composed", "whole"]
 
 
 @dataclass
-class Entry:
+class TrainedModel:
     """One model of a study, trained with one seed."""
 
     name: str
     kind: Kind
     seed: int
     run: Run
-    parts: list["Entry"] = field(default_factory=list)
+    parts: list["TrainedModel"] = field(default_factory=list)
     """Of a composed model: its paths."""
 
 
-def run_study(study: Study, device: str | None = None, fresh: bool = False) -> list[Entry]:
-    """Prepare the data, then train and compose whatever is not there yet; gives every model in order."""
+def run_study(study: Study, device: str | None = None, fresh: bool = False) -> list[TrainedModel]:
+    """Prepare the data, then train and compose whatever is not there yet; returns every model in order."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BraidError(
             "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
         )
     data = open_data(study.data_config)
-    entries: list[Entry] = []
-    for seed in study.seeds:
-        entries += _Series(study, seed, data, device, fresh).entries()
-    return entries
+    return [model for seed in study.seeds for model in _SeedRuns(study, seed, data, device, fresh).models()]
 
 
 @dataclass
-class _Series:
+class _SeedRuns:
     """A study with one seed."""
 
     study: Study
@@ -62,23 +60,24 @@ class _Series:
     def folder(self) -> Path:
         return self.study.folder / f"seed-{self.seed}"
 
-    def entries(self) -> Iterator[Entry]:
+    def models(self) -> Iterator[TrainedModel]:
         study = self.study
-        paths: list[Entry] = []
+        paths: list[TrainedModel] = []
         if study.paths is not None:
             share = study.paths.share
             for domain in study.domains:
                 sets = self._sets([domain], 0.0, share)
-                paths.append(Entry(domain, "path", self.seed, self._train(domain, sets, model=study.paths.model)))
+                run = self._train(domain, sets, model=study.paths.model)
+                paths.append(TrainedModel(domain, "path", self.seed, run))
             yield from paths
             for name, spec in study.composed.items():
-                start, made = self._composed(name, spec, paths)
+                start, is_new = self._composed(name, spec, paths)
                 sets = self._sets(list(study.domains), share, 1.0)
-                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze, fresh=made)
-                yield Entry(name, "composed", self.seed, run, paths)
+                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze, fresh=is_new)
+                yield TrainedModel(name, "composed", self.seed, run, paths)
         for name, model in study.whole.items():
             run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
-            yield Entry(name, "whole", self.seed, run)
+            yield TrainedModel(name, "whole", self.seed, run)
 
     def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:
         """Parts of the prepared domains; the held-out documents are the same for every run."""
@@ -89,15 +88,15 @@ class _Series:
             own = spec.subset
             width = own.stop - own.start
             part = Subset(own.start + begin * width, own.start + end * width, own.seed)
-            kept = {"holdout": spec.holdout, "validation": spec.validation}
+            held_out = {"holdout": spec.holdout, "validation": spec.validation}
             if spec.has_validation:
                 held = next(s for s in self.data.validation if s.name == domain)
-                kept = {"holdout": 0.0, "validation": str(held.data.folder)}
-            sets[domain] = {"path": str(streams[domain].data.folder), "subset": encode(part), **kept}
+                held_out = {"holdout": 0.0, "validation": str(held.data.folder)}
+            sets[domain] = {"path": str(streams[domain].data.folder), "subset": encode(part), **held_out}
         return sets
 
     def _train(
-        self, name: str, sets: dict[str, Any], freeze: Sequence[str] = (), fresh: bool = False, **what: Any
+        self, name: str, sets: dict[str, Any], freeze: Sequence[str] = (), fresh: bool = False, **model: Any
     ) -> Run:
         study = self.study
         data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
@@ -116,34 +115,33 @@ class _Series:
             "validation": encode(study.validation),
             "samples": encode(study.samples),
             "log": encode(study.log),
-            **what,
+            **model,
         }
         console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(epoch.count)} {epoch.unit}")
         run = train(recipe, device=self.device, fresh=self.fresh or fresh)
-        if not run.finished:  # it was asked to stop, and has saved; the study stops with it
+        if not run.finished:  # the user stopped it, and it has saved; the study stops too
             raise KeyboardInterrupt
         return run
 
     def _epoch(self, data: dict[str, Any]) -> Amount:
-        """How much one epoch of these data sets is: all their tokens, or as many words as the chunking says."""
+        """The size of one epoch of these data sets: all their tokens, or as many words as the chunking says."""
         streams = open_data(decode(DataConfig, data)).train
         words = chunkings.build(self.study.data.chunking).words_per_epoch
         return Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
 
-    def _composed(self, name: str, spec: ComposedSpec, paths: list[Entry]) -> tuple[Path, bool]:
-        """The paths composed, and whether that was done now: not if it was before, with these paths, in this way."""
+    def _composed(self, name: str, spec: ComposedSpec, paths: list[TrainedModel]) -> tuple[Path, bool]:
+        """The composed model, and whether it is new: one of the same paths and options is used again."""
         out = self.folder / f"{name}-composed"
         sources = [path.run.model for path in paths]
-        asked = {"join": encode(spec.join), "blocks": spec.blocks, "start": spec.start, "seed": self.seed}
-        asked |= {} if spec.layers is None else {"layers": spec.layers}
+        options = {"join": encode(spec.join), "blocks": spec.blocks, "start": spec.start, "seed": self.seed}
+        options |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
             lineage = load_lineage(out) or {}
             same_paths = [s.get("sha256") for s in lineage.get("sources", [])] == [
                 sha256_of(source / WEIGHTS) for source in sources
             ]
-            if same_paths and asked.items() <= lineage.get("options", {}).items():
+            if same_paths and options.items() <= lineage.get("options", {}).items():
                 return out, False
-            shutil.rmtree(out)  # of paths trained anew since, or of another recipe
-        made = compose(sources, out, names=[path.name for path in paths], **asked)
-        assert made is not None
-        return made, True
+            shutil.rmtree(out)  # its paths were trained again since, or the recipe changed
+        compose(sources, out, names=[path.name for path in paths], **options)
+        return out, True

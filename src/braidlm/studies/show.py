@@ -6,11 +6,12 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.core.models.facts import model_facts
 from braidlm.core.recipes import compose_recipe, list_recipes
-from braidlm.data.packing.prepare import USUAL_VOCABULARY
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.studies.study import Study, decode_study, encode_study, is_study
+from braidlm.model.config.strict import encode
+from braidlm.studies.study import Study, decode_study, is_study
 from braidlm.training import show as single
 
 
@@ -24,20 +25,20 @@ def show(x: str | Path, overrides: list[str] | None = None, length: int | None =
 
 
 def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Every model of a study as it would be built; the study's own figures are those of its first whole result."""
+    """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
     study = decode_study(data)
     vocab_size = study.data.tokenizer.vocab_size
     models = []
     for kind, label, architecture in _architectures(study):
-        config = BraidConfig(architecture, vocab_size or USUAL_VOCABULARY)
+        config = BraidConfig(architecture, vocab_size or DEFAULT_VOCAB_SIZE)
         models.append({"name": label, "kind": kind, **model_facts(config, length)})
     notes = []
     if vocab_size is None:
-        notes.append(f"The vocabulary comes from the tokenizer; counted here with {USUAL_VOCABULARY:,} tokens.")
+        notes.append(f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens.")
     problems = []
     for domain, spec in study.domains.items():
         try:
-            spec.settled(domain)
+            spec.resolved(domain)
         except BraidError as error:
             problems.append(str(error))
     main = next((m for m in models if m["kind"] == "composed"), models[0])
@@ -51,22 +52,22 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
         "tokenizer": None,
-        "recipe": encode_study(study),
+        "recipe": encode(study),
         "notes": notes,
         "problems": problems,
     }
 
 
 def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
-    found: list[tuple[str, str, Architecture]] = []
+    architectures: list[tuple[str, str, Architecture]] = []
     if study.paths is not None:
         path = _read(study.paths.model)
         names = list(study.domains)
-        found += [("path", name, path) for name in names]
+        architectures += [("path", name, path) for name in names]
         for label, spec in study.composed.items():
-            made = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
-            found.append(("composed", label, made))
-    return found + [("whole", label, _read(model)) for label, model in study.whole.items()]
+            composed = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
+            architectures.append(("composed", label, composed))
+    return architectures + [("whole", label, _read(model)) for label, model in study.whole.items()]
 
 
 def _read(model: dict[str, Any]) -> Architecture:

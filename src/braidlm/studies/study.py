@@ -1,7 +1,7 @@
 """A study: one recipe for several models on the same data, decoded strictly.
 
-Models trained from scratch on everything, on the same batches, stand beside one another (MoEP's experiment), and beside
-paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
+Models trained from scratch on everything, on the same batches, are compared with each other (MoEP's experiment), and
+with paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
 (PaPaformer's).
 """
 
@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.loading.catalog import DataConfig, SetSpec, TokenizerSpec
+from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.chunking import chunkings
 from braidlm.model.config.architecture import read_architecture, write_architecture
 from braidlm.model.config.registry import Choice
-from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.config.strict import PartOf, decode
 from braidlm.model.paths.joins import joins
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
@@ -26,7 +26,7 @@ class StudyData:
 
     length: int = 256
     """Tokens of a training sequence."""
-    tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """One tokenizer for all domains, so that paths can be composed."""
     chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
     """How sequences are cut."""
@@ -50,7 +50,7 @@ class PathsSpec:
 
 @dataclass
 class ComposedSpec:
-    """One way to compose the paths."""
+    """Options of one composed model."""
 
     join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
     """How the paths become one stream."""
@@ -59,7 +59,7 @@ class ComposedSpec:
     blocks: int = 1
     """Full-width blocks before and after the parallel layers."""
     start: Literal["mean", "random"] = "mean"
-    """How joins and projections begin: by passing on what the paths make, or by chance as in the paper."""
+    """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
     freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
     """Parts that keep their weights when the composed model is trained."""
 
@@ -68,7 +68,7 @@ class ComposedSpec:
 class Study:
     """Everything about a study."""
 
-    domains: dict[str, SetSpec]
+    domains: dict[str, DataSetConfig]
     """The data sets, two or more where there are paths; each path is named after its domain."""
     training: dict[str, Any]
     """As in a recipe, without the budget."""
@@ -78,7 +78,7 @@ class Study:
     """Architectures trained from scratch on all of every domain, by name."""
     paths: PathsSpec | None = None
     composed: dict[str, ComposedSpec] = field(default_factory=dict)
-    """Ways to compose the paths, by name."""
+    """Composed models, by name."""
     name: str = "study"
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
@@ -146,11 +146,6 @@ def decode_study(data: dict[str, Any]) -> Study:
     if problems or study is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
     return study
-
-
-def encode_study(study: Study) -> dict[str, Any]:
-    """Plain data with nothing left implicit."""
-    return encode(study)
 
 
 def _with_architectures(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:

@@ -36,15 +36,15 @@ class Table:
 
 
 def tables(results: StudyResults) -> list[Table]:
-    """Every table that the study has something to say in."""
-    made = [quality(results), cost(results)]
+    """Every table that is not empty for this study."""
+    all_tables = [quality(results), cost(results)]
     if not results.names("path"):
-        made.insert(1, learning(results))
+        all_tables.insert(1, learning(results))
     else:
-        made.append(training_time(results))
+        all_tables.append(training_time(results))
     if results.names("composed"):
-        made.append(silence(results))
-    return made
+        all_tables.append(inactive_paths(results))
+    return all_tables
 
 
 def quality(results: StudyResults) -> Table:
@@ -68,18 +68,18 @@ def learning(results: StudyResults) -> Table:
     """Every validation of the models trained from scratch: on the same batches, a row for each mark."""
     rows: dict[str, dict[str, list[float]]] = {}
     points = [(point, model.name) for model in results.models if model.kind == "whole" for point in model.curve]
-    for point, name in sorted(points, key=lambda found: found[0].seen(results.unit)):
+    for point, name in sorted(points, key=lambda pair: pair[0].seen(results.unit)):
         rows.setdefault(count(point.seen(results.unit)), {}).setdefault(name, []).append(_mean_bits(point.bits))
     names = results.names("whole")
     cells = [
-        [seen, *(over_seeds(found[name]).text() if name in found else "–" for name in names)]
-        for seen, found in rows.items()
+        [seen, *(over_seeds(by_name[name]).text() if name in by_name else "–" for name in names)]
+        for seen, by_name in rows.items()
     ]
     return Table("learning", "Bits per byte during the training", [results.unit, *names], cells)
 
 
 def cost(results: StudyResults) -> Table:
-    """What each model is and what its training took: FLOPs and the clock side by side."""
+    """The size of each model and the cost of its training: FLOPs and wall clock."""
     rows = []
     for kind in ("path", "composed", "whole"):
         for name in results.names(kind):
@@ -95,7 +95,7 @@ def cost(results: StudyResults) -> Table:
 
 
 def training_time(results: StudyResults) -> Table:
-    """PaPaformer's Table 4: with paths one after another, and with paths at the same time."""
+    """PaPaformer's Table 4: with paths trained one after another, and in parallel."""
     rows = []
     for name in results.names("path"):
         took = _seconds(results.of(name, "path"))
@@ -114,8 +114,8 @@ def training_time(results: StudyResults) -> Table:
     return Table("training-time", "Training time", ["model", "stage 1", "stage 2", "total"], rows)
 
 
-def silence(results: StudyResults) -> Table:
-    """What it costs to withdraw a path from a composed model."""
+def inactive_paths(results: StudyResults) -> Table:
+    """The cost of withdrawing a path from a composed model."""
     rows = []
     for name in results.names("composed"):
         models = results.of(name, "composed")
@@ -125,8 +125,8 @@ def silence(results: StudyResults) -> Table:
                 _change(over_seeds([m.silenced[path][d] - m.bits[d] for m in models]).mean) for d in results.domains
             ]
             rows.append([name, path, *costs])
-    title = "Bits per byte with every path heard, and what changes when one is silent"
-    return Table("silent-paths", title, ["model", "silent", *results.domains], rows)
+    title = "Bits per byte with every path active, and the change when one is inactive"
+    return Table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
 def duration(seconds: float) -> str:
