@@ -16,9 +16,9 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import load, loads
 from braidlm.model.routing.router import RouterConfig, TopKRouter
 from braidlm.training.parallel import Rank
-from braidlm.training.readings import Readings
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step import Stepper, routers
+from braidlm.training.step_metrics import StepMetrics
 from tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
@@ -169,7 +169,7 @@ def test_the_switch_loss_keeps_every_block_in_use() -> None:
 def test_training_says_which_router_went_astray() -> None:
     model = routed({})
     stepper = Stepper(model, decode(TrainingConfig, {"budget": 1, "batch": 8}), HERE, torch.float32)
-    readings = Readings(HERE)
+    readings = StepMetrics(HERE)
     inputs, labels = batch(0)
     report = stepper.step(inputs, labels, labels.size, 1e-3)
     name = "stages.0.layers.1.join.router"

@@ -189,8 +189,8 @@ def test_a_second_ctrl_c_stops_at_once(stories: Path, tmp_path: Path, monkeypatc
         if self.progress.steps == 2:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)  # torchrun's echo of the first
-            assert self.stop.asked()
-            self.stop.asked_at -= 10
+            assert self.stop.requested()
+            self.stop.requested_at -= 10
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Trainer, "_step", impatient)

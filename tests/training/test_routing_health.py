@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_runs import records, tiny_recipe
 
-from braidlm.training.routing_health import PATIENCE, UsageWatch, lowest, usage_entropy
+from braidlm.training.step_metrics import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.train import train
 
 EVEN, LOST = [0.25, 0.25, 0.25, 0.25], [0.5, 0.3, 0.19, 0.01]
@@ -18,23 +18,23 @@ def test_entropy_and_lowest_by_hand() -> None:
     assert usage_entropy([1.0, 0.0]) == 0.0
     assert usage_entropy([0.5, 0.5, 0.0]) == pytest.approx(math.log(2) / math.log(3))
     assert usage_entropy([1.0]) == 1.0, "one choice is used as evenly as can be"
-    assert lowest(EVEN) == 1.0
-    assert lowest(LOST) == pytest.approx(0.04)
-    assert lowest([1.0, 0.0]) == 0.0
+    assert lowest_usage(EVEN) == 1.0
+    assert lowest_usage(LOST) == pytest.approx(0.04)
+    assert lowest_usage([1.0, 0.0]) == 0.0
 
 
 def test_a_lost_choice_is_told_once_and_only_when_it_stays_lost() -> None:
-    watch = UsageWatch()
-    for _ in range(PATIENCE - 1):
-        assert watch.look({"a": LOST, "b": EVEN}) is None
-    assert watch.look({"a": EVEN, "b": EVEN}) is None, "it came back"
-    told = [watch.look({"a": LOST, "b": EVEN}) for _ in range(3 * PATIENCE)]
+    watch = UsageMonitor()
+    for _ in range(USAGE_PATIENCE - 1):
+        assert watch.update({"a": LOST, "b": EVEN}) is None
+    assert watch.update({"a": EVEN, "b": EVEN}) is None, "it came back"
+    told = [watch.update({"a": LOST, "b": EVEN}) for _ in range(3 * USAGE_PATIENCE)]
     found = [text for text in told if text is not None]
     assert len(found) == 1
-    assert told[PATIENCE - 1] == found[0]
+    assert told[USAGE_PATIENCE - 1] == found[0]
     assert "below 5% of an even share in 10 records in a row): a (choice 4 of 4)." in found[0]
     assert "A larger weight of a balance loss, such as `losses: {switch: 0.2}`" in found[0]
-    more = [watch.look({"a": LOST, "b": LOST}) for _ in range(PATIENCE)]
+    more = [watch.update({"a": LOST, "b": LOST}) for _ in range(USAGE_PATIENCE)]
     assert more[-1] is not None
     assert "b (choice 4 of 4)" in more[-1]
     assert "a (choice" not in more[-1], "told before"
@@ -57,7 +57,7 @@ def test_a_run_records_both_and_warns_of_a_router_that_collapses(
     for line in lines:
         for router, shares in line["usage"].items():
             assert line["entropy"][router] == pytest.approx(usage_entropy(shares), abs=1e-4)
-            assert line["lowest"][router] == pytest.approx(lowest(shares), abs=1e-4)
+            assert line["lowest"][router] == pytest.approx(lowest_usage(shares), abs=1e-4)
     assert all(share < 0.05 for share in lines[-1]["lowest"].values()), "as printed, the loss rewards collapse"
     assert capsys.readouterr().err.count("routers that hardly use one of their choices") == 1
     train(collapsing(stories, tmp_path / "even", {"load_balance": 100.0}))

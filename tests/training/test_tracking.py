@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.open_data import open_data
 from tiny_runs import records, tiny_recipe
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
-from braidlm.data.loading.catalog import DataConfig, open_data
 from braidlm.model.config.strict import decode
 from braidlm.training.recipe import LogConfig, SampleConfig
-from braidlm.training.samples import write_samples
 from braidlm.training.tracking import Tracker, drop_records_after, read_metrics
 from braidlm.training.train import train
-from braidlm.training.validation import Score, mean_bits_per_byte
+from braidlm.training.validation import Score, mean_bits_per_byte, write_samples
 from tiny_models import ToyTokenizer, tiny_model
 
 

@@ -1,12 +1,15 @@
 """Amounts of training in steps, tokens or words, and paces such as "every 1M words to 10M, then every 10M"."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+from braidlm.core.console import count as short_count
 from braidlm.core.errors import BraidError
+from braidlm.data.loading.streams import TokenStream
 
 UNITS = ("steps", "tokens", "words")
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -38,14 +41,14 @@ class Amount:
 
 
 def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
-    """The count and unit of a written amount; `unit` is meant when none is written."""
+    """The count and unit of an amount such as `10M words`; `unit` is the default."""
     match = _AMOUNT.match(str(text))
     if match is None:
         raise BraidError(
             f"'{text}' is not an amount", todo="Write for example `500 steps`, `2.5M tokens`, `10M words`."
         )
-    number, multiple, written = match.groups()
-    unit = written.lower().rstrip("s") + "s" if written else unit
+    number, multiple, unit_text = match.groups()
+    unit = unit_text.lower().rstrip("s") + "s" if unit_text else unit
     value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
     if value.denominator != 1:
         raise BraidError(f"'{text}' is not a whole number of {unit}")
@@ -60,12 +63,25 @@ def short(count: int) -> str:
     return str(count)
 
 
+def repetition(budget: Amount, streams: Sequence[TokenStream]) -> str | None:
+    """A message if a budget is more than the data has, so that epochs repeat; None if not, or if it is in steps."""
+    if budget.unit == "steps":
+        return None
+    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
+    if budget.count <= available:
+        return None
+    return (
+        f"The budget is {budget} and the data has {short_count(available)}: epochs repeat, and the data is shown "
+        f"{budget.count / available:.1f} times on average."
+    )
+
+
 @dataclass(frozen=True)
 class Pace:
-    """When something happens again and again; written `100 steps` or `1M words to 10M, then 10M`."""
+    """An interval that may change during training; written `100 steps` or `1M words to 10M, then 10M`."""
 
     parts: tuple[tuple[int, int | None], ...]
-    """(every, until) one after another; the last has no end."""
+    """(every, until) in order; the last has no end."""
     unit: str
 
     def __post_init__(self) -> None:
@@ -81,7 +97,7 @@ class Pace:
 
     @classmethod
     def from_shorthand(cls, text: Any) -> "Pace":
-        """`EVERY [UNIT] to END, then EVERY`; the first unit written holds for all."""
+        """`EVERY [UNIT] to END, then EVERY`; the first unit applies to all."""
         parts: list[tuple[int, int | None]] = []
         unit = "steps"
         for index, piece in enumerate(re.split(r"\s*,\s*(?:then\s+)?(?:every\s+)?", str(text).strip())):

@@ -1,10 +1,10 @@
-"""Checkpoints of a run: model folders for everyone, and beside them the state that lets the run go on exactly.
+"""Checkpoints of a run: model folders for everyone, and beside them the state from which the run resumes exactly.
 
     RUN/checkpoints/NAME/   a complete model folder
     RUN/states/NAME/        optimizer and random states (torch.distributed.checkpoint), position.json, manifest.json
 
-A state is good when every file has the hash its manifest promises and its model folder holds the weights it was
-saved with. Both are written beside their folder and renamed, so a crash leaves the ones before untouched.
+A state is good when every file has the hash in its manifest and its model folder holds the weights it was saved with.
+Both are written to a scratch folder and renamed, so that a crash leaves older checkpoints untouched.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Checkpoints:
         return self.models / name
 
     def newest_good(self) -> str | None:
-        """The newest checkpoint whose every byte is as it was saved; damaged ones are named and passed over."""
+        """The newest checkpoint whose hashes are correct; damaged ones are skipped with a warning."""
         for name in reversed(self._in_order()):
             problem = state_problem(self.states / name, self.models / name)
             if problem is None:
@@ -82,7 +82,7 @@ class Checkpoints:
         return None
 
     def restore(self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer) -> dict[str, Any]:
-        """Put weights, optimizer and random states back; gives the saved position."""
+        """Restore weights, optimizer and random states; returns the saved position."""
         position = read_json(self.states / name / POSITION)
         if position["processes"] != self.rank.world_size:
             raise BraidError(
@@ -91,16 +91,16 @@ class Checkpoints:
                 "Go on with as many as before; another number makes another batch, and so another run.",
             )
         weights = load_file(self.models / name / WEIGHTS, device=str(self.rank.device))
-        left = model.load_state_dict(weights, strict=False)
-        missing = [k for k in left.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
-        if missing or left.unexpected_keys:
+        keys = model.load_state_dict(weights, strict=False)
+        missing = [k for k in keys.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
+        if missing or keys.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
         tensors = read_tensors(self.states / name / TENSORS, model, self.rank)
         put_training_tensors(tensors, model, optimizer, self.rank)
         return position
 
     def remove_leftovers(self) -> None:
-        """Half-written folders of a run that was killed; one that was just giving way comes back."""
+        """Remove half-written folders of a run that was killed; one that was being replaced is restored."""
         for folder in (self.models, self.states):
             for part in folder.glob(".*.part"):
                 shutil.rmtree(part, ignore_errors=True)
@@ -112,9 +112,9 @@ class Checkpoints:
                     os.rename(old, final)
 
     def forget_after(self, name: str | None) -> None:
-        """Remove the states that were passed over for `name`: they are of no use, and good ones must not go for them.
+        """Remove the damaged states after `name`, so that they do not displace good ones when states are pruned.
 
-        Their model folders stay: they are not written by half, and the run will come to them again.
+        Their model folders are complete and stay; the run will write them again.
         """
         names = self._in_order()
         for other in names[names.index(name) + 1 :] if name is not None else names:
@@ -141,19 +141,19 @@ class Checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _in_order(self) -> list[str]:
-        """Names of saved states, oldest first, by the time written inside them (file times do not survive a copy)."""
-        found = []
+        """Names of saved states, oldest first, by the time recorded inside them (file times do not survive a copy)."""
+        dated = []
         for path in self.states.glob("[!.]*"):
             try:
                 saved = read_json(path / POSITION)["saved"]
             except (BraidError, KeyError, TypeError):
                 saved = path.stat().st_mtime_ns
-            found.append((saved, path.name))
-        return [name for _, name in sorted(found)]
+            dated.append((saved, path.name))
+        return [name for _, name in sorted(dated)]
 
 
 def _steps(model: Path) -> int:
-    """How far a model folder is trained; one that does not say is the first to go."""
+    """The training steps of a model folder; one without a record is removed first."""
     try:
         return int((load_lineage(model) or {})["training"]["steps"])
     except (BraidError, KeyError, TypeError):
@@ -162,31 +162,31 @@ def _steps(model: Path) -> int:
 
 def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> dict[str, Tensor]:
     """Everything besides the weights that the next step depends on, as named tensors."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter)
         if not state:  # frozen, or not yet used
             continue
-        found |= {f"optimizer.{name}.{key}": state[key] for key in MOMENTS}
-        found[f"optimizer.{name}.step"] = state["step"].cpu()
-    found[f"random.{rank.index}.cpu"] = torch.get_rng_state()
+        tensors |= {f"optimizer.{name}.{key}": state[key] for key in MOMENTS}
+        tensors[f"optimizer.{name}.step"] = state["step"].cpu()
+    tensors[f"random.{rank.index}.cpu"] = torch.get_rng_state()
     if rank.device.type == "cuda":
-        found[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
-    return found
+        tensors[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
+    return tensors
 
 
 FULL = 1 << 16
-"""With fewer bytes free than this, a disk is full."""
+"""A disk with fewer free bytes than this counts as full."""
 
 
 def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
-    """The tensors of all processes into one folder."""
+    """Write the tensors of all processes into one folder."""
     try:
-        with _alone_on_purpose():
+        with _no_single_process_warning():
             dcp.save(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
     except CheckpointException as error:
         for failure, _ in error.failures.values():
-            if isinstance(failure, OSError):  # a full disk should be told as one
+            if isinstance(failure, OSError):  # so that a full disk is reported as one
                 raise failure from error
         if shutil.disk_usage(folder.parent).free < FULL:  # torch's own writer does not say why it stopped
             raise OSError(errno.ENOSPC, "no space left", str(folder)) from error
@@ -194,7 +194,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
 
 
 def read_tensors(folder: Path, model: BraidForCausalLM, rank: Rank) -> dict[str, Tensor]:
-    """What `write_tensors` wrote, as far as it is this process's."""
+    """The tensors of `write_tensors` that belong to this process."""
     saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     wanted: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -204,14 +204,14 @@ def read_tensors(folder: Path, model: BraidForCausalLM, rank: Rank) -> dict[str,
     wanted[f"random.{rank.index}.cpu"] = torch.get_rng_state()
     if f"random.{rank.index}.cuda" in saved and rank.device.type == "cuda":
         wanted[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
-    with _alone_on_purpose():
+    with _no_single_process_warning():
         dcp.load(wanted, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
     return wanted
 
 
 @contextlib.contextmanager
-def _alone_on_purpose() -> Iterator[None]:
-    """One process is what was asked for: torch need not warn of it."""
+def _no_single_process_warning() -> Iterator[None]:
+    """Silence torch's warning that a single process saves or loads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning)
         yield
@@ -220,7 +220,7 @@ def _alone_on_purpose() -> Iterator[None]:
 def put_training_tensors(
     tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank
 ) -> None:
-    """The reverse of `training_tensors`."""
+    """Restore what `training_tensors` returned."""
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:
             state = {key: tensors[f"optimizer.{name}.{key}"] for key in MOMENTS}

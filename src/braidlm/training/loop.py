@@ -7,30 +7,28 @@ from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
-from braidlm.data.loading.catalog import OpenData
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
+from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.amounts import Pace, short
+from braidlm.training.amounts import Pace, repetition, short
 from braidlm.training.checkpoints import Checkpoints
-from braidlm.training.coverage import repetition
+from braidlm.training.compute import Choices, choose_compute, report_compute, use_compute
+from braidlm.training.optimizers import LearningRate
 from braidlm.training.parallel import Rank
 from braidlm.training.precision import choose_dtype
-from braidlm.training.progress import Progress, Speedometer, progress_note
-from braidlm.training.rates import LearningRate
-from braidlm.training.readings import Readings
+from braidlm.training.progress import Progress, SpeedMeter, progress_note
 from braidlm.training.recipe import Recipe
-from braidlm.training.routing_health import UsageWatch, lowest, usage_entropy
-from braidlm.training.samples import write_samples
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step import Stepper
-from braidlm.training.stopping import GentleStop
+from braidlm.training.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.stopping import StopSignal
 from braidlm.training.tracking import Tracker
-from braidlm.training.validation import mean_bits_per_byte, score_text
+from braidlm.training.validation import mean_bits_per_byte, score_text, write_samples
 
 TEMPERATURE_LEVELS = 20
-"""A temperature schedule moves in so many steps: each one rebuilds a compiled or captured step."""
+"""The number of levels of a temperature schedule; each change recompiles or recaptures the step."""
 
 
 class Trainer:
@@ -66,21 +64,22 @@ class Trainer:
             stream.name: validation_windows(stream, recipe.data.length, recipe.validation.tokens, rows=training.batch)
             for stream in data.validation
         }
-        self.rate_curve = LearningRate(training)
-        self.dropout_curve = dropout_schedules.build(training.dropout)
-        self.temperature_curve = schedules.build(training.temperature)
+        self.learning_rate = LearningRate(training)
+        self.dropout_schedule = dropout_schedules.build(training.dropout)
+        self.temperature_schedule = schedules.build(training.temperature)
         self.progress = Progress()
         self.rate = 0.0
-        self.readings = Readings(rank)
-        self.usage_watch = UsageWatch()
-        self.speed = Speedometer(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
+        self.metrics = StepMetrics(rank)
+        self.usage_monitor = UsageMonitor()
+        self.speed = SpeedMeter(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
-        self.stop = GentleStop(rank)
+        self.compute: Choices | None = None
+        self.stop = StopSignal(rank)
         self._check()
 
     def _check(self) -> None:
-        """What would only show itself later in the run."""
+        """Find problems that would show only later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
         if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.rank.is_main:
@@ -88,12 +87,12 @@ class Trainer:
         if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
             console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
         if self.rank.is_main:
-            self._tell_coverage()
+            self._report_coverage()
 
-    def _tell_coverage(self) -> None:
-        """What is said when there is less data than was asked for."""
+    def _report_coverage(self) -> None:
+        """Say when the budget is more than the data has."""
         for stream in self.loader.streams:
-            if remark := self.loader.chunking.remark(stream, self.loader.length):
+            if remark := self.loader.chunking.warning(stream, self.loader.length):
                 console.warn(remark)
         if repeated := repetition(self.budget, self.loader.streams):
             console.say(repeated)
@@ -103,15 +102,17 @@ class Trainer:
         return self.progress.done(self.budget.unit) >= self.budget.count
 
     def restore(self, name: str) -> None:
-        """Go on exactly where a checkpoint was taken."""
+        """Resume exactly where a checkpoint was saved."""
         position = self.checkpoints.restore(name, self.model, self.stepper.optimizer)
         self.progress = Progress(**position["progress"])
         self.loader.load_state(position["loader"])
-        self.last, self.readings.losses = position["last"], position["losses"]
+        self.last, self.metrics.losses = position["last"], position["losses"]
+        self.compute = position.get("compute")
         self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:
-        """Train to the budget; False if it was asked to stop before. `tracker` is None on all but the main process."""
+        """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
+        self._choose_compute()
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))
         with console.progress(self.recipe.name, total, self.budget.unit, done) as advance, self.stop:
             self.speed.pause(self.progress.tokens)
@@ -119,20 +120,32 @@ class Trainer:
                 before = self.progress
                 self._step()
                 self._after_step(before, tracker, advance if self.rank.is_main else None)
-                if not self.finished and self._asked_to_stop():
+                if not self.finished and self._stop_requested():
                     self._save()
                     return False
         return True
 
+    def _choose_compute(self) -> None:
+        """Fix how the model is computed before the first step, and say it; a resumed run keeps what was chosen."""
+        lowered = self.stepper.lowered
+        if lowered is not None:
+            console.say(f"On this GPU {lowered.lowered.summary()}.")
+        if self.compute is None:
+            parts = set() if lowered is None else lowered.lowered.parts
+            shape = (self.recipe.training.batch, self.recipe.data.length)
+            self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
+        use_compute(self.model, self.compute)
+        report_compute(self.compute)
+
     def _step(self) -> None:
         before, share = self.progress, self.progress.share(self.budget)
-        self.stepper.scale_dropout(self.dropout_curve(share))
-        self.stepper.scale_temperature(self.temperature_curve(int(share * TEMPERATURE_LEVELS) / TEMPERATURE_LEVELS))
+        self.stepper.scale_dropout(self.dropout_schedule(share))
+        self.stepper.scale_temperature(self.temperature_schedule(int(share * TEMPERATURE_LEVELS) / TEMPERATURE_LEVELS))
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
         self.progress = before.plus(batch.token_count, batch.word_count)
-        self.rate = self.rate_curve(before, self.progress)
+        self.rate = self.learning_rate(before, self.progress)
         report = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
-        self.readings.add(self.progress.steps, report)
+        self.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
 
@@ -167,24 +180,24 @@ class Trainer:
         mark = pace.next_after(before.done(pace.unit))
         return mark is not None and self.progress.done(pace.unit) >= mark
 
-    def _asked_to_stop(self) -> bool:
-        """Processes must agree, which waits for the device: on several GPUs only where a record waits anyway."""
+    def _stop_requested(self) -> bool:
+        """Processes must agree, which synchronises: on several GPUs only where a record synchronises anyway."""
         if self.rank.world_size > 1 and self.rank.device.type == "cuda" and not self._at_record():
             return False
-        return self.stop.asked()
+        return self.stop.requested()
 
     def _check_finite(self) -> None:
-        problem = self.readings.read()
+        problem = self.metrics.read()
         if problem is None:
             return
         good = self.checkpoints.newest_good()
-        kept = "No checkpoint was saved yet."
+        last = "No checkpoint was saved yet."
         if good is not None:
-            kept = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
+            last = f"The last good checkpoint is {self.checkpoints.models / good} (a run may start_from it)."
         raise BraidError(
             problem,
             self.recipe.folder,
-            f"{kept} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.lr:g}), "
+            f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.lr:g}), "
             "a longer training.warmup, or training.clip=1.0.",
         )
 
@@ -193,19 +206,19 @@ class Trainer:
         record = {
             "tokens": self.progress.tokens,
             "words": self.progress.words,
-            "loss": self.readings.take_mean(),
-            "gradient_norm": self.readings.norm,
+            "loss": self.metrics.take_mean(),
+            "gradient_norm": self.metrics.norm,
             "learning_rate": self.rate,
             "epochs": {name: round(epoch, 3) for name, epoch in self.loader.epochs.items()},
             **self.speed.read(self.progress.tokens),
         }
-        if usage := self.readings.usage:
-            record["routing_loss"] = self.readings.routing_loss
+        if usage := self.metrics.usage:
+            record["routing_loss"] = self.metrics.routing_loss
             record["usage"] = usage
             record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
-            record["lowest"] = {name: round(lowest(shares), 4) for name, shares in usage.items()}
-            if self.rank.is_main and (lost := self.usage_watch.look(usage)):
-                console.warn(lost)
+            record["lowest"] = {name: round(lowest_usage(shares), 4) for name, shares in usage.items()}
+            if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
+                console.warn(warning)
         self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)
@@ -246,7 +259,8 @@ class Trainer:
             "progress": self.progress.as_dict(),
             "loader": self.loader.state(),
             "last": self.last,
-            "losses": self.readings.losses,
+            "losses": self.metrics.losses,
+            "compute": self.compute,
         }
         lineage = self.lineage({**self.progress.as_dict(), **self.last})
         name, tokenizer = self._checkpoint_name(), self.data.tokenizer
@@ -255,7 +269,7 @@ class Trainer:
         self.speed.pause(self.progress.tokens)
 
     def _checkpoint_name(self) -> str:
-        """By the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline wants), tokens-5M."""
+        """By the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline requires), tokens-5M."""
         unit = self.recipe.checkpoints.every.unit
         if unit == "steps":
             return f"step-{self.progress.steps:06d}"

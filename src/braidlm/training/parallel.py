@@ -4,13 +4,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from braidlm.core.errors import BraidError
+from braidlm.core.devices import choose_device
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Rank:
 
 @contextlib.contextmanager
 def join_group(device: str | None = None) -> Iterator[Rank]:
-    """Join the processes that torchrun started, or be the only one."""
+    """Join the process group that torchrun started, or be the only process."""
     rank = Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), _device(device))
     if rank.world_size == 1:
         yield rank
@@ -48,15 +51,9 @@ def is_main_process() -> bool:
 
 
 def _device(name: str | None) -> torch.device:
-    if name is None or name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process of this machine has a GPU of its own
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
-        reason = str(error).strip().split("\n")[0]
-        raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
+    name = choose_device(name or "auto")
+    if name == "cuda":  # each process of this machine has a GPU of its own
+        name = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     return torch.device(name)
 
 
@@ -72,6 +69,15 @@ def sum_over_processes(value: torch.Tensor, rank: Rank) -> torch.Tensor:
     if rank.world_size > 1:
         dist.all_reduce(value)
     return value
+
+
+def broadcast(value: T, rank: Rank) -> T:
+    """The main process's value, in every process."""
+    if rank.world_size == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def wait_for_all(rank: Rank) -> None:

@@ -1,4 +1,4 @@
-"""What a step computes in: bf16 autocast where the hardware is fast at it, float32 elsewhere."""
+"""The precision of a step: bf16 autocast where the hardware is fast at it, float32 elsewhere."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -8,17 +8,17 @@ import torch
 from braidlm.core.console import say
 
 
-def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of matrix products; a CPU that is slow at bf16 gets float32 and a message."""
-    if asked == "float32":
+    if precision == "float32":
         return torch.float32
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16
-        if asked == "bf16":
+        if precision == "bf16":
             say("This GPU has no bf16: computing in float32.")
         return torch.float32
-    if asked == "bf16":
+    if precision == "bf16":
         if cpu_is_fast_at_bf16():
             return torch.bfloat16
         say("This CPU is slow at bf16 (about 100 times): computing in float32.")

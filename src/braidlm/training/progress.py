@@ -1,4 +1,4 @@
-"""How far a run has come, and how fast it goes."""
+"""The progress of a run and its speed."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -33,18 +33,18 @@ class Progress:
         return min(self.done(budget.unit) / budget.count, 1.0)
 
     def left(self, mark: int | None, unit: str) -> int | None:
-        """How much of `unit` is left to a mark."""
+        """How much of `unit` is left until a mark."""
         return None if mark is None else mark - self.done(unit)
 
     def plus(self, tokens: int, words: int) -> "Progress":
-        """One step further."""
+        """The progress after one more step."""
         return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
-class Speedometer:
+class SpeedMeter:
     """Tokens per second since the last reading, and the share of the hardware's peak that this is."""
 
     def __init__(self, flops_per_token: int, device: torch.device, processes: int):
@@ -54,7 +54,7 @@ class Speedometer:
         self.since, self.tokens = time.perf_counter(), 0
 
     def read(self, tokens: int) -> dict[str, Any]:
-        """Facts since the last reading; `tokens` is the total so far."""
+        """The speed since the last call; `tokens` is the total so far."""
         now = time.perf_counter()
         rate = (tokens - self.tokens) / max(now - self.since, 1e-9)
         self.since, self.tokens = now, tokens
@@ -64,12 +64,12 @@ class Speedometer:
         return facts
 
     def pause(self, tokens: int) -> None:
-        """Start measuring anew after work that is not training."""
+        """Restart the measurement after work that is not training."""
         self.since, self.tokens = time.perf_counter(), tokens
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's peak where it is known."""
+    """The peak of the device, if it is known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

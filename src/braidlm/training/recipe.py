@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from braidlm.core.errors import BraidError
 from braidlm.core.models.presets import is_preset
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.loading.catalog import DataConfig
+from braidlm.data.loading.config import DataConfig
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
@@ -20,15 +20,15 @@ class OptimizerConfig:
     """AdamW."""
 
     lr: float = 1e-3
-    """The highest learning rate."""
+    """The maximum learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Memory of the gradient and of its square."""
+    """Decay rates of the averages of the gradient and of its square."""
     eps: float = 1e-8
-    """Added to the root of the squares."""
+    """Added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Pull towards zero."""
+    """Decoupled weight decay."""
     decay: Literal["matrices", "everything"] = "matrices"
-    """What is pulled: matrices only, or also norms, biases and vectors, as the papers do."""
+    """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0:
@@ -55,7 +55,7 @@ class TrainingConfig:
     warmup: Amount = field(default_factory=lambda: Amount(0))
     """How long the rate rises from zero."""
     clip: float | None = 1.0
-    """The longest a gradient may be; null for any length."""
+    """The maximum norm of the gradient; null for no clipping."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """auto: bf16 autocast on a GPU, float32 on a CPU."""
     compile: bool | None = None
@@ -69,7 +69,7 @@ class TrainingConfig:
     temperature: Annotated[Choice, PartOf(schedules, "constant")] = "constant"  # type: ignore[assignment]
     """The temperature of Gumbel joins over the training, as a share of the configured one, in twenty even steps."""
     freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
-    """Parts that keep their weights, beside those the folder calls frozen; joins: and projections and the last norm."""
+    """Parts that keep their weights, beside the folder's own; `joins` includes projections and the last norm."""
 
     def __post_init__(self) -> None:
         if self.budget.count < 1:
@@ -88,7 +88,7 @@ class CheckpointConfig:
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
     """`500 steps`, or `1M words to 10M, then 10M`; each mark is met exactly. The end is always saved."""
     keep: int | None = 3
-    """How many model folders to keep (the newest, and at least two, should one be damaged); null keeps all."""
+    """How many model folders to keep (the newest, and at least two in case one is damaged); null keeps all."""
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
@@ -110,14 +110,14 @@ class ValidationConfig:
 
 @dataclass
 class SampleConfig:
-    """Texts that the model writes during the training."""
+    """Texts that the model generates during the training."""
 
     every: Pace | None = None
     """By default with each validation."""
     prompts: list[str] = field(default_factory=list)
-    """How the texts begin; without any, none are written."""
+    """The beginnings of the texts; by default there are none."""
     tokens: int = 80
-    """The longest a text may be."""
+    """The maximum number of tokens of a text."""
     temperature: float = 0.8
     """0 takes the most probable token."""
 

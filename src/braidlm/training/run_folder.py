@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and that only one process group works in it."""
+"""A run's folder: it belongs to one recipe, and only one process group works in it."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
-    """Make the folder this run's, and keep other processes out while the block runs."""
+    """Create the folder with this run's recipe, and hold its lock while the block runs."""
     with explained_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""How the learning rate and dropout change with training progress; each schedule is a class of its own config."""
+"""Schedules of the learning rate and of dropout; each is a class with its own config."""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ dropout_schedules = Registry("dropout schedule")
 
 @dataclass
 class Decay:
-    """Options of schedules that end lower than they began."""
+    """Options of schedules that decay."""
 
     final: float = 0.1
-    """The rate at the end, as a share of the highest."""
+    """The rate at the end, as a share of the maximum."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.final <= 1.0:
@@ -24,7 +24,7 @@ class Decay:
 
 
 class Schedule:
-    """The contract: called with progress in [0, 1] after warm-up, gives the share of the highest rate."""
+    """The contract: called with progress in [0, 1] after warm-up, returns the share of the maximum rate."""
 
     Config: Any = Decay
 
@@ -71,7 +71,7 @@ class WarmupStableDecay(Schedule):
     @dataclass
     class Config(Decay):
         final: float = 0.0
-        """The rate at the end, as a share of the highest."""
+        """The rate at the end, as a share of the maximum."""
         decay: float = 0.2
         """The share of the training that the decay takes."""
 
@@ -91,7 +91,7 @@ class NoOptions:
 
 
 @dataclass
-class Turn:
+class Switch:
     """Options of dropout schedules that switch once."""
 
     at: float = 0.5
@@ -116,7 +116,7 @@ class ConstantDropout(Schedule):
 class EarlyDropout(Schedule):
     """The configured rates at first, none after `at`."""
 
-    Config = Turn
+    Config = Switch
 
     def __call__(self, progress: float) -> float:
         return 1.0 if progress < self.config.at else 0.0
@@ -126,7 +126,7 @@ class EarlyDropout(Schedule):
 class LateDropout(Schedule):
     """None at first, the configured rates after `at`."""
 
-    Config = Turn
+    Config = Switch
 
     def __call__(self, progress: float) -> float:
         return 0.0 if progress < self.config.at else 1.0

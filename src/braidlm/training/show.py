@@ -10,16 +10,16 @@ from braidlm.core.models.folders import check_weights, load_config, load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
-from braidlm.data.loading.catalog import DataConfig
-from braidlm.data.packing.packed import MANIFEST, PackedData, is_packed
-from braidlm.data.packing.prepare import USUAL_VOCABULARY
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.training.recipe import decode_recipe
 
 ASSUMED_VOCABULARY = 50_257
-"""GPT-2's: counted with where a recipe leaves the vocabulary to a tokenizer that does not exist yet."""
+"""GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
 
 
 def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
 
 
 def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
-    """A run: its newest checkpoint and how far it has come; before the first checkpoint, its recipe."""
+    """A run: its newest checkpoint and progress; before the first checkpoint, its recipe."""
     newest = newest_checkpoint(folder)
     if newest is None:
         facts = recipe_facts(str(folder / RECIPE), length=length)
@@ -140,7 +140,7 @@ def check_recipe_exists(name: str) -> None:
 
 
 def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None]:
-    """A run's model and vocabulary; what would stop the run at its start is added to `problems`."""
+    """A run's model and vocabulary; problems that would stop the run at its start are added to `problems`."""
     try:
         loaded = decode_recipe(data)
     except BraidError as error:
@@ -149,7 +149,7 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
     architecture, vocab_size = loaded.architecture, loaded.vocab_size
     if architecture is None:
         config = load_config(str(loaded.recipe.start_from))
-        architecture, vocab_size = config.decoded(), config.vocab_size
+        architecture, vocab_size = config.decoded, config.vocab_size
     if vocab_size and tokens and tokens > vocab_size:
         problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")
     length = loaded.recipe.data.length
@@ -160,7 +160,7 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
 
 
 def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
-    """How many tokens a run's tokenizer has or will have, where that is known without fetching or training it."""
+    """The vocabulary size of a run's tokenizer, where it is known without fetching or training it."""
     packed = {name: spec.path for name, spec in config.sets.items() if spec.path is not None}
     missing = {name: path for name, path in packed.items() if not is_packed(path)}
     problems += [f"data.sets.{name}.path: {path} is not a packed data set" for name, path in missing.items()]
@@ -168,7 +168,7 @@ def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
         return PackedData(path).manifest.vocab_size if not missing else None
     kind = config.tokenizer.kind
     if kind == "bpe":
-        return config.tokenizer.vocab_size or USUAL_VOCABULARY
+        return config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     return load_tokenizer(kind).vocab_size if kind == "bytes" or Path(kind).exists() else None
 
 

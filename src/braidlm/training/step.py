@@ -3,27 +3,28 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from braidlm.kernels.planned_pass import has_fused_pass
-from braidlm.kernels.side_stream import SideStream, on_side
+from braidlm.kernels.lower import lower
+from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
-from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
-from braidlm.model.routing.losses import loads, usages
-from braidlm.model.routing.router import TopKRouter
+from braidlm.training.objective import BatchLosses, Objective, routers
 from braidlm.training.optimizers import make_adamw, set_learning_rate
 from braidlm.training.parallel import Rank, data_parallel, sum_over_processes
 from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
+
+if TYPE_CHECKING:  # it needs Triton
+    from braidlm.kernels.planned_pass import LoweredModel
 
 ClippedAdamW: Any = None
 with contextlib.suppress(ImportError):  # without Triton torch's optimizer does it, in several passes
@@ -41,7 +42,7 @@ class StepReport:
     """Of the text."""
     gradient_norm: Tensor
     routing_loss: Tensor
-    """What routers asked to be added, 0 where there are none."""
+    """What routers add to the loss, 0 where there are none."""
     usage: dict[str, Tensor]
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
 
@@ -59,33 +60,6 @@ class StepReport:
         return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values()]
 
 
-Losses = tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]
-"""Of the text, of the routers if there are any, the usage of their choices, and what was picked config often where routers
-are balanced without a loss."""
-
-
-class Objective(nn.Module):
-    """The model as a function from a batch to its losses and the usage of its routers' choices."""
-
-    def __init__(self, model: BraidForCausalLM, side: SideStream | None):
-        super().__init__()
-        self.model, self.side = model, side
-        self.balanced = {router.address for router in routers(model) if router.balance is not None}
-
-    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> Losses:
-        text, routing, routings = self.model.training_losses(inputs, labels, count, self.side)
-        read = [part for r in routings for part in (r.probabilities_BTN, r.chosen_BTK, r.weights_BTK)]
-        with on_side(self.side, labels, *read, priority=True):
-            real = labels != IGNORED
-            balanced = tuple(r for r in routings if r.name in self.balanced)
-            picks = {name: load * real.sum() for name, load in loads(balanced, real).items()}
-            return text, routing, usages(routings, real), picks
-
-
-def routers(model: nn.Module) -> Iterator[TopKRouter]:
-    return (module for module in model.modules() if isinstance(module, TopKRouter))
-
-
 class Stepper:
     """Runs optimizer steps for one model; nothing in a step waits for the device."""
 
@@ -93,16 +67,12 @@ class Stepper:
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         on_gpu = rank.device.type == "cuda"
         self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
-        # Launched one by one the fused kernels would wait for the host; in a graph they need no compiler.
-        fused = self.use_graph and has_fused_pass(model.model)
-        self.use_compile = (on_gpu and not fused) if config.compile is None else config.compile
-        # Gradients that are added to others, or sent to other processes, are read before anything is joined.
-        alone = on_gpu and rank.world_size == 1 and config.accumulation == 1 and not self.use_compile
-        self.side = SideStream(rank.device) if alone else None
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
-        self.objective = data_parallel(Objective(model, self.side), rank)
-        self.run: Callable[..., Losses] = self.objective
+        self.lowered = self._lower(model, dtype)
+        self.use_compile = (on_gpu and self.lowered is None) if config.compile is None else config.compile
+        self.objective = data_parallel(Objective(model, self.lowered), rank)
+        self.run: Callable[..., BatchLosses] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
@@ -119,6 +89,14 @@ class Stepper:
         self.buffer: Tensor | None = None
         self.results: StepReport | None = None
         self.numbers: Tensor | None = None
+
+    def _lower(self, model: BraidForCausalLM, dtype: torch.dtype) -> "LoweredModel | None":
+        """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
+        if self.config.compile or not self.use_graph:
+            return None
+        # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
+        alone = self.rank.world_size == 1 and self.config.accumulation == 1
+        return lower(model, dtype, SideStream(self.rank.device) if alone else None)
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
         """Train on this process's rows; `count` labels are in the batch of all processes."""
@@ -169,16 +147,16 @@ class Stepper:
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.rank.device, self.dtype):
-                    loss, asked, used, picks = self.run(tokens, targets, count)
-                whole = loss if asked is None else loss + asked
+                    loss, added, used, picks = self.run(tokens, targets, count)
+                whole = loss if added is None else loss + added
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
-                if self.side is not None:
-                    self.side.synchronize()
+                if self.lowered is not None:
+                    self.lowered.synchronize()
             losses.append(loss.detach())
             picked.append(picks)
-            if asked is not None:
-                additions.append(asked.detach())
+            if added is not None:
+                additions.append(added.detach())
         norm = self._update()
         self._rebalance(picked)
         self.optimizer.zero_grad(set_to_none=True)
@@ -234,7 +212,7 @@ class Stepper:
             self.results = self._train(inputs.view(shape), labels.view(shape), count.view(torch.float32)[0])
             self.numbers = self.results.packed()
         if self.clipped is not None:
-            self.clipped.settle()
+            self.clipped.write_addresses()
 
 
 def _packed(inputs: np.ndarray, labels: np.ndarray, count: int) -> Tensor:

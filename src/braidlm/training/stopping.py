@@ -1,4 +1,4 @@
-"""A gentle end: while training, Ctrl-C or a terminate signal lets the step finish and the run be saved."""
+"""Stopping by a signal: Ctrl-C or SIGTERM lets the step finish and the run be saved."""
 
 import signal
 import time
@@ -9,35 +9,35 @@ import torch
 from braidlm.training.parallel import Rank, sum_over_processes
 
 PATIENCE = 1.0
-"""Seconds. torchrun passes on a Ctrl-C that its processes have had from the terminal already."""
+"""Seconds. A second signal within them is torchrun forwarding the same Ctrl-C."""
 
 
-class GentleStop:
-    """Remembers that someone asked for an end; a second time, it comes at once."""
+class StopSignal:
+    """Records a request to stop; the second one interrupts at once."""
 
     def __init__(self, rank: Rank):
         self.rank = rank
-        self.asked_at: float | None = None
+        self.requested_at: float | None = None
 
     def __enter__(self) -> None:
         try:
-            self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            self.previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:  # not in the main thread: signals stay as they are
-            self.before = {}
+            self.previous = {}
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def asked(self) -> bool:
-        """Whether any process was asked; the same answer on all, so that they stop after the same step."""
-        here = self.asked_at is not None
+    def requested(self) -> bool:
+        """Whether any process received a signal; the same answer on all, so that they stop after the same step."""
+        here = self.requested_at is not None
         if self.rank.world_size == 1:  # without waiting for the device
             return here
         return bool(sum_over_processes(torch.tensor(float(here), device=self.rank.device), self.rank))
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked_at is not None and now - self.asked_at > PATIENCE:
+        if self.requested_at is not None and now - self.requested_at > PATIENCE:
             raise KeyboardInterrupt
-        self.asked_at = self.asked_at or now
+        self.requested_at = self.requested_at or now

@@ -1,7 +1,7 @@
 """`braid train --multirun`: one run for each combination of `key=a,b,c`, by Hydra's own sweeper and launchers.
 
 Lists, `range(1,5)` and `choice(a,b)` mean what Hydra says they mean, and `hydra/launcher=NAME` runs the combinations
-elsewhere. Each run has its own folder, so the same command again goes on with what is not finished.
+elsewhere. Each run has its own folder, so the same command again resumes what is not finished.
 """
 
 import os
@@ -33,7 +33,7 @@ class SweepRun:
 
     overrides: list[str]
     label: str
-    """What sets it apart: `key=value,key=value`."""
+    """Its varied overrides: `key=value,key=value`."""
     folder: Path
     """`<the recipe's folder>/<label>`."""
     bits_per_byte: float | None = None
@@ -51,7 +51,7 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
     varied = _varied(overrides)
 
     def one(config: Any) -> str | None:
-        """A run of the recipe that Hydra composed; gives its label if it failed."""
+        """Train the recipe that Hydra composed; returns its label if it failed."""
         hydra = HydraConfig.get()
         label = _label(hydra.overrides.task, varied)
         console.say(f"Run {hydra.job.num + 1} of {len(folders)}: {label}")
@@ -62,7 +62,7 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
             console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
             return label
         if not finished:
-            raise KeyboardInterrupt  # who stops a run means the sweep
+            raise KeyboardInterrupt  # stopping a run stops the sweep
         return None
 
     failed = _launch(path, overrides, runs[0].folder.parent, one)
@@ -86,10 +86,10 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
             "--multirun needs something to vary", todo="Give several values: training.optimizer.lr=0.001,0.003"
         )
     runs, problems = [], []
-    for chosen in combinations:
-        label = _label(chosen, varied)
+    for combination in combinations:
+        label = _label(combination, varied)
         try:
-            runs.append(SweepRun(chosen, label, Path(load_recipe(recipe, chosen).recipe.folder) / label))
+            runs.append(SweepRun(combination, label, Path(load_recipe(recipe, combination).recipe.folder) / label))
         except BraidError as error:
             problems += [f"{label}: {line}" for line in error.what.split("\n")]
     if problems:
@@ -99,11 +99,11 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
 
 def show_sweep(runs: list[SweepRun]) -> None:
     """The table at the end of a sweep."""
-    rows = [(_told(run), run.label) for run in runs]
+    rows = [(_result(run), run.label) for run in runs]
     console.table(["bits per byte", "run"], rows, title=f"Runs in {runs[0].folder.parent}")
 
 
-def _told(run: SweepRun) -> str:
+def _result(run: SweepRun) -> str:
     if run.failed:
         return "failed"
     return "-" if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}"
@@ -116,17 +116,17 @@ def _varied(overrides: list[str]) -> set[str]:
 
 
 def _label(overrides: list[str], varied: set[str]) -> str:
-    """The varied overrides of a combination as the name of a folder; different ones stay different."""
+    """The varied overrides of a combination as a unique folder name."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     kept = [f"{o.key_or_group}={o.value()}" for o in parsed if o.get_key_element() in varied]
     return quote(",".join(kept), safe="=,+ ")
 
 
 def _launch(path: Path, overrides: list[str], folder: Path, one: Callable[[Any], str | None]) -> set[str]:
-    """Hand the combinations to Hydra's launcher; gives the labels of runs that failed."""
+    """Pass the combinations to Hydra's launcher; returns the labels of runs that failed."""
     settings = [
         f"hydra.sweep.dir={quoted(str(folder))}",
-        "hydra.sweep.subdir='.'",  # a run makes its own folder when it knows that it can begin
+        "hydra.sweep.subdir='.'",  # a run creates its own folder after its checks
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",

@@ -1,4 +1,4 @@
-"""Metrics: metrics.jsonl always, TensorBoard and Weights & Biases when asked."""
+"""Metrics: metrics.jsonl always, TensorBoard and Weights & Biases on request."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from braidlm.training.recipe import LogConfig
 
 
 class Sink(Protocol):
-    """Where numbers go."""
+    """A destination of metrics."""
 
     def write(self, step: int, numbers: dict[str, float]) -> None: ...
 
@@ -46,14 +46,14 @@ class Tracker:
             sink.write(step, numbers)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk did not take was reported when it was written
+        with contextlib.suppress(OSError):  # a full disk was reported when the record was written
             self.file.close()
         for sink in self.sinks:
             sink.close()
 
 
 def drop_records_after(path: Path, step: int) -> None:
-    """Records of work that a crash undid, and a last line cut off by it, are removed when a run goes on."""
+    """Remove records after the step that a run resumes from, and a last line that a crash cut off."""
     if not path.is_file():
         return
     kept = []
@@ -97,7 +97,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run that goes on when the run does; offline with WANDB_MODE=offline."""
+    """A Weights & Biases run that is resumed with the training run; offline with WANDB_MODE=offline."""
 
     def __init__(self, folder: Path, project: str, name: str):
         try:
@@ -126,10 +126,10 @@ def _run_id(folder: Path) -> str:
 
 
 def _numbers(prefix: str, facts: dict[str, Any]) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
     for name, value in facts.items():
         if isinstance(value, dict):
-            found += _numbers(f"{prefix}/{name}", value)
+            numbers += _numbers(f"{prefix}/{name}", value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found.append((f"{prefix}/{name}", float(value)))
-    return found
+            numbers.append((f"{prefix}/{name}", float(value)))
+    return numbers

@@ -1,4 +1,4 @@
-"""`braid train`: a recipe into a run folder, from the beginning or from where it was stopped."""
+"""`braid train`: a recipe into a run folder, from the beginning or resumed."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from braidlm.core.files import sha256_of
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import WEIGHTS, check_vocabulary, check_weights, load_config
 from braidlm.core.models.runs import model_folder
-from braidlm.data.loading.catalog import OpenData, open_data
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.config.braid_config import BraidConfig
@@ -33,22 +33,22 @@ from braidlm.training.tracking import Tracker
 
 @dataclass
 class Run:
-    """What a training left behind."""
+    """The result of a training."""
 
     folder: Path
     model: Path
     """The newest model folder."""
     progress: Progress
     finished: bool
-    """False if it was asked to stop before its end."""
+    """False if it was stopped before its end."""
 
 
 def train(
     recipe: str | dict[str, Any], overrides: list[str] | None = None, device: str | None = None, fresh: bool = False
 ) -> Run:
-    """Train as a recipe says (a name, a file, or its content). The same call again goes on where it was stopped.
+    """Train as a recipe says (a name, a file, or its content). The same call again resumes where it was stopped.
 
-    `fresh` throws away what the run folder holds.
+    `fresh` removes what the run folder holds.
     """
     if isinstance(recipe, dict) and overrides:
         raise BraidError("overrides change a recipe that is named; change the content itself")
@@ -60,7 +60,7 @@ def train(
 
 
 def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
-    """Everything is checked before the folder is touched, so that a mistake leaves nothing behind."""
+    """Check everything before the folder is touched, so that an error leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
     _check_architecture(loaded)
     if rank.is_main:
@@ -83,7 +83,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
 
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
-    """Go on from the newest good checkpoint, if there is one."""
+    """Resume from the newest good checkpoint, if there is one."""
     if rank.is_main:
         checkpoints.remove_leftovers()
     wait_for_all(rank)
@@ -105,7 +105,7 @@ def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str 
             console.say(f"Going on from checkpoint {resumed} (step {trainer.progress.steps:,}).")
         finished = _track(trainer, folder)
     newest = checkpoints.newest_good()
-    assert newest is not None  # the end, and a gentle stop, are always saved
+    assert newest is not None  # the run always saves when it ends or is stopped
     if not finished:
         console.say(f"Stopped and saved as {newest}. The same command goes on from there.")
     return Run(folder, checkpoints.models / newest, trainer.progress, finished)
@@ -122,7 +122,7 @@ def _track(trainer: Trainer, folder: Path) -> bool:
 
 
 def _check_architecture(loaded: LoadedRecipe) -> None:
-    """A model that cannot be made is found before its data is prepared, which may take long."""
+    """Find a model that cannot be built before its data is prepared, which may take long."""
     if loaded.architecture is not None and loaded.recipe.start_from is None:
         _check_length(loaded.architecture.context, loaded.recipe.data.length)
         skeleton(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1))
@@ -162,10 +162,10 @@ def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCa
 
 
 def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
-    """A model knows the tokens it was made with, and to no others do its weights mean anything."""
+    """The data must have the model's own tokenizer, since the weights fit no other tokens."""
     try:
         own = load_tokenizer(start)
-    except BraidError:  # a folder without one, as a conversion may leave: then nobody can compare
+    except BraidError:  # a folder without one, as a conversion may leave, cannot be compared
         return
     if own.fingerprint != tokenizer.fingerprint:
         raise BraidError(
@@ -180,7 +180,7 @@ TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 
 
 def _what_it_computes(architecture: Any) -> Any:
-    """An architecture without what matters in training only."""
+    """An architecture without options that matter in training only."""
     if isinstance(architecture, dict):
         kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
         return {k: _what_it_computes(v) for k, v in kept.items()}

@@ -1,4 +1,4 @@
-"""Loss on held-out text, as perplexity and as bits per byte."""
+"""The model during a training: its loss on held-out text, and samples of its own text."""
 
 import math
 from collections.abc import Iterable
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.generation import continue_text
 from braidlm.data.loading.validation import ValidationSet
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.precision import autocast
+from braidlm.training.recipe import SampleConfig
 
 
 @dataclass
@@ -27,13 +31,13 @@ class Score:
 
 @torch.no_grad()
 def score_text(model: BraidForCausalLM, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
-    """Every token of the text predicted once."""
+    """Score every token of the text once."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     for inputs, labels in text:
-        used = (labels != IGNORED).any(1)  # rows that are only filling cost nothing
+        used = (labels != IGNORED).any(1)  # rows of padding only are skipped
         tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
         with autocast(device, dtype):
             total += model.text_loss(tokens, targets, 1.0).double()
@@ -49,6 +53,20 @@ def safe_exp(value: float) -> float:
 
 
 def mean_bits_per_byte(scores: Iterable[Score]) -> float:
-    """Bits per byte over several texts, each weighed by its bytes."""
+    """Bits per byte over several texts, weighted by their bytes."""
     listed = list(scores)
     return sum(s.bits_per_byte * s.bytes for s in listed) / sum(s.bytes for s in listed)
+
+
+def write_samples(
+    model: BraidForCausalLM, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
+) -> list[tuple[str, str]]:
+    """(prompt, continuation) pairs; sampling has a generator of its own, so the training's random state stays."""
+    texts = ["" for _ in config.prompts]
+    was_training = model.training
+    sampling = Sampling(temperature=config.temperature, seed=seed)
+    # A captured graph would hold memory that the training needs, and the texts are too short to benefit.
+    for piece in continue_text(model, tokenizer, config.prompts, config.tokens, sampling, graph=False):
+        texts[piece.prompt] += piece.text
+    model.train(was_training)
+    return list(zip(config.prompts, texts, strict=True))
