@@ -122,15 +122,11 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _torch_file(path: Path) -> dict[str, StoredTensor]:
+    # Reading makes a copy, because tensors of one file may share memory.
     return {
-        name: StoredTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), partial(_copy, tensor))
+        name: StoredTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach().clone)
         for name, tensor in load_state_dict(path).items()
     }
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy, because tensors of one file may share memory."""
-    return tensor.detach().clone()
 
 
 def _load_torch_file(path: Path) -> Any:

@@ -23,7 +23,7 @@ class ModelInfo:
 
     @cached_property
     def architecture(self) -> Architecture:
-        return self.config.decoded()
+        return self.config.decoded
 
     @cached_property
     def model(self) -> Any:
@@ -83,16 +83,19 @@ class ModelInfo:
         return []
 
 
-def stack_problems(info: ModelInfo, title: str) -> list[str]:
-    """Why a model is not a plain stack of equal blocks with a plain embedding and head."""
+def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed: str) -> list[str]:
+    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head."""
     architecture = info.architecture
-    problems = [
+    problems = _wrong_kind("positions are", architecture.positions.kind, positions, title)
+    stages = [
         f"stage {i} is '{stage.kind}'; {title} is a plain stack of blocks"
         for i, stage in enumerate(architecture.stages)
         if not isinstance(info.model.model.stages[i], BlockStage)
     ]
-    if problems:
-        return problems
+    if stages:
+        return stages + problems
+    problems += _wrong_kind("the norm is", info.block.norm.kind, norm, title)
+    problems += _wrong_kind("the feed-forward is", info.block.feed.kind, feed, title)
     first = _block_options(info, 0)
     for i in range(1, len(architecture.stages)):
         differing = [part for part, options in _block_options(info, i).items() if options != first[part]]
@@ -113,7 +116,7 @@ def stack_problems(info: ModelInfo, title: str) -> list[str]:
     return problems
 
 
-def wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
+def _wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
     """A problem if a part's kind is not the format's."""
     return [] if kind == expected else [f"{what} '{kind}'; {title} has '{expected}'"]
 

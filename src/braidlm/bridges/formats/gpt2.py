@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems, wrong_kind
+from braidlm.bridges.model_info import ModelInfo, stack_problems
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -78,12 +78,9 @@ class GPT2Bridge(HuggingFaceBridge):
         }
 
     def export_problems(self, info: ModelInfo) -> list[str]:
-        problems = stack_problems(info, self.title)
-        problems += wrong_kind("positions are", info.architecture.positions.kind, "learned", self.title)
+        problems = stack_problems(info, self.title, "learned", "layer", "mlp")
         if not info.is_stack:
             return problems
-        problems += wrong_kind("the norm is", info.block.norm.kind, "layer", self.title)
-        problems += wrong_kind("the feed-forward is", info.block.feed.kind, "mlp", self.title)
         if info.block.attention.kind == "softmax":
             attention, width = info.attention, info.architecture.width
             if attention.kv_heads != attention.heads:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems, wrong_kind
+from braidlm.bridges.model_info import ModelInfo, stack_problems
 
 
 @bridges.register("llama")
@@ -63,12 +63,9 @@ class LlamaBridge(HuggingFaceBridge):
         }
 
     def export_problems(self, info: ModelInfo) -> list[str]:
-        problems = stack_problems(info, self.title)
-        problems += wrong_kind("positions are", info.architecture.positions.kind, "rope", self.title)
+        problems = stack_problems(info, self.title, "rope", "rms", "swiglu")
         if not info.is_stack:
             return problems
-        problems += wrong_kind("the norm is", info.block.norm.kind, "rms", self.title)
-        problems += wrong_kind("the feed-forward is", info.block.feed.kind, "swiglu", self.title)
         if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
         heads, width = info.block.attention.options, info.architecture.width

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from braidlm.data.corpora.names import FORMS, NAMES, words
+from braidlm.data.corpora.names import FORMS, NAMES
 from braidlm.data.corpora.rng import Rng
+
+SIBILANTS = ("s", "x", "ch", "sh")
+"""Endings of nouns whose plural has -es."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +39,25 @@ class Noun:
         return f"{count} {self.one if count == 1 else self.many}"
 
 
-def noun(one: str) -> Noun:
-    """A noun with a regular plural, or its two forms with a slash between them."""
-    if "/" in one:
-        return Noun(*one.split("/"))
-    return Noun(one, f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s")
+def nouns(text: str) -> tuple[Noun, ...]:
+    """Nouns with a regular plural, or with both forms separated by a slash."""
+    return tuple(
+        Noun(*one.split("/")) if "/" in one else Noun(one, f"{one}{'es' if one.endswith(SIBILANTS) else 's'}")
+        for one in text.split()
+    )
 
 
 PEOPLE = tuple(Person(name, *FORMS[pronoun][:3]) for name, pronoun in NAMES)
-ITEMS = tuple(
-    map(
-        noun,
-        words(
-            "apple pencil marble sticker book card shell button coin stamp orange cookie pear flower stone crayon "
-            "bead ribbon balloon cupcake nut peach plum lemon block badge ticket photo star cherry/cherries "
-            "postcard candle eraser carrot muffin seed leaf/leaves"
-        ),
-    )
+ITEMS = nouns(
+    "apple pencil marble sticker book card shell button coin stamp orange cookie pear flower stone crayon "
+    "bead ribbon balloon cupcake nut peach plum lemon block badge ticket photo star cherry/cherries "
+    "postcard candle eraser carrot muffin seed leaf/leaves"
 )
-HOLDERS = tuple(map(noun, words("box bag basket jar packet bowl tray drawer")))
-GOODS = tuple(map(noun, words("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")))
-DEAR = tuple(map(noun, words("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")))
-DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK = map(noun, ("dollar", "year", "hour", "minute", "day", "week"))
-METER, KILOMETER, PAGE, FRIEND = map(noun, ("meter", "kilometer", "page", "friend"))
+HOLDERS = nouns("box bag basket jar packet bowl tray drawer")
+GOODS = nouns("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")
+DEAR = nouns("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")
+DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK = nouns("dollar year hour minute day week")
+METER, KILOMETER, PAGE, FRIEND = nouns("meter kilometer page friend")
 
 
 class Scene:

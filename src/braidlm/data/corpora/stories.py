@@ -7,31 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from braidlm.data.corpora import story_world as world
 from braidlm.data.corpora.names import FORMS, NAMES
 from braidlm.data.corpora.rng import Rng, spread
 from braidlm.data.corpora.story_plots_feelings import FEELINGS_PLOTS
 from braidlm.data.corpora.story_plots_friends import FRIENDS_PLOTS
 from braidlm.data.corpora.story_plots_things import THINGS_PLOTS
-from braidlm.data.corpora.story_world import (
-    ANIMALS,
-    CREATURES,
-    GLAD,
-    GROWN_UPS,
-    HOBBIES,
-    HOMES,
-    NEAR,
-    PLACES,
-    SAD,
-    SCENERY,
-    SLOTS,
-    TRAITS,
-    WHEN,
-    Character,
-    Phrase,
-    Plot,
-    Thing,
-    opening,
-)
+from braidlm.data.corpora.story_world import SLOTS, Character, Phrase, Plot, Thing, opening
 
 PLOTS: tuple[Plot, ...] = THINGS_PLOTS + FEELINGS_PLOTS + FRIENDS_PLOTS
 MARK = re.compile(r"<([hfgc])\.(\w+)>")
@@ -82,31 +64,31 @@ def generate_story(seed: int, index: int, stream: str = "stories", marked: bool 
 def _words(rng: Rng, plot: Plot, first: int, second: int, marked: bool) -> dict[str, Any]:
     """The values of all template fields, chosen once for the whole story."""
     choice = rng.choice
-    animals = rng.sample(ANIMALS, 2) if rng.random() < 0.25 else None
-    traits = rng.sample(TRAITS, 2)
+    animals = rng.sample(world.ANIMALS, 2) if rng.random() < 0.25 else None
+    traits = rng.sample(world.TRAITS, 2)
     cast = []
     for number, (key, who) in enumerate((("h", first), ("f", second))):
         name, pronoun = NAMES[who]
         kind = animals[number] if animals else {"she": "girl", "he": "boy"}[pronoun]
         cast.append(Character(key, name, pronoun, kind, traits[number], marked))
     hero, friend = cast
-    grown_up, pronoun = choice(GROWN_UPS)
-    hobby, hobby2 = rng.sample(HOBBIES, 2)
+    grown_up, pronoun = choice(world.GROWN_UPS)
+    hobby, hobby2 = rng.sample(world.HOBBIES, 2)
     words = {
         "h": hero,
         "f": friend,
         "g": Character("g", grown_up, pronoun, grown_up, "good", marked),
-        "c": Character("c", "", "it", choice(CREATURES), choice(("small", "little", "young")), marked),
+        "c": Character("c", "", "it", choice(world.CREATURES), choice(("small", "little", "young")), marked),
         "t": Thing(choice(plot.looks), choice(plot.things)),
-        "p": choice(PLACES),
+        "p": choice(world.PLACES),
         "both": f"{hero} and {friend}",
-        "When": choice(WHEN),
-        "home": choice(HOMES),
-        "near": choice(NEAR),
+        "When": choice(world.WHEN),
+        "home": choice(world.HOMES),
+        "near": choice(world.NEAR),
         "hobby": hobby,
         "hobby2": hobby2,
-        "sad": choice(SAD),
-        "glad": choice(GLAD),
+        "sad": choice(world.SAD),
+        "glad": choice(world.GLAD),
     }
     for key, values in plot.choices.items():
         words[key] = Phrase(choice(values))
@@ -119,7 +101,7 @@ def _templates(rng: Rng, plot: Plot) -> tuple[list[str], str]:
     skipped = {number for number in plot.optional if rng.random() < 0.5}
     problem = [choice(beat) for number, beat in enumerate(plot.problem) if number not in skipped]
     if plot.scenery and rng.random() < 0.3:
-        problem.insert(1, choice(SCENERY))
+        problem.insert(1, choice(world.SCENERY))
     ending = choice(plot.ends)
     solution = [choice(beat) for number, beat in enumerate(plot.solution, len(plot.problem)) if number not in skipped]
     breaks = choice(("  ", " \n", "\n ", "\n\n"))  # between opening and problem, and between problem and solution

@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, prepare
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, no_documents, prepare
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards, read_documents
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences
@@ -156,11 +156,7 @@ def _sample(name: str, plan: ShardPlan, options: ReadOptions, characters: int) -
             if quota <= 0:
                 break
     if not seen:
-        raise BraidError(
-            "there are no documents in it, only empty ones or none",
-            f"data.sets.{name}.source",
-            "Check the source and its fields.",
-        )
+        raise no_documents(f"data.sets.{name}.source")
 
 
 def _source_list(data_set: DataSetConfig) -> list[str]:

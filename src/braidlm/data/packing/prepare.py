@@ -220,7 +220,7 @@ def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
         advance(round(done / MEGABYTE, 1), "")
         yield text
     if not seen:
-        raise _no_documents()
+        raise no_documents()
 
 
 def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardCounts]:
@@ -256,7 +256,7 @@ def _in_order(known: Mapping[int, ShardCounts]) -> list[ShardCounts]:
 
 def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: Sequence[str | Path]) -> None:
     if not sum(shard.documents for shard in shards):
-        raise _no_documents(", ".join(map(str, sources)))
+        raise no_documents(", ".join(map(str, sources)))
     if empty := sum(shard.empty for shard in shards):
         say(f"left out {count(empty)} empty documents")
     if marked := sum(shard.marked for shard in shards):
@@ -269,7 +269,8 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         warn("the tokenizer has no end-of-text token: documents follow each other without a mark")
 
 
-def _no_documents(where: str | None = None) -> BraidError:
+def no_documents(where: str | None = None) -> BraidError:
+    """The error for a source without text."""
     return BraidError(
         "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
     )

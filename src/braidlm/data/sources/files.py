@@ -12,6 +12,8 @@ from typing import BinaryIO, cast
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import ReadOptions, Shard, missing_package
 
+NextStart = Callable[[BinaryIO, int, int], int]
+"""`next_start(file, at, size)` is the position of the first document that starts at or after `at`."""
 COMPRESSIONS = (".gz", ".zst", ".xz")
 BLOCK = 1 << 20
 ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "cp125", "windows-125", "koi8")
@@ -98,11 +100,11 @@ def is_divisible(path: str, options: ReadOptions) -> bool:
     return not is_compressed(path) and _newlines_are_bytes(options)
 
 
-def byte_range_shards(
-    kind: str, path: str, shard_bytes: int, next_start: Callable[[BinaryIO, int, int], int]
-) -> list[Shard]:
-    """Byte ranges of a plain file; `next_start(file, at, size)` finds where a document starts, at or after `at`."""
+def file_shards(kind: str, path: str, shard_bytes: int, next_start: NextStart | None) -> list[Shard]:
+    """Shards of about `shard_bytes`, or without `next_start` a single one; none if the file is empty."""
     size = Path(path).stat().st_size
+    if next_start is None:
+        return [Shard(kind, path, size=size)] if size else []
     shards, start = [], 0
     with open_bytes(path) as file:
         while start < size:
@@ -111,12 +113,6 @@ def byte_range_shards(
             shards.append(Shard(kind, path, start, stop, stop - start))
             start = stop
     return shards
-
-
-def single_shard(kind: str, path: str) -> list[Shard]:
-    """A file as one shard, or none if it is empty."""
-    size = Path(path).stat().st_size
-    return [Shard(kind, path, size=size)] if size else []
 
 
 def after_newline(file: BinaryIO, at: int, size: int) -> int:

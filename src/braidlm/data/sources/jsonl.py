@@ -5,15 +5,7 @@ from collections.abc import Iterator
 
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.fields import text_of
-from braidlm.data.sources.files import (
-    after_newline,
-    byte_range_shards,
-    decode,
-    is_divisible,
-    lines,
-    open_bytes,
-    single_shard,
-)
+from braidlm.data.sources.files import after_newline, decode, file_shards, is_divisible, lines, open_bytes
 from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
 
 
@@ -24,9 +16,7 @@ class JsonLines(Format):
     extensions = (".jsonl", ".ndjson")
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        if not is_divisible(source, options):
-            return single_shard("jsonl", source)
-        return byte_range_shards("jsonl", source, shard_bytes, after_newline)
+        return file_shards("jsonl", source, shard_bytes, after_newline if is_divisible(source, options) else None)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         with open_bytes(shard.source) as file:

@@ -1,17 +1,18 @@
 """Plain text files: documents separated by blank lines or by a marker, one per line, or one per file."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO
 
 from braidlm.data.sources.files import (
     BLOCK,
+    NextStart,
     after_newline,
-    byte_range_shards,
     decode,
+    file_shards,
     is_divisible,
     lines,
     open_bytes,
-    single_shard,
 )
 from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
 
@@ -23,18 +24,7 @@ class Text(Format):
     extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        if options.separator == "file" or not is_divisible(source, options):
-            return single_shard("text", source)
-        if options.separator == "lines":
-            return byte_range_shards("text", source, shard_bytes, after_newline)
-        if options.separator == "blank":
-            return byte_range_shards("text", source, shard_bytes, _after_blank_line)
-        marker = options.separator.encode(options.encoding)
-        if any(marker.startswith(marker[cut:]) for cut in range(1, len(marker))):
-            return single_shard("text", source)  # where "===" lies in "=====" depends on what precedes it
-        return byte_range_shards(
-            "text", source, shard_bytes, lambda file, at, size: _after_marker(file, at, size, marker)
-        )
+        return file_shards("text", source, shard_bytes, _next_start(options) if is_divisible(source, options) else None)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         with open_bytes(shard.source) as file:
@@ -53,6 +43,15 @@ class Text(Format):
             divisible = is_divisible(shard.source, options)
             marker = options.separator.encode(options.encoding if divisible else "utf-8")
             yield from _between_markers(lines(file, shard, options), marker)
+
+
+def _next_start(options: ReadOptions) -> NextStart | None:
+    if options.separator in ("lines", "blank", "file"):
+        return {"lines": after_newline, "blank": _after_blank_line}.get(options.separator)
+    marker = options.separator.encode(options.encoding)
+    if any(marker.startswith(marker[cut:]) for cut in range(1, len(marker))):
+        return None  # where "===" lies in "=====" depends on what precedes it
+    return partial(_after_marker, marker=marker)
 
 
 def _paragraphs(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
