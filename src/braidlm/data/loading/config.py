@@ -48,9 +48,9 @@ class DataSetConfig:
     fields: list[str] = field(default_factory=lambda: ["text"])
     """For JSONL and parquet: the fields that make a document."""
     joiner: str = "\n"
-    """What stands between the fields."""
+    """The text between the fields."""
     separator: str = "blank"
-    """For text files: what parts documents (blank, lines, file, or a text)."""
+    """For text files: what separates documents (blank, lines, file, or a text)."""
     encoding: str = "utf-8"
     """For text files and JSONL."""
     errors: Literal["strict", "replace", "ignore"] = "strict"

@@ -32,7 +32,7 @@ class MixtureConfig:
     weights: dict[str, float] | None = None
     """Share of the rows per data set, in any unit; without it, in proportion to the data sets' tokens."""
     curriculum: list[CurriculumPoint] = field(default_factory=list)
-    """Instead of `weights`: the shares at moments of the training, with straight lines between them."""
+    """Instead of `weights`: the shares at points of the training, interpolated linearly."""
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.curriculum:

@@ -19,9 +19,9 @@ class ReadOptions:
     fields: tuple[str, ...] = ("text",)
     """JSONL, parquet, Hub: the fields that make a document; a dot goes into an object."""
     joiner: str = "\n"
-    """What stands between several fields."""
+    """The text between several fields."""
     separator: str = "blank"
-    """Text files: documents end at `blank` lines, are `lines`, are a whole `file`, or are parted by any other text."""
+    """Text files: documents end at `blank` lines, are `lines`, are a whole `file`, or are separated by any other text."""
     encoding: str = "utf-8"
     errors: str = "strict"
     """What to do with bytes that are not text: strict (stop), replace or ignore."""
