@@ -21,7 +21,7 @@ class ReadOptions:
     joiner: str = "\n"
     """The text between several fields."""
     separator: str = "blank"
-    """Text files: documents end at `blank` lines, are `lines`, are a whole `file`, or are separated by any other text."""
+    """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`."""
     encoding: str = "utf-8"
     errors: str = "strict"
     """What to do with bytes that are not text: strict (stop), replace or ignore."""
