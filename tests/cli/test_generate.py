@@ -145,7 +145,7 @@ def path_folder(tmp_path: Path) -> Path:
     return save_model(randomised(BraidForCausalLM(config)), tmp_path / "paths", tokenizer, {"made_by": "a test"})
 
 
-def test_only_the_chosen_paths_are_heard(braid, path_folder: Path):
+def test_only_the_chosen_paths_are_active(braid, path_folder: Path):
     options = ("--greedy", "--max-tokens", 12, "--top-next", 3, "--json")
     one = braid("generate", path_folder, "Hello", *options, "--paths", "stories").json()
     whole = braid("generate", path_folder, "Hello", *options).json()
@@ -158,7 +158,7 @@ def test_only_the_chosen_paths_are_heard(braid, path_folder: Path):
     again = braidlm.generate(path_folder, "Hello", greedy=True, max_tokens=12, paths=["stories"])
     assert again.texts[0].text == one["texts"][0]["text"]
     shown = braid("generate", path_folder, "Hello", "--max-tokens", 2, "--paths", "stories")
-    assert "(heard: stories)" in shown.out
+    assert "(active paths: stories)" in shown.out
 
 
 def test_paths_that_are_not_there(braid, path_folder: Path, model_folder: Path):

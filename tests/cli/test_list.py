@@ -9,7 +9,7 @@ import pytest
 
 from braidlm.core.catalogue import attribute_docs, list_options
 from braidlm.model.attention.softmax import SoftmaxAttention
-from braidlm.model.parts import REGISTRIES
+from braidlm.model.config.registry import PARTS
 from braidlm.model.stages import BlockStage
 
 
@@ -21,7 +21,7 @@ def test_recipes(braid):
 
 def test_parts_are_all_that_is_registered(braid):
     rows = braid("list", "parts", "--json").json()
-    assert {(r["kind"], r["name"]) for r in rows} == {(kind, name) for kind, reg in REGISTRIES.items() for name in reg}
+    assert {(r["kind"], r["name"]) for r in rows} == {(kind, name) for kind, reg in PARTS.items() for name in reg}
     assert all(row["about"] for row in rows)
     rope = next(row for row in rows if row["name"] == "rope")
     assert rope["options"][0] == {

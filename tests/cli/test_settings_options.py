@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from braidlm.cli.settings import add_settings, given_settings
-from braidlm.evals.scoring.contestant import Settings
+from braidlm.cli.settings import add_settings, settings_from
+from braidlm.evals.evaluated_model import Settings
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ def made(cls: type) -> argparse.ArgumentParser:
 
 
 def test_what_is_not_given_is_the_default() -> None:
-    assert given_settings(made(Some).parse_args([]), Some) == Some()
+    assert settings_from(made(Some).parse_args([]), Some) == Some()
 
 
 def test_every_kind_of_field() -> None:
     words = ["--allow-it", "--no-careful", "--count", "5", "--rate", "1e-4", "--kind", "lora", "--names", "a", "b"]
     expected = Some(allow_it=True, careful=False, count=5, rate=1e-4, kind="lora", names=("a", "b"))
-    assert given_settings(made(Some).parse_args(words), Some) == expected
+    assert settings_from(made(Some).parse_args(words), Some) == expected
 
 
 @pytest.mark.parametrize("words", [["--count", "many"], ["--kind", "half"], ["--rate"]])

@@ -15,9 +15,10 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import load, loads
 from braidlm.model.routing.router import RouterConfig, TopKRouter
+from braidlm.training.objective import routers
 from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper, routers
+from braidlm.training.step import Stepper
 from braidlm.training.step_metrics import StepMetrics
 from tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 

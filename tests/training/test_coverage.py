@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from braidlm.data.packing.packed_data import PackedData
 from tiny_runs import records, tiny_recipe
 
 from braidlm.data.loading.streams import TokenStream
+from braidlm.data.packing.packed_data import PackedData
 from braidlm.training.amounts import Amount, repetition
 from braidlm.training.train import train
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from braidlm.data.loading.config import DataConfig
-from braidlm.data.loading.open_data import open_data
 from tiny_runs import records, tiny_recipe
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
+from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import decode
 from braidlm.training.recipe import LogConfig, SampleConfig
 from braidlm.training.tracking import Tracker, drop_records_after, read_metrics

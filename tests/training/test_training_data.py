@@ -10,8 +10,8 @@ from tiny_runs import tiny_recipe
 from braidlm.core.errors import BraidError
 from braidlm.data.loading import open_data as opening
 from braidlm.data.loading.config import DataConfig
-from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.loader import Loader
+from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.prepare import prepare
 from braidlm.model.config.strict import decode

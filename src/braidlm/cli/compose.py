@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     add("--join", default="shared_linear", metavar="JOIN", help='a kind, or "{kind: ..., option: ...}" (shared_linear)')
-    add("--names", nargs="+", metavar="NAME", help="the paths' names for ever (the runs' or folders')")
+    add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
     add("--layers", type=int, metavar="N", help="how often the paths are joined (the depth of the shallowest)")
     add("--blocks", type=int, default=1, metavar="N", help="fresh full-width blocks before and after (1)")
     add(
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.core import console
     from braidlm.edits.compose import compose
 
-    made = compose(
+    folder = compose(
         args.sources,
         args.out,
         names=args.names,
@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> None:
         dry_run=args.dry_run,
         start=args.start,
     )
-    if made is not None:
-        console.show(str(made))
+    if folder is not None:
+        console.show(str(folder))
 
 
 def read_join(text: str) -> Any:
-    """A kind, or a mapping as a recipe would have it."""
+    """A kind, or a mapping as in a recipe."""
     import yaml
 
     from braidlm.core.errors import BraidError
@@ -69,5 +69,5 @@ def read_join(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise BraidError(f"this is neither a kind of join nor a mapping ({why})", f"--join {text}") from None
+        reason = " ".join(str(error).split())
+        raise BraidError(f"this is neither a kind of join nor a mapping ({reason})", f"--join {text}") from None

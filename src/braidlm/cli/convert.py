@@ -12,14 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="a model folder, or a name on the Hub such as openai-community/gpt2; of papaformer the file of weights",
     )
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument(
+    direction = parser.add_mutually_exclusive_group()
+    direction.add_argument(
         "--from",
         dest="from_",
         metavar="FORMAT",
         help="read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder",
     )
-    way.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
+    direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
     parser.add_argument(
         "--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads"
     )

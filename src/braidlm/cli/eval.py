@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from braidlm.core.errors import BraidError
-    from braidlm.evals.babylm.answers import Written
-    from braidlm.evals.reports.results import Evaluation
+    from braidlm.evals.babylm.predictions import WrittenFiles
+    from braidlm.evals.results import Evaluation
 
 HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
 EPILOG = """examples:
@@ -25,7 +25,7 @@ is ./NAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.cli.settings import add_settings
-    from braidlm.evals.scoring.contestant import Settings
+    from braidlm.evals.evaluated_model import Settings
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
     add("--harness-shots", type=int, metavar="N", help="examples that it shows before a question")
-    add("--paths", nargs="+", metavar="PATH", help="let only these paths of the models be heard")
+    add("--paths", nargs="+", metavar="PATH", help="use only these paths of the models")
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
     add(
         "--out",
         default="evaluation",
         metavar="DIR",
-        help="where results go, and are found again when asked for twice (evaluation)",
+        help="the folder of the results; what is already there is not scored again (evaluation)",
     )
     add(
         "--leaderboard",
@@ -58,23 +58,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
     add("--json", action="store_true", help="print facts for programs")
-    add_settings(parser, Settings, "settings of tasks that have a use for them")
+    add_settings(parser, Settings, "settings of tasks that use them")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate, then show the same as a table or as JSON."""
-    from braidlm.cli.settings import given_settings
+    """Evaluate, then show the results as a table or as JSON."""
+    from braidlm.cli.settings import settings_from
     from braidlm.core import console
     from braidlm.evals.evaluate import evaluate
-    from braidlm.evals.scoring.contestant import Settings
+    from braidlm.evals.evaluated_model import Settings
 
     if args.json:
         console.set_quiet(True)
     harness = [name for name in (args.harness or "").split(",") if name]
-    models, tasks = _sorted_out(args.words, bool(harness))
+    models, tasks = _models_and_tasks(args.words, bool(harness))
     root, own = _data(args.data or [])
     _check_leaderboard(args, tasks)
-    found = evaluate(
+    evaluation = evaluate(
         models,
         tasks,
         data=root,
@@ -84,22 +84,22 @@ def run(args: argparse.Namespace) -> None:
         harness_shots=args.harness_shots,
         all_checkpoints=args.all_checkpoints,
         paths=args.paths,
-        settings=given_settings(args, Settings),
+        settings=settings_from(args, Settings),
         out=args.out,
         device=args.device,
         dtype=args.dtype,
     )
-    written = _leaderboard(found, args) if args.leaderboard else None
+    written = _leaderboard(evaluation, args) if args.leaderboard else None
     if args.json:
-        console.show(json.dumps(found.facts(), ensure_ascii=False, indent=2))
+        console.show(json.dumps(evaluation.facts(), ensure_ascii=False, indent=2))
     else:
-        _show(found, args.out)
+        _show(evaluation, args.out)
         if written is not None:
             _show_leaderboard(written, args.ewok_text)
 
 
-def _sorted_out(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
-    """Models and tasks; a word that is neither is most probably a task misspelled."""
+def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
+    """Split the words into models and tasks; a word that is neither is most probably a misspelled task."""
     from pathlib import Path
 
     from braidlm.core.errors import BraidError
@@ -122,16 +122,16 @@ def _sorted_out(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
 
 
 def _unknown(word: str, tasks: list[str]) -> "BraidError":
-    """A place that does not exist, if it looks like one; else most probably a task misspelled."""
+    """The error for a word that is neither: a folder if it looks like a path, else most probably a misspelled task."""
     from difflib import get_close_matches
     from pathlib import Path
 
     from braidlm.core.errors import BraidError, did_you_mean
 
-    place = Path(word)
-    if len(place.parts) > 1:
-        beside = [path.name for path in place.parent.iterdir() if path.is_dir()] if place.parent.is_dir() else []
-        near = [f"{place.parent}/{name}" for name in get_close_matches(place.name, beside, n=1)]
+    folder = Path(word)
+    if len(folder.parts) > 1:
+        siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+        near = [f"{folder.parent}/{name}" for name in get_close_matches(folder.name, siblings, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""
         return BraidError(f"there is no model folder '{word}'.{hint}")
     if get_close_matches(word, tasks, n=1):
@@ -139,16 +139,16 @@ def _unknown(word: str, tasks: list[str]) -> "BraidError":
     return BraidError(f"there is no model folder and no task '{word}'", todo="`braid list tasks` lists the tasks.")
 
 
-def _data(given: list[str]) -> tuple[str | None, dict[str, str]]:
-    """The data folder, and what is given for single tasks."""
+def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:
+    """The data folder, and the data of single tasks."""
     from braidlm.core.errors import BraidError
     from braidlm.evals.tasks import TASKS
 
     roots, own = [], {}
-    for item in given:
-        name, equals, place = item.partition("=")
+    for item in items:
+        name, equals, path = item.partition("=")
         if equals and name in TASKS:
-            own[name] = place
+            own[name] = path
         else:
             roots.append(item)
     if len(roots) > 1:
@@ -157,11 +157,11 @@ def _data(given: list[str]) -> tuple[str | None, dict[str, str]]:
 
 
 def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
-    """Before anything is scored: are there tasks that it wants, and is the place for them free?"""
+    """Check, before anything is scored, that there are BabyLM tasks and that the folder can be written."""
     from pathlib import Path
 
     from braidlm.core.errors import BraidError
-    from braidlm.evals.babylm.answers import check_babylm_tasks
+    from braidlm.evals.babylm.predictions import check_babylm_tasks
 
     if args.leaderboard is None:
         if args.ewok_text:
@@ -172,26 +172,26 @@ def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
         raise BraidError("this is not a folder", args.leaderboard, "Choose another folder for --leaderboard.")
 
 
-def _leaderboard(found: "Evaluation", args: argparse.Namespace) -> "Written":
-    from braidlm.evals.babylm.answers import write_babylm_results
+def _leaderboard(evaluation: "Evaluation", args: argparse.Namespace) -> "WrittenFiles":
+    from braidlm.evals.babylm.predictions import write_babylm_results
 
-    return write_babylm_results(found, args.leaderboard, ewok_text=args.ewok_text)
+    return write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
 
 
-def _show_leaderboard(written: "Written", with_ewok: bool) -> None:
-    """Where the file is that people submit, and what it still lacks."""
+def _show_leaderboard(written: "WrittenFiles", with_ewok: bool) -> None:
+    """Show the path of the file to submit, and what it still lacks."""
     from braidlm.core.console import show
 
     for path, missing in zip(written.collated, written.missing.values(), strict=True):
         show(str(path))
         if missing:
-            show(f"  for the leaderboard it still lacks {', '.join(_in_short(missing))}")
+            show(f"  for the leaderboard it still lacks {', '.join(_shortened(missing))}")
         if "ewok" in missing and not with_ewok:
             show("  (the answers of EWoK are its plain text, and are written only with --ewok-text)")
 
 
-def _in_short(missing: list[str]) -> list[str]:
-    """Many checkpoints are a long list: the first, the last and how many."""
+def _shortened(missing: list[str]) -> list[str]:
+    """Many checkpoints are shown as the first, the last and how many."""
     checkpoints = [name for name in missing if name.startswith("checkpoint ")]
     others = [name for name in missing if name not in checkpoints]
     if len(checkpoints) < 4:
@@ -200,32 +200,34 @@ def _in_short(missing: list[str]) -> list[str]:
     return [*others, f"{len(checkpoints)} checkpoints ({first} to {last})"]
 
 
-def _show(found: "Evaluation", out: str) -> None:
+def _show(evaluation: "Evaluation", out: str) -> None:
     from rich.markup import escape
 
     from braidlm.core.console import show, table
     from braidlm.core.report.page import Strong
+    from braidlm.evals.babylm.averages import averages
     from braidlm.evals.reports.dynamics import run_dynamics
+    from braidlm.evals.reports.dynamics_page import best_sentence
     from braidlm.evals.reports.folder import COMPARISON, PAGE
-    from braidlm.evals.reports.page import best_sentence
     from braidlm.evals.reports.tables import FIXED, MARKED, columns, rows, run_columns, run_rows, too_long_lines
-    from braidlm.evals.statistics.averages import averages
 
-    def written(cell: str) -> str:
+    def marked_up(cell: str) -> str:
         return f"[bold]{escape(cell)} *[/bold]" if isinstance(cell, Strong) else escape(cell)
 
-    heading = columns(found)
-    kept = len(heading) - len(found.tasks) - len(averages(found)) if found.runs else FIXED
-    table([escape(name) for name in heading], [[written(cell) for cell in row] for row in rows(found)], keep=kept)
-    if any(verdict.clear for verdict in found.verdicts.values()):
+    heading = columns(evaluation)
+    kept = len(heading) - len(evaluation.tasks) - len(averages(evaluation)) if evaluation.runs else FIXED
+    table(
+        [escape(name) for name in heading], [[marked_up(cell) for cell in row] for row in rows(evaluation)], keep=kept
+    )
+    if any(verdict.clear for verdict in evaluation.verdicts.values()):
         show(f"* {MARKED}")
-    for average in averages(found):
+    for average in averages(evaluation):
         show(f"{average.label}: {average.note}")
-    for line in too_long_lines(found):
+    for line in too_long_lines(evaluation):
         show(line)
-    if found.over_runs:
+    if evaluation.over_runs:
         show("over all checkpoints:")
-        table([escape(name) for name in run_columns(found)], run_rows(found))
-    for name, checkpoints in found.runs.items():
+        table([escape(name) for name in run_columns(evaluation)], run_rows(evaluation))
+    for name, checkpoints in evaluation.runs.items():
         show(best_sentence(run_dynamics(name, checkpoints)).replace("`", ""))
-    show(f"{out}/{PAGE if found.runs else COMPARISON}")
+    show(f"{out}/{PAGE if evaluation.runs else COMPARISON}")

@@ -10,7 +10,7 @@ HELP = "continue a text with a model, and show what may come next"
 USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
        %(prog)s --prompts FILE --models MODEL [MODEL ...] [--out REPORT] [options]"""
 OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "greedy", "top_next", "paths", "device")
-"""What is passed on; what was not given is left to the function's own default."""
+"""Options that are passed on; an omitted one keeps the function's default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,17 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts = parser.add_argument(
         "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin'
     )
-    model.required = prompts.required = False  # a prompt study names its own
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most new tokens (default 100; in a study 40)")
+    model.required = prompts.required = False  # a prompt study has --models and --prompts instead
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="at most this many new tokens (default 100; in a study 40)"
+    )
     parser.add_argument("--temperature", type=float, help="0: the most probable token (default 0.8)")
     parser.add_argument("--top-k", type=int, metavar="N", help="choose among the N most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="choose among tokens that together have probability P")
     parser.add_argument("--seed", type=int, help="the same seed gives the same text")
     parser.add_argument("--greedy", action="store_true", default=None, help="always the most probable token")
     parser.add_argument(
-        "--top-next", type=int, metavar="N", help="show the N likeliest tokens to follow (default 0; in a study 3)"
+        "--top-next", type=int, metavar="N", help="show the N most probable next tokens (default 0; in a study 3)"
     )
-    parser.add_argument("--paths", nargs="+", metavar="NAME", help="let only these paths of the model be heard")
+    parser.add_argument("--paths", nargs="+", metavar="NAME", help="use only these paths of the model")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
     parser.add_argument("--json", action="store_true", help="print facts for programs")
     study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", dest="file", metavar="FILE", help="a prompt a line, or .jsonl with `prompt` and `domain`"
     )
     study.add_argument("--models", nargs="+", metavar="MODEL", help="model folders or run folders")
-    study.add_argument("--out", metavar="REPORT", help="also write it: .md, .html or .csv")
+    study.add_argument("--out", metavar="REPORT", help="also write a report: .md, .html or .csv")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,12 +65,12 @@ def run(args: argparse.Namespace) -> None:
     _generate(args)
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
 
 
 def _generate(args: argparse.Namespace) -> None:
-    """Print texts: the first live, the others, which are made with it, when it is complete."""
+    """Print texts: the first as it is generated, the others when it is complete."""
     from braidlm.core.console import say, show, table
     from braidlm.serving.generate import generate
 
@@ -78,19 +80,19 @@ def _generate(args: argparse.Namespace) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    begun = False
+    started = False
 
     def on_text(prompt: int, text: str) -> None:
-        nonlocal begun
+        nonlocal started
         if live and prompt == 0:
-            write(text if begun else args.prompt[0] + text)
-            begun = True
+            write(text if started else args.prompt[0] + text)
+            started = True
 
-    result = generate(args.model, args.prompt, **_given(args), on_text=on_text)
+    result = generate(args.model, args.prompt, **_options(args), on_text=on_text)
     if args.json:
         show(_json(asdict(result) | {"tokens_per_second": result.tokens_per_second}))
         return
-    write("\n" if begun else args.prompt[0] + "\n")
+    write("\n" if started else args.prompt[0] + "\n")
     for text in result.texts[1:]:
         show("\n" + text.prompt + text.text)
     for text in result.texts:
@@ -102,7 +104,7 @@ def _generate(args: argparse.Namespace) -> None:
     if limited:
         say("(stopped at the longest text this model can read)")
     if result.paths is not None:
-        say(f"(heard: {', '.join(result.paths)})")
+        say(f"(active paths: {', '.join(result.paths)})")
     tokens = sum(text.tokens for text in result.texts)
     say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
 
@@ -117,7 +119,7 @@ def _study(args: argparse.Namespace) -> None:
         if not args.json:
             say(f"{name} ...")
 
-    study = prompt_study(args.models, args.file, **_given(args), out=args.out, on_model=on_model)
+    study = prompt_study(args.models, args.file, **_options(args), out=args.out, on_model=on_model)
     if args.json:
         show(_json(asdict(study)))
         return

@@ -49,13 +49,18 @@ def _show_recipes(rows: list[Row]) -> None:
 
 def _data() -> list[Row]:
     from braidlm.data.corpora.builtin import CORPORA
-    from braidlm.data.sources import FORMATS
+    from braidlm.data.sources.plan import FORMATS
 
     corpora = [
-        {"kind": "corpus", "name": name, "about": _home_doc(make), "files": []} for name, make in CORPORA.items()
+        {"kind": "corpus", "name": name, "about": _module_summary(make), "files": []} for name, make in CORPORA.items()
     ]
     formats = [
-        {"kind": "source", "name": name, "about": _home_doc(FORMATS[name]), "files": list(FORMATS[name].extensions)}
+        {
+            "kind": "source",
+            "name": name,
+            "about": _module_summary(FORMATS[name]),
+            "files": list(FORMATS[name].extensions),
+        }
         for name in FORMATS
         if name != "builtin"  # the corpora above
     ]
@@ -64,8 +69,8 @@ def _data() -> list[Row]:
 
 def _show_data(rows: list[Row]) -> None:
     from braidlm.core.console import show, table
+    from braidlm.data.sources.files import COMPRESSIONS
     from braidlm.data.sources.hub import PREFIX
-    from braidlm.data.sources.streams import COMPRESSIONS
 
     table(("", "name", "files", ""), [(r["kind"], r["name"], " ".join(r["files"]), r["about"]) for r in rows])
     show(
@@ -87,14 +92,14 @@ def _show_parts(rows: list[Row]) -> None:
         lines: list[tuple[str, str, str, str]] = []
         for part in (row for row in rows if row["kind"] == kind):
             lines.append((part["name"], "", "", part["about"]))
-            lines += [("", o["name"], _written(o), o["about"]) for o in part["options"]]
+            lines += [("", o["name"], _default_text(o), o["about"]) for o in part["options"]]
         table((kind, "option", "default", ""), lines)
         show("")
 
 
 def _tasks(root: str | None = None) -> list[Row]:
-    from braidlm.evals.files.data_places import data_here
     from braidlm.evals.suites import SUITES
+    from braidlm.evals.task_data import data_here
     from braidlm.evals.tasks import TASKS
 
     rows: list[Row] = []
@@ -129,15 +134,15 @@ def _where(row: Row) -> str:
 
 
 def _task_text(row: Row) -> str:
-    """What it is, and under that, paler, how much, whose, and the suites that it is in."""
+    """The description, and below it in dim text the size, the licence and the suites."""
     from rich.markup import escape
 
     suites = f"; in {', '.join(row['suites'])}" if row["suites"] else ""
     return f"{escape(row['description'])}\n[dim]{escape(row['size'])}; licence: {escape(row['licence'])}{suites}[/dim]"
 
 
-def _written(option: Row) -> str:
-    """A default as YAML would have it."""
+def _default_text(option: Row) -> str:
+    """A default as YAML."""
     default = option["default"]
     if option["required"]:
         return "(needed)"
@@ -146,9 +151,9 @@ def _written(option: Row) -> str:
     return default if isinstance(default, str) else json.dumps(default)
 
 
-def _home_doc(thing: Any) -> str:
-    """The first line of the file that defines something: files say what they are for."""
-    return (import_module(thing.__module__).__doc__ or "").strip().split("\n")[0]
+def _module_summary(obj: Any) -> str:
+    """The first line of the docstring of the module that defines an object."""
+    return (import_module(obj.__module__).__doc__ or "").strip().split("\n")[0]
 
 
 WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {
@@ -157,4 +162,4 @@ WHAT: dict[str, tuple[Callable[[], list[Row]], Callable[[list[Row]], None]]] = {
     "data": (_data, _show_data),
     "tasks": (_tasks, _show_tasks),
 }
-"""What can be listed: where the rows come from and how they are shown; `--json` prints the rows."""
+"""What can be listed: the functions that collect and show the rows; `--json` prints the rows."""

@@ -7,7 +7,7 @@ import sys
 from braidlm import __version__
 
 VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list")
-"""In the order of a first day's work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
+"""In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.error(["interrupted"])
         return 130
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the process that reads our output has ended
         sys.stderr.close()
     return 0
 
@@ -53,7 +53,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
             continue
         try:
             module = importlib.import_module(f"braidlm.cli.{verb}")
-        except Exception as error:  # one broken verb must not take the help of the others with it
+        except Exception as error:  # a verb that cannot be imported must not break the help of the others
             if only is not None:
                 raise
             verbs.add_parser(verb, help=f"(does not load: {error})")
@@ -71,7 +71,7 @@ def _verb_of(argv: list[str]) -> str | None:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The arguments; `key=value` may also stand behind an option, where argparse no longer looks for them."""
+    """The arguments; `key=value` may also follow an option, where argparse does not look for positionals."""
     args, extra = parser.parse_known_args(argv)
     if extra and (not hasattr(args, "overrides") or any(word.startswith("-") for word in extra)):
         parser.error(f"unrecognized arguments: {' '.join(extra)}")

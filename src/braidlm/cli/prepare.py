@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sources", nargs="+", metavar="SOURCE", help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths")
     add("--out", required=True, metavar="DIR", help="the folder to write")
     add("--name", help="the data set's name (the folder's, unless given)")
-    add("--replace", action="store_true", help="put the result in the place of another data set")
+    add("--replace", action="store_true", help="replace an existing data set")
     add("--workers", type=int, metavar="N", help="processes (all cores, unless given)")
 
     group = parser.add_argument_group("tokenizer").add_argument
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prepare, then show what came out."""
+    """Prepare, then show the result."""
     from braidlm.core.console import table
     from braidlm.data.packing.prepare import prepare
     from braidlm.data.tokenizing.build import load_tokenizer
@@ -97,5 +97,5 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _unescaped(text: str) -> str:
-    """What a shell cannot easily pass: \\n and \\t."""
+    """A text with \\n and \\t replaced, which a shell cannot easily pass."""
     return text.replace("\\n", "\n").replace("\\t", "\t")

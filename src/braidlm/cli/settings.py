@@ -1,4 +1,4 @@
-"""Options of a verb that are the fields of a settings class: name, values, default and help are written there, once."""
+"""Command-line options from the fields of a settings dataclass: names, types, defaults and help texts."""
 
 import argparse
 import dataclasses
@@ -27,15 +27,15 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, title: str) ->
             add(f"--{name}", default=argparse.SUPPRESS, help=help_text, **_values(hints[field.name]))
 
 
-def given_settings(args: argparse.Namespace, settings: type[T]) -> T:
-    """The settings, with what was given on the command line."""
+def settings_from(args: argparse.Namespace, settings: type[T]) -> T:
+    """The settings with the options of the command line."""
     fields = dataclasses.fields(settings)  # type: ignore[arg-type]
-    given = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
-    return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    options = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
+    return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
 def _values(hint: Any) -> dict[str, Any]:
-    """What argparse is to know of a field's type."""
+    """argparse's arguments for a field's type."""
     hint = _without_none(hint)
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -60,7 +60,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _help(text: str, default: Any) -> str:
-    """As other options are explained: no capital, no full stop, and the default where there is one."""
+    """In the style of the other options: no capital, no full stop, and the default where there is one."""
     text = text[:1].lower() + text[1:].rstrip(".")
     shown = " ".join(map(str, default)) if isinstance(default, (tuple, list)) else str(default)
     has_default = default is not None and not isinstance(default, bool) and default != ()

@@ -93,7 +93,7 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
     if training := lineage.get("training"):
         rows.append(("trained", ", ".join(f"{_number(v)} {k}" for k, v in training.items() if _is_plain(v))))
     for source in lineage.get("sources") or []:
-        rows.append(("source", _in_words(source)))
+        rows.append(("source", _described(source)))
     if "created" in lineage:
         rows.append(("created", str(lineage["created"])))
     if "versions" in lineage:
@@ -101,14 +101,14 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _in_words(source: dict[str, Any]) -> str:
-    """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, whatever the keys are."""
+def _described(source: dict[str, Any]) -> str:
+    """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, for any keys."""
     parts = []
     for key, value in source.items():
         if isinstance(value, list):
-            inner = f"({'; '.join(_in_words(one) if isinstance(one, dict) else str(one) for one in value)})"
+            inner = f"({'; '.join(_described(one) if isinstance(one, dict) else str(one) for one in value)})"
         elif isinstance(value, dict):
-            inner = f"({_in_words(value)})"
+            inner = f"({_described(value)})"
         else:
             inner = _number(value) if _is_plain(value) else str(value)
         parts.append(f"{key} {inner}")

@@ -2,16 +2,16 @@
 
 import argparse
 
-HELP = "train a model, or run a whole study, as a recipe says; the same command goes on after a stop"
+HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
 STOPPED = 130
-"""The exit code of a run that was asked to stop: saved, but not finished."""
+"""The exit code of a run that was stopped: saved, but not finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes, e.g. training.batch=16 seed=2")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    parser.add_argument("--fresh", action="store_true", help="throw away what the run folder holds and begin anew")
+    parser.add_argument("--fresh", action="store_true", help="remove what the run folder holds and start over")
     parser.add_argument("--multirun", action="store_true", help="one run for each combination of key=a,b,c")
 
 
@@ -32,11 +32,11 @@ def _train(args: argparse.Namespace) -> None:
     from braidlm.training.parallel import is_main_process
     from braidlm.training.train import train
 
-    done = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    run = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     if is_main_process():
-        console.say(f"{done.progress.steps:,} steps, {done.progress.tokens:,} tokens, {done.progress.words:,} words.")
-        console.show(str(done.model))
-    if not done.finished:
+        console.say(f"{run.progress.steps:,} steps, {run.progress.tokens:,} tokens, {run.progress.words:,} words.")
+        console.show(str(run.model))
+    if not run.finished:
         raise SystemExit(STOPPED)
 
 

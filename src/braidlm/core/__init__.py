@@ -1,1 +1,1 @@
-"""Floor 1: errors, files, recipes, console and model folders; everything above stands on it."""
+"""Floor 1: errors, files, recipes, console, model folders, decoding and reports."""

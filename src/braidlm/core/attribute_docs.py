@@ -1,4 +1,4 @@
-"""What stands under the attributes of a class: help texts, written once, beside what they explain."""
+"""Attribute docstrings of a class, which serve as help texts."""
 
 import ast
 import inspect
@@ -7,16 +7,16 @@ from itertools import pairwise
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The text under each attribute of a class, those it inherits included."""
-    found: dict[str, str] = {}
+    """The docstring of each attribute of a class, inherited ones included."""
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):  # a class of C, or made without a file
+        except (OSError, TypeError):  # a built-in class, or one without a source file
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for pair in pairwise(body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
-    return found
+                    docs[name] = " ".join(text.split())
+    return docs

@@ -1,19 +1,19 @@
-"""The registered parts with their options, read from the classes themselves: written once, shown everywhere."""
+"""The registered parts with their options, read from their classes."""
 
 import inspect
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from braidlm.core.attribute_docs import attribute_docs
+from braidlm.model.config.registry import PARTS
 from braidlm.model.config.strict import encode
-from braidlm.model.parts import REGISTRIES
 
 
 def list_parts() -> list[dict[str, Any]]:
-    """Every part: its kind, name, what it is, and its options with their defaults and help."""
+    """Every part: its kind, name, description, and its options with their defaults and help."""
     return [
         {"kind": kind, "name": name, "about": about(registry[name]), "options": _options(registry[name])}
-        for kind, registry in REGISTRIES.items()
+        for kind, registry in PARTS.items()
         for name in registry
     ]
 
@@ -41,7 +41,7 @@ def _required(field: Field) -> bool:
 
 
 def _default(field: Field) -> Any:
-    """The default as it would stand in a recipe."""
+    """The default as a recipe would write it."""
     if field.default is not MISSING:
         return encode(field.default)
     return None if field.default_factory is MISSING else encode(field.default_factory())

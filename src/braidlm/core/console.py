@@ -1,7 +1,6 @@
-"""What a person sees while work goes on: lines, tables, progress. Plain lines where there is no terminal."""
+"""Output in the terminal: lines, tables, progress. Plain lines where there is no terminal."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,49 +23,48 @@ def set_quiet(quiet: bool) -> None:
 
 
 def say(message: str) -> None:
-    """A line about what is going on."""
+    """Print a line about the work in progress, unless quiet."""
     if not _quiet:
         _console.print(message, markup=False)
 
 
 def show(message: str) -> None:
-    """A result: shown even when quiet, unwrapped, so that it can be piped."""
+    """Print a result, even when quiet; never wrapped, so that it can be piped."""
     _console.file.write(message + "\n")
     _console.file.flush()
 
 
 def warn(message: str) -> None:
-    """Something the user should know, on standard error."""
+    """Print a warning on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False)
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, keep: int | None = None
 ) -> None:
-    """A table of results; numbers stand at the right.
+    """Print a table of results; columns of numbers are right-aligned.
 
-    With `keep`, columns that would not fit side by side go into further tables, which repeat the first `keep`.
+    With `keep`, columns that do not fit the terminal go into further tables, which repeat the first `keep`.
     """
     body = [[_cell(value) for value in row] for row in rows]
-    for number, part in enumerate(_fitting(columns, body, keep)):
+    for number, part in enumerate(_split_columns(columns, body, keep)):
         if number:
             show("")
         _print_table([columns[at] for at in part], [[row[at] for at in part] for row in body], title)
 
 
-def _fitting(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
-    """The columns of each table."""
+def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
+    """The indices of the columns of each table."""
     if not keep:
         return [list(range(len(columns)))]
     gap = 2
     widths = [
         max(Text.from_markup(cells[at]).cell_len for cells in [columns, *body]) + gap for at in range(len(columns))
     ]
-    kept = list(range(keep))
-    tables = [list(kept)]
+    tables = [list(range(keep))]
     for at in range(keep, len(columns)):
         if len(tables[-1]) > keep and sum(widths[one] for one in [*tables[-1], at]) - gap > _console.width:
-            tables.append(list(kept))
+            tables.append(list(range(keep)))
         tables[-1].append(at)
     return tables
 
@@ -85,11 +83,10 @@ def _print_table(columns: Sequence[str], body: Sequence[Sequence[str]], title: s
 def progress(
     label: str, total: float | None, unit: str = "", start: float = 0.0
 ) -> Iterator[Callable[[float, str], None]]:
-    """Progress over `total` units: yields `advance(to, note)`, called with the amount done so far.
+    """Show progress over `total` units: yields `advance(done, note)`, to be called with the amount done so far.
 
-    `start` was done before, so the estimate does not count it.
-
-    A terminal gets a live bar; anything else a plain line every few seconds, and nothing when quiet.
+    `start` was done in an earlier run, so the estimate does not count it. A terminal gets a live bar; anything else a
+    plain line every few seconds, and nothing when quiet.
     """
     if _quiet:
         yield lambda done, note="": None  # type: ignore[misc]
@@ -111,7 +108,7 @@ def progress(
 
 
 def _plain_progress(label: str, total: float | None, unit: str, start: float = 0.0) -> Callable[[float, str], None]:
-    begun = last = time.monotonic()
+    started = last = time.monotonic()
     ended = False
 
     def advance(done: float, note: str = "") -> None:
@@ -123,7 +120,7 @@ def _plain_progress(label: str, total: float | None, unit: str, start: float = 0
         last, ended = now, finished
         parts = [f"{label}: {count(done)}{f' of {count(total)}' if total else ''} {unit}".rstrip(), note]
         if total and start < done < total:
-            parts.append(f"{duration((now - begun) * (total - done) / (done - start))} left")
+            parts.append(f"{duration((now - started) * (total - done) / (done - start))} left")
         say("  ".join(p for p in parts if p))
 
     return advance
@@ -148,16 +145,11 @@ def duration(seconds: float) -> str:
 
 
 def error(lines: Sequence[str]) -> None:
-    """An error on standard error."""
+    """Print an error on standard error."""
     stream = Console(stderr=True, highlight=False, soft_wrap=True)
     stream.print(f"error: {lines[0]}", style="bold red", markup=False)
     for line in lines[1:]:
         stream.print(line, markup=False)
-
-
-def is_interactive() -> bool:
-    """Whether a person is watching a terminal."""
-    return _console.is_terminal and sys.stdout.isatty()
 
 
 def _cell(value: Any) -> str:

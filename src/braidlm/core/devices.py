@@ -1,4 +1,4 @@
-"""Where a model runs."""
+"""The device a model runs on."""
 
 import torch
 
@@ -6,7 +6,7 @@ from braidlm.core.errors import BraidError
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
+    """The device of this name, checked; `auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

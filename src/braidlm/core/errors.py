@@ -1,4 +1,4 @@
-"""Errors that a user can cause. The class lives on floor 0, because the model folder must stand alone."""
+"""Errors that a user can cause. The class is in `model`, because a model folder must work without braidlm."""
 
 from braidlm.model.errors import BraidError, did_you_mean
 

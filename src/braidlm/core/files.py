@@ -18,17 +18,17 @@ from braidlm.core.errors import BraidError
 
 
 class DiskError(BraidError):
-    """The disk is full, or the place is forbidden."""
+    """The disk is full, or the folder is not writable."""
 
 
 @contextlib.contextmanager
 def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     """A scratch folder beside `target` that becomes `target` in one rename when the block succeeds.
 
-    With `replace`, an existing `target` gives way only after the new folder is complete.
+    With `replace`, an existing `target` is replaced only after the new folder is complete.
     """
     target = Path(target)
-    _clear_up_after_killed(target)
+    _remove_leftovers(target)
     if target.exists() and not replace:
         raise BraidError("this folder exists already", str(target), "Choose another name or remove it first.")
     with explained_disk_errors(target):
@@ -36,7 +36,7 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
         with explained_disk_errors(target), _locked(scratch):
-            os.chmod(scratch, 0o755)  # mkdtemp's folders are for their owner alone
+            os.chmod(scratch, 0o755)  # mkdtemp makes folders that only their owner can read
             yield scratch
             make_final(scratch, target)
     finally:
@@ -44,9 +44,9 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
 
 
 def make_final(part: Path, target: Path) -> None:
-    """A complete folder into its place; when this returns, it would survive a power cut."""
+    """Rename a complete folder to `target`; when this returns, it would survive a power cut."""
     _sync_tree(part)
-    _put_in_place(part, target)
+    _replace_folder(part, target)
     _sync(target.parent)
 
 
@@ -96,9 +96,9 @@ def sha256_of(path: Path | str) -> str:
 
 @contextlib.contextmanager
 def explained_disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn a full disk or a forbidden place into an error that says so.
+    """Turn a full disk or missing permission into an error that says so.
 
-    Of several around each other the outermost names its path: inside, it may be a scratch folder's.
+    When these are nested, the error names the path of the outermost, since inner ones may be scratch folders.
     """
     try:
         yield
@@ -119,8 +119,8 @@ def _error_number(error: OSError | SafetensorError) -> int | None:
     """The system's number of an error, which safetensors writes into its text as `(os error 28)`."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def _make_folder(folder: Path) -> None:
@@ -130,7 +130,7 @@ def _make_folder(folder: Path) -> None:
         raise BraidError("a file stands where a folder is needed", str(folder), "Choose another name.") from None
 
 
-def _put_in_place(scratch: Path, target: Path) -> None:
+def _replace_folder(scratch: Path, target: Path) -> None:
     if not target.exists():
         os.rename(scratch, target)
         return
@@ -144,15 +144,15 @@ def _put_in_place(scratch: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _clear_up_after_killed(target: Path) -> None:
-    """What processes killed while they wrote `target` left beside it: a replaced folder comes back, scratch goes.
+def _remove_leftovers(target: Path) -> None:
+    """Clean up after processes that were killed while writing `target`: restore a replaced folder, remove scratch.
 
-    A process that lives holds the lock of its scratch folder and is let be.
+    The scratch folder of a process that is still alive is locked and stays.
     """
-    left_here = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.(part|old)")
-    with contextlib.suppress(OSError):  # no such place, or another process is clearing up as well
-        found = [path for path in target.parent.iterdir() if left_here.fullmatch(path.name) and path.is_dir()]
-        for path in [path for path in found if not _is_locked(path.with_suffix(".part"))]:
+    leftover = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.(part|old)")
+    with contextlib.suppress(OSError):  # no such folder, or another process is cleaning up as well
+        paths = [path for path in target.parent.iterdir() if leftover.fullmatch(path.name) and path.is_dir()]
+        for path in [path for path in paths if not _is_locked(path.with_suffix(".part"))]:
             if path.suffix == ".old" and not target.exists():  # killed between the two renames
                 os.rename(path, target)
             else:
@@ -161,7 +161,7 @@ def _clear_up_after_killed(target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; the system lets go of it when the process dies, however it dies."""
+    """Hold a folder's lock; the system releases it when the process ends, however it ends."""
     handle = _lock(folder)
     try:
         yield
@@ -171,7 +171,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process may be at work in a folder; where locks do not work, it may."""
+    """Whether a process may be working in a folder; True where locks are not supported."""
     if not folder.is_dir():
         return False
     handle = _lock(folder)
@@ -196,10 +196,10 @@ def _lock(folder: Path) -> int | None:
 
 
 def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
-    """Keep other processes out of a folder until the handle is closed, which kill -9 does too."""
+    """Lock a folder until the handle is closed, which the system does if the process is killed."""
     try:
         import fcntl
-    except ImportError:  # Windows: two runs at once are the user's to avoid
+    except ImportError:  # Windows: the user must not start two runs at once
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

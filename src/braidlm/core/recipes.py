@@ -20,11 +20,11 @@ def recipe_root() -> Path:
 def list_recipes() -> list[tuple[str, str]]:
     """Names and first comment lines of the recipes that come with Braid."""
     root = recipe_root()
-    found = []
+    recipes = []
     for path in sorted(root.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        found.append((str(path.relative_to(root).with_suffix("")), first.lstrip("# ").strip()))
-    return found
+        recipes.append((str(path.relative_to(root).with_suffix("")), first.lstrip("# ").strip()))
+    return recipes
 
 
 def find_recipe(name: str) -> Path:
@@ -70,12 +70,12 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
 
 
 def hydra_overrides(overrides: list[str] | None) -> list[str]:
-    """Overrides as Hydra needs them, the place of Braid's own recipes among them."""
+    """Overrides as Hydra needs them, with Braid's own recipes in the search path."""
     return [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]", *map(_force, overrides or [])]
 
 
 def quoted(text: str) -> str:
-    """A text as a value in Hydra's language, whatever signs are in it."""
+    """A text as a quoted value in Hydra's override grammar."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -84,7 +84,7 @@ def _force(override: str) -> str:
     """`key=value` may set what the file leaves to its default; strict decoding then finds misspelled keys.
 
     Hydra would refuse such a key and advise `+key`, which it then accepts whatever the spelling. Choices of a
-    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` go through as they are. A place in a list is
+    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` are passed on unchanged. An element of a list is
     written as our errors write it, `stages[2]`, where Hydra says `stages.2`.
     """
     plain = _PLAIN_OVERRIDE.match(override)

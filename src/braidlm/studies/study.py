@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.recipes import compose_recipe
-from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.model.config.architecture import read_architecture, write_architecture
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode

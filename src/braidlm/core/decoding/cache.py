@@ -1,4 +1,4 @@
-"""Keys and values in storage of fixed size, for our own decoding loop."""
+"""A key-value cache of fixed size, for our own decoding loop."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 class FixedCache:
     """Storage for every layer, [batch, head, length, dim], filled from the front.
 
-    Eagerly it hands out the filled front as a view. For graph replay (`replaying`), where a Python number would be
-    frozen into the graph, the write position is a tensor, the whole storage is handed out, and the mask hides the rest.
+    Eagerly it returns the filled part as a view. For graph replay (`replaying`), where a Python number would be fixed
+    in the graph, the write position is a tensor, the whole storage is returned, and the mask hides the rest.
     """
 
     def __init__(

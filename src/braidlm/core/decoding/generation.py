@@ -1,4 +1,4 @@
-"""Text from a model: prompts in, pieces of text out as they come."""
+"""Text from a model: prompts in, pieces of text out as they are generated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 INCOMPLETE = "\ufffd"
-"""What a decoder writes for bytes that are not yet, or never become, a character."""
+"""What decoding gives for bytes that are not, or not yet, a character."""
 
 
 class TextTokenizer(Protocol):
@@ -52,7 +52,7 @@ class NextToken:
 class TextStream:
     """Turns tokens into text one by one: each character exactly once, and only when it is complete.
 
-    Text before the new tokens is decoded with them, because a tokenizer may write a token by what stands before it.
+    The tokens before the new ones are decoded with them, because the text of a token may depend on its predecessors.
     """
 
     def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int]):
@@ -67,7 +67,7 @@ class TextStream:
         return self._new(finished=False)
 
     def finish(self) -> str:
-        """What is left over: bytes that never became a character."""
+        """The rest: bytes that never became a character."""
         return self._new(finished=True)
 
     def _new(self, finished: bool) -> str:
@@ -90,7 +90,7 @@ def continue_text(
     sampling: Sampling | None = None,
     graph: bool | None = None,
 ) -> Iterator[Piece]:
-    """Continue all prompts together; pieces come as their characters are complete, for each prompt one that ends it.
+    """Continue all prompts together; yields pieces as their characters are complete, and a last one for each prompt.
 
     `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
     """
@@ -118,16 +118,16 @@ def continue_text(
 
 
 def next_tokens(
-    model: BraidForCausalLM, tokenizer: TextTokenizer, prompts: Sequence[str], most: int
+    model: BraidForCausalLM, tokenizer: TextTokenizer, prompts: Sequence[str], count: int
 ) -> list[list[NextToken]]:
-    """The most probable tokens after each prompt, with the model's own probabilities (temperature 1, nothing cut)."""
-    found = []
+    """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
+    predictions = []
     for ids in encode_prompts(tokenizer, prompts):
         logits = Decoder(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
-        best = logits[0].float().softmax(-1).topk(min(most, logits.shape[-1]))
+        best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append([NextToken(token, tokenizer.decode([token]), chance) for token, chance in pairs])
-    return found
+        predictions.append([NextToken(token, tokenizer.decode([token]), p) for token, p in pairs])
+    return predictions
 
 
 def encode_prompts(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -135,7 +135,7 @@ def encode_prompts(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[lis
     if not prompts:
         raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
     for prompt in prompts:
-        if any("\ud800" <= character <= "\udfff" for character in prompt):  # what Python makes of such arguments
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # invalid bytes of arguments
             raise BraidError(f"the prompt {prompt!a} is not valid UTF-8")
     start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
     encoded = [tokenizer.encode(prompt) or ([] if start is None else [start]) for prompt in prompts]

@@ -20,9 +20,9 @@ class Prompt:
 
     text: str
     domain: str | None = None
-    """What it is about: the name of the path that should know it, or its place counted from 1."""
+    """Its subject: the name of the path that should know it, or the path's number counted from 1."""
     name: str = ""
-    """What it is called in tables; by default its text."""
+    """Its name in tables; by default its text."""
 
     @property
     def label(self) -> str:
@@ -37,10 +37,10 @@ def read_prompts(source: str | Path) -> list[Prompt]:
     except UnicodeDecodeError as error:
         raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", str(path)) from None
     read = _from_json if path.suffix in JSON_LINES else _from_text
-    found = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         raise BraidError("there is no prompt in this file", str(path), f"Write one a line; in JSONL: {EXAMPLE}")
-    return found
+    return prompts
 
 
 def shipped() -> Iterator[str]:

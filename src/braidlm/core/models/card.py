@@ -1,4 +1,4 @@
-"""The README.md card of a model folder, written from the facts."""
+"""The model card (README.md) of a model folder."""
 
 import json
 from typing import Any
@@ -10,9 +10,9 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage: dict[str, Any]) -> str:
-    """A short page: what the model is, how to use it, where it came from."""
+    """A short page: the model's size, how to use it, and where it came from."""
     cost = model_cost(model)
-    architecture = config.decoded()
+    architecture = config.decoded
     stages = ", ".join(f"{s.kind} x {getattr(s.options, 'layers', 1)}" for s in architecture.stages)
     facts = [
         ("parameters", f"{cost.parameters:,}"),

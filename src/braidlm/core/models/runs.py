@@ -1,10 +1,10 @@
-"""Run folders as others see them: which model folder is the newest, and what the metrics say last.
+"""Reading run folders: the newest model folder, and the last records of the metrics.
 
     RUN/recipe.yaml         what was run, resolved
     RUN/metrics.jsonl       a record per line: train, validation, sample
     RUN/checkpoints/NAME/   model folders
 
-The training floor writes them.
+`training` writes them.
 """
 
 import json
@@ -23,11 +23,11 @@ def is_run(folder: Path | str) -> bool:
     return (Path(folder) / RECIPE).is_file()
 
 
-def model_folder(place: Path | str) -> Path:
-    """A model folder as it is; of a run folder the newest checkpoint."""
-    folder = Path(place)
+def model_folder(path: Path | str) -> Path:
+    """A model folder itself, or the newest checkpoint of a run folder."""
+    folder = Path(path)
     if not folder.is_dir():
-        raise BraidError("there is no such folder", str(place), "Give a model folder or a run folder.")
+        raise BraidError("there is no such folder", str(path), "Give a model folder or a run folder.")
     if (folder / "config.json").is_file():
         return folder
     if not is_run(folder):
@@ -40,30 +40,30 @@ def model_folder(place: Path | str) -> Path:
     return newest
 
 
-def short_names(places: Sequence[Path | str]) -> dict[str, Path | str]:
-    """Short names that tell the models apart: as little of each path as that needs."""
-    parts = [[part for part in Path(place).resolve().parts if part != CHECKPOINTS] for place in places]
+def short_names(paths: Sequence[Path | str]) -> dict[str, Path | str]:
+    """Short unique names of models: as many of each path's last parts as needed."""
+    parts = [[part for part in Path(path).resolve().parts if part != CHECKPOINTS] for path in paths]
     for number, words in enumerate(parts):
         if words in parts[:number]:
-            raise BraidError("this model is given twice", str(places[number]))
-    # A checkpoint is called after its run too: many runs have a `step-001000`.
-    short = [1 + (Path(place).resolve().parent.name == CHECKPOINTS) for place in places]
+            raise BraidError("this model is given twice", str(paths[number]))
+    # The name of a checkpoint includes its run, since many runs have a `step-001000`.
+    lengths = [1 + (Path(path).resolve().parent.name == CHECKPOINTS) for path in paths]
     while True:
-        names = ["/".join(words[-length:]) for words, length in zip(parts, short, strict=True)]
-        alike = [names.count(name) > 1 for name in names]
-        if not any(alike):
-            return dict(zip(names, places, strict=True))
-        short = [length + more for length, more in zip(short, alike, strict=True)]
+        names = ["/".join(words[-length:]) for words, length in zip(parts, lengths, strict=True)]
+        ambiguous = [names.count(name) > 1 for name in names]
+        if not any(ambiguous):
+            return dict(zip(names, paths, strict=True))
+        lengths = [length + more for length, more in zip(lengths, ambiguous, strict=True)]
 
 
 def newest_checkpoint(run: Path | str) -> Path | None:
-    """The model folder of a run that has seen most, or None; folders being written are passed over."""
-    found = [path.parent for path in (Path(run) / CHECKPOINTS).glob("*/config.json")]
-    return max((folder for folder in found if not folder.name.startswith(".")), key=_age, default=None)
+    """The model folder of a run with most training steps, or None; folders being written are ignored."""
+    folders = [path.parent for path in (Path(run) / CHECKPOINTS).glob("*/config.json")]
+    return max((folder for folder in folders if not folder.name.startswith(".")), key=_age, default=None)
 
 
 def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
-    """The last record of each kind in a run's metrics; a line cut off by a crash is passed over."""
+    """The last record of each kind in a run's metrics; a line cut off by a crash is ignored."""
     path = Path(run) / METRICS
     last: dict[str, dict[str, Any]] = {}
     if not path.is_file():
@@ -79,7 +79,7 @@ def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def _age(folder: Path) -> tuple[int, str]:
-    """Steps trained, then the time written inside: file times do not survive a copy."""
+    """Training steps, then the recorded time of creation (file times do not survive a copy)."""
     path = folder / "lineage.json"
     lineage = read_json(path) if path.is_file() else {}
     return int((lineage.get("training") or {}).get("steps", 0)), str(lineage.get("created", ""))

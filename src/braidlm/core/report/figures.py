@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#2b7bba", "#d55e00", "#7f9a55", "#8d52e6", "#8c5b73")
-"""Told apart by colour-blind readers, and at 3:1 or better against both a white and a near-black page."""
+"""Colours that colour-blind readers can distinguish, with a contrast of 3:1 or more on white and near-black."""
 INK = "#33363b"
-"""Text and lines of reference; becomes light on a dark page."""
+"""The colour of text and reference lines; light on a dark page."""
 INK_ON_DARK = "#d9d7d2"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
-"""When the colours have all been used, the next round is dashed, then dotted."""
+"""Line styles: with more series than colours, the colours repeat dashed, then dotted."""
 FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LABEL_GAP = 0.068
-"""Least distance between two names at the right edge, as a share of the height."""
+"""The smallest distance between two names at the right edge, as a share of the height."""
 
 STYLE: dict[str, Any] = {
     "figure.figsize": (6.8, 3.6),
@@ -53,7 +53,7 @@ STYLE: dict[str, Any] = {
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "text.color": INK,
-    # Names come from users: a dollar sign is a dollar sign.
+    # Names come from users, so a dollar sign must not start a formula.
     "text.parse_math": False,
     "grid.color": INK,
     "grid.alpha": 0.14,
@@ -68,7 +68,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.9,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
-    # Text stays text: it is sharp, selectable and in the reader's own font.
+    # Text stays text: sharp, selectable and in the reader's own font.
     "svg.fonttype": "none",
     "svg.hashsalt": "braid",
 }
@@ -119,7 +119,7 @@ def bar_chart(
 ) -> "Figure":
     """Horizontal bars with their values: {name: value}, or groups of them: {group: {name: value}}.
 
-    `highlight` names the bar (or, in groups, the series) the chart is about; the others step back.
+    `highlight` names the bar (or, in groups, the series) the chart is about; the others are paler.
     """
     grouped = {group: v if isinstance(v, Mapping) else {group: v} for group, v in values.items()}
     in_groups = any(isinstance(v, Mapping) for v in values.values())
@@ -153,8 +153,8 @@ def bar_chart(
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_xlabel(value_label)
         if in_groups:
-            place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
-            axes.legend(handles, names, ncols=min(len(names), 4), frameon=False, handlelength=1, **place)
+            position = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
+            axes.legend(handles, names, ncols=min(len(names), 4), frameon=False, handlelength=1, **position)
             axes.set_title(title or "", pad=26)
     return figure
 
@@ -164,15 +164,15 @@ Shares = Mapping[tuple[str, str], Mapping[str, float]]
 
 
 def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Collection[str] = ()) -> "Figure":
-    """What each name has of the whole, as stacked bars: a panel for each of {panel: shares}, side by side.
+    """The share of each name as stacked bars: a panel for each of {panel: shares}, side by side.
 
-    `names` are all there are, in the order of their colours; those in `neutral` are grey.
+    `names` are all names, in the order of their colours; those in `neutral` are grey.
     """
     rows = list(dict.fromkeys(row for shares in panels.values() for row in shares))
     if not rows:
         raise BraidError("there is nothing to draw", "chart of shares")
     groups = list(dict.fromkeys(group for group, _ in rows))
-    # Above the first bar of each group stands its name.
+    # The name of each group is written above its first bar.
     heights = {row: at + 0.9 * (groups.index(row[0]) + 1) for at, row in enumerate(rows)}
     coloured = [name for name in names if name not in neutral]
     looks = {
@@ -191,8 +191,8 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
                     bars[name] = axes.barh(heights[row], share, 0.82, left, **looks[name])
                     if share >= 0.07 * len(panels):
                         ink = INK if name in neutral else "#ffffff"
-                        place = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
-                        axes.text(left + share / 2, heights[row], f"{share:.0%}", **place)
+                        style = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
+                        axes.text(left + share / 2, heights[row], f"{share:.0%}", **style)
             axes.set_title(panel if len(panels) > 1 else "", fontsize=9.5, pad=9)
             axes.set_xlim(0, 1)
             axes.set_xticks([])
@@ -203,35 +203,35 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
             all_axes[0].text(0, top - 0.52, group, fontsize=8.5, fontweight="bold", va="bottom")
         all_axes[0].set_yticks([heights[row] for row in rows], [row for _, row in rows])
         drawn = [name for name in names if name in bars]
-        place = {"loc": "outside upper left", "ncols": min(len(drawn), 5), "frameon": False, "handlelength": 1}
-        figure.legend([bars[name] for name in drawn], drawn, **place)
+        options = {"loc": "outside upper left", "ncols": min(len(drawn), 5), "frameon": False, "handlelength": 1}
+        figure.legend([bars[name] for name in drawn], drawn, **options)
     return figure
 
 
 def _stacked(names: Sequence[str], parts: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """(name, where it begins, how much it has) for those that have anything, in order."""
-    found, left = [], 0.0
+    """(name, start, share) of each bar that is not empty, in order."""
+    bars, left = [], 0.0
     for name in names:
         if parts.get(name, 0.0) > 0:
-            found.append((name, left, parts[name]))
+            bars.append((name, left, parts[name]))
             left += parts[name]
-    return found
+    return bars
 
 
 def check_drawing() -> None:
-    """Say at once, before any long work, that pictures cannot be drawn here."""
+    """Raise an error, before any long work, if matplotlib is missing."""
     _matplotlib()
 
 
 def to_svg(figure: "Figure") -> str:
-    """An <svg> element for a page: its ids are its own, its ink follows light and dark, it loads nothing."""
+    """An <svg> element for a page: its ids are unique, its ink follows light and dark, it loads nothing."""
     buffer = io.StringIO()
     with _styled():
-        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", metadata=nothing)
+        no_metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", metadata=no_metadata)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
-    # Matplotlib names the parts of every figure alike; several in one page must not share ids.
+    # Matplotlib uses the same ids in every figure; several figures in one page must not share them.
     own = f"fig{next(_serial)}-{hashlib.sha256(svg.encode()).hexdigest()[:8]}"
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}-", svg)
     svg = svg.replace('<style type="text/css">*{', f"<style>#{own} *{{").replace(INK, "currentColor")
@@ -268,7 +268,7 @@ def _styled() -> Any:
 
 
 def _axes(title: str | None) -> tuple["Figure", "Axes"]:
-    # A bare Figure draws with Agg and is known to no window manager, so nothing has to be closed afterwards.
+    # A Figure without pyplot uses Agg and is not registered anywhere, so it need not be closed.
     figure = _matplotlib().figure.Figure()
     axes = figure.subplots()
     if title:
@@ -285,16 +285,16 @@ def _check_series(series: Mapping[str, tuple[Sequence[float], Sequence[float]]])
 
 
 def _scale(axis: Any, set_scale: Any, log: bool) -> None:
-    """Plain numbers at round places, on a linear or a logarithmic axis."""
+    """Plain numbers at round values, on a linear or a logarithmic axis."""
     ticker = _matplotlib().ticker
     if log:
         set_scale("log", nonpositive="mask")
     low, high = sorted(axis.get_view_interval())
     if log:
         ratio = high / low
-        round_places = ticker.LogLocator(subs=(1, 2, 5) if ratio < 400 else (1,), numticks=9)
-        # Less than a few octaves may hold no round power at all.
-        axis.set_major_locator(round_places if ratio > 5 else ticker.MaxNLocator(6))
+        round_values = ticker.LogLocator(subs=(1, 2, 5) if ratio < 400 else (1,), numticks=9)
+        # A small range may contain no round power at all.
+        axis.set_major_locator(round_values if ratio > 5 else ticker.MaxNLocator(6))
         axis.set_minor_locator(ticker.NullLocator())
     if log or max(abs(low), abs(high)) >= 2000:
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
@@ -316,13 +316,13 @@ def _name_at_the_edge(axes: "Axes", names: Sequence[tuple[str, float, str]]) -> 
     """Write each name at the right of the plot, at its height, moved apart where two would overlap."""
     to_share = axes.transData + axes.transAxes.inverted()
     x = axes.get_xlim()[1]
-    placed = sorted(((float(to_share.transform((x, y))[1]), name, colour) for name, y, colour in names))
-    for (_, name, colour), height in zip(placed, _spread([p[0] for p in placed], LABEL_GAP), strict=True):
+    labels = sorted(((float(to_share.transform((x, y))[1]), name, colour) for name, y, colour in names))
+    for (_, name, colour), height in zip(labels, _spread([label[0] for label in labels], LABEL_GAP), strict=True):
         axes.annotate(name, (1, height), (6, 0), "axes fraction", "offset points", color=colour, va="center")
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Sorted heights with at least `gap` between neighbours, each group of close ones around its own middle."""
+    """Sorted heights with at least `gap` between neighbours; each group of close ones keeps its mean."""
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])

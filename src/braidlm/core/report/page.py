@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else: no network, no scripts, no fonts to fetch.
+"""Reports as one self-contained HTML file: no network, no scripts, no fonts to fetch.
 
     page = Page("Two paths, one model", "What the demo did and how well it did it")
     page.facts({"bits per byte": "0.71", "parameters": 812_000})
@@ -23,7 +23,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
 from braidlm.core.report.figures import COLOURS
 
-# The browser itself is told to load nothing, whatever a caller may put into the page.
+# The browser loads nothing, whatever a caller may put into the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PNG = b"\x89PNG\r\n\x1a\n"
 NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
@@ -41,15 +41,15 @@ class Mark:
     text: str
     tone: Literal["right", "wrong", "neither"]
     hint: str = ""
-    """What a reader sees who points at it."""
+    """The tooltip."""
 
 
 class Strong(str):
-    """A cell of a table that stands out among its neighbours."""
+    """A cell of a table in bold."""
 
 
 class Page:
-    """A report, written from top to bottom; every method adds a part and returns the page."""
+    """A report from top to bottom; every method adds a part and returns the page."""
 
     def __init__(self, title: str, subtitle: str = "", footer: str = f"Made by Braid {__version__}."):
         self.title, self.subtitle, self.footer = title, subtitle, footer
@@ -79,7 +79,7 @@ class Page:
         best: int | None = None,
         groups: Sequence[tuple[str, int]] = (),
     ) -> Self:
-        """A table; columns of numbers stand at the right, row `best` stands out, a cell may be a `Mark` or `Strong`.
+        """A table; columns of numbers are right-aligned, row `best` is emphasised, a cell may be a `Mark` or `Strong`.
 
         `groups` are headings over several columns each: (heading, how many columns).
         """
@@ -102,17 +102,17 @@ class Page:
         )
 
     def figure(self, picture: str | bytes, caption: str = "", alt: str = "") -> Self:
-        """An SVG element (as text) or a PNG (as bytes), kept inside the page."""
+        """An SVG element (as text) or a PNG (as bytes), embedded in the page."""
         inner = _svg(picture) if isinstance(picture, str) else _png(picture, alt or caption)
         return self._add(
             f'<figure class="picture"><div class="scroll" tabindex="0">{inner}</div>{_caption(caption)}</figure>'
         )
 
     def quote(self, text: str, caption: str = "", prompt: str = "") -> Self:
-        """A sample text as it is, its lines kept; `prompt` is what the model was given before it."""
-        given = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
+        """A sample text with its line breaks; `prompt` is the text before it that the model was given."""
+        before = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
         body = escape(text if prompt else text.strip())
-        return self._add(f'<figure class="quote"><blockquote>{given}{body}</blockquote>{_caption(caption)}</figure>')
+        return self._add(f'<figure class="quote"><blockquote>{before}{body}</blockquote>{_caption(caption)}</figure>')
 
     def tokens(
         self,
@@ -123,7 +123,7 @@ class Page:
     ) -> Self:
         """A text token by token, a row for each (label, [(token, name)]): every token in the colour of its name.
 
-        `names` are all there are, in the order of their colours; those in `neutral` are grey.
+        `names` are all names, in the order of their colours; those in `neutral` are grey.
         """
         styles = name_styles(names, neutral)
         legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in names)
@@ -134,7 +134,7 @@ class Page:
         return self._add(f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(caption)}</figure>')
 
     def code(self, text: str, summary: str = "") -> Self:
-        """A listing; with a summary it is folded away under it."""
+        """A listing; with a summary it is collapsed under it."""
         listing = f"<pre>{escape(text.strip(chr(10)))}</pre>"
         if summary:
             listing = f"<details><summary>{_inline(summary)}</summary>{listing}</details>"
@@ -160,7 +160,7 @@ class Page:
 </head>
 <body>
 <header>
-{_mark()}
+{_logo()}
 <h1>{_inline(self.title)}</h1>
 {subtitle}
 </header>
@@ -182,14 +182,14 @@ class Page:
 
 
 def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str, str]:
-    """A class of the style sheet for each name; when the colours have all been used, the next round is dashed."""
+    """A CSS class for each name; with more names than colours, the colours repeat dashed."""
     coloured = [name for name in names if name not in neutral]
     styles = {name: f"c{n % len(COLOURS)}{' dashed' if n >= len(COLOURS) else ''}" for n, name in enumerate(coloured)}
     return styles | {name: "grey" for name in names if name in neutral}
 
 
 def _token(text: str, name: str, style: str) -> str:
-    # A line break inside a token is shown, and still breaks the line.
+    # A line break inside a token is made visible, and still breaks the line.
     shown = escape(text).replace("\n", "⏎\n") or "·"
     return f'<span class="{style}" title="{escape(name)}">{shown}</span>'
 
@@ -233,8 +233,8 @@ def _is_number(cell: str | Mark) -> bool:
 def _svg(text: str) -> str:
     if not text.lstrip().startswith("<svg"):
         raise BraidError("a picture given as text must be an <svg> element", "page figure", "Use figures.to_svg.")
-    if found := ACTIVE.search(text):
-        raise BraidError(f"an SVG in a page may run and load nothing, but has {found[0].strip()!r}", "page figure")
+    if match := ACTIVE.search(text):
+        raise BraidError(f"an SVG in a page may run and load nothing, but has {match[0].strip()!r}", "page figure")
     return text
 
 
@@ -244,11 +244,11 @@ def _png(data: bytes, alt: str) -> str:
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(data).decode("ascii")}">'
 
 
-def _mark() -> str:
-    """Three strands, plaited: the only ornament."""
+def _logo() -> str:
+    """A braid of three strands."""
     lines = []
     for crossing in range(10):
-        # Between two crossings the strands keep their order in depth; the nearest is drawn last, with a rim of paper.
+        # Between two crossings the strands keep their order in depth; the nearest is drawn last, with an outline.
         middle = crossing * math.pi / 3
         turns = sorted((math.sin(2 * (middle + 0.26 + k * math.tau / 3)), k) for k in range(3))
         for _, k in turns:
