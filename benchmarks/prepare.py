@@ -6,6 +6,7 @@ The peer is one core of the same tokenizer library calling encode_batch on the s
 """
 
 import argparse
+import os
 import resource
 import shutil
 import tempfile
@@ -27,12 +28,12 @@ def main() -> None:
     args = parser.parse_args()
     scratch = Path(tempfile.mkdtemp())
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         first = prepare(args.sources, scratch / "first", vocab_size=args.vocab_size)
-        whole = time.perf_counter() - begun
-        begun = time.perf_counter()
+        with_training = time.perf_counter() - started
+        started = time.perf_counter()
         prepare(args.sources, scratch / "second", tokenizer=first.tokenizer_folder)
-        packing = time.perf_counter() - begun
+        packing = time.perf_counter() - started
         megabytes = first.manifest.bytes / 1e6
         rows = [
             {
@@ -40,9 +41,9 @@ def main() -> None:
                 "megabytes": megabytes,
                 "seconds": packing,
                 "mb_per_second": megabytes / packing,
-                "seconds_with_tokenizer_training": whole,
-                "peak_mb_main": _peak(resource.RUSAGE_SELF),
-                "peak_mb_largest_worker": _peak(resource.RUSAGE_CHILDREN),
+                "seconds_with_tokenizer_training": with_training,
+                "peak_mb_main": _peak_mb(resource.RUSAGE_SELF),
+                "peak_mb_largest_worker": _peak_mb(resource.RUSAGE_CHILDREN),
             }
         ]
         peer = _encode_only(first.tokenizer_folder / "tokenizer.json", args.sources)
@@ -52,14 +53,12 @@ def main() -> None:
         shutil.rmtree(scratch)
 
 
-def _peak(who: int) -> float:
-    return resource.getrusage(who).ru_maxrss / 1024
+def _peak_mb(process: int) -> float:
+    return resource.getrusage(process).ru_maxrss / 1024
 
 
 def _encode_only(tokenizer_file: Path, sources: list[str]) -> float:
-    """Megabytes per second of the tokenizer library alone on the first few megabytes."""
-    import os
-
+    """Megabytes per second of the tokenizer library alone on the beginning of every file."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     files = [f for s in sources for f in ([Path(s)] if Path(s).is_file() else sorted(Path(s).rglob("*.txt")))]
@@ -68,10 +67,10 @@ def _encode_only(tokenizer_file: Path, sources: list[str]) -> float:
         for text in file.read_text(encoding="utf-8")[:500_000].split("\n\n"):
             texts.append(text)
             size += len(text.encode())
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for start in range(0, len(texts), 256):
         tokenizer.encode_batch(texts[start : start + 256], add_special_tokens=False)
-    return size / 1e6 / (time.perf_counter() - begun)
+    return size / 1e6 / (time.perf_counter() - started)
 
 
 if __name__ == "__main__":
