@@ -5,7 +5,7 @@ from pathlib import Path
 
 from braidlm.core import console
 from braidlm.core.models.folders import load_model
-from braidlm.data.corpora.stories import pronoun_pairs
+from braidlm.data.corpora.stories.generator import pronoun_pairs
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte

@@ -6,7 +6,7 @@ from pathlib import Path
 from braidlm.core.console import count, duration
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
-from braidlm.data.corpora.maths import generate_problem
+from braidlm.data.corpora.maths.generator import generate_problem
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import share_figure
 from braidlm.serving.generate import Continuation

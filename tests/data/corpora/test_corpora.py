@@ -10,9 +10,10 @@ from math import prod
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora import maths, stories
 from braidlm.data.corpora.builtin import CORPORA, document, documents
+from braidlm.data.corpora.maths import generator as maths
 from braidlm.data.corpora.rng import Rng, spread
+from braidlm.data.corpora.stories import generator as stories
 
 NAMES = sorted(CORPORA)
 PROGRAM = """

@@ -6,8 +6,8 @@ from math import ceil, prod
 
 import pytest
 
-from braidlm.data.corpora.maths import KINDS, generate_problem, problem_text
-from braidlm.data.corpora.maths_scene import DOLLAR, GOODS, HOLDERS, HOUR, ITEMS, MINUTE, PAGE, WEEK, YEAR
+from braidlm.data.corpora.maths.generator import KINDS, generate_problem, problem_text
+from braidlm.data.corpora.maths.scene import DOLLAR, GOODS, HOLDERS, HOUR, ITEMS, MINUTE, PAGE, WEEK, YEAR
 from braidlm.data.corpora.names import BOYS, GIRLS
 
 PROBLEMS = [generate_problem(11, index) for index in range(6_000)]

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import count as count_from
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.corpora.maths import problem_text
-from braidlm.data.corpora.stories import story_text
+from braidlm.data.corpora.maths.generator import problem_text
+from braidlm.data.corpora.stories.generator import story_text
 
 CORPORA: dict[str, Callable[[int, int], str]] = {"stories": story_text, "maths": problem_text}
 """For each corpus the function from a seed and an index to a document."""

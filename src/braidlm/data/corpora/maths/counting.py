@@ -1,6 +1,6 @@
 """Word problems about counting: adding, taking away, multiplying, sharing, and several steps of these."""
 
-from braidlm.data.corpora.maths_scene import FRIEND, HOLDERS, ITEMS, Parts, ProblemKind, Scene, are
+from braidlm.data.corpora.maths.scene import FRIEND, HOLDERS, ITEMS, Parts, ProblemKind, Scene, are
 
 
 def together(s: Scene) -> Parts:

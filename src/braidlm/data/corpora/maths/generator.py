@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from braidlm.data.corpora.maths_counting import COUNTING
-from braidlm.data.corpora.maths_measures import MEASURES
-from braidlm.data.corpora.maths_scene import PEOPLE, ProblemKind, Scene
+from braidlm.data.corpora.maths.counting import COUNTING
+from braidlm.data.corpora.maths.measures import MEASURES
+from braidlm.data.corpora.maths.scene import PEOPLE, ProblemKind, Scene
 from braidlm.data.corpora.rng import Rng, spread
 
 KINDS: tuple[ProblemKind, ...] = COUNTING + MEASURES

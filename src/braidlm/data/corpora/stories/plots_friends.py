@@ -1,6 +1,6 @@
 """Plots about friends: quarrels, surprises, losing the way, being ill, someone new, wanting too much."""
 
-from braidlm.data.corpora.story_world import Plot
+from braidlm.data.corpora.stories.world import Plot
 
 QUARREL = Plot(
     "quarrel",

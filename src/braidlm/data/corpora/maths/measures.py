@@ -1,6 +1,6 @@
 """Word problems about measures: money, distances, time, ages, parts of a whole, shapes and patterns."""
 
-from braidlm.data.corpora.maths_scene import (
+from braidlm.data.corpora.maths.scene import (
     DAY,
     DEAR,
     DOLLAR,

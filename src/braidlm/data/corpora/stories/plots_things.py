@@ -1,6 +1,6 @@
-"""Plots about things: lost, broken, shared, found, grown, built. A plot is data; stories.py tells it."""
+"""Plots about things: lost, broken, shared, found, grown, built."""
 
-from braidlm.data.corpora.story_world import BREAKABLE, Plot
+from braidlm.data.corpora.stories.world import BREAKABLE, Plot
 
 LOST = Plot(
     "lost",

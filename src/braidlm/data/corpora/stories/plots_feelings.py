@@ -1,6 +1,6 @@
 """Plots about feelings: fear, bad weather, helping, learning."""
 
-from braidlm.data.corpora.story_world import Plot
+from braidlm.data.corpora.stories.world import Plot
 
 AFRAID = Plot(
     "afraid",
