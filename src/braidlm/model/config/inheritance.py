@@ -1,0 +1,17 @@
+"""Inheritance of options: what a stage or a path does not say itself comes from what it refines."""
+
+from typing import Any
+
+
+def inherit(base: Any, own: Any) -> Any:
+    """A part's own options over inherited ones: a part of another kind replaces them, one of the same kind refines."""
+    base = {"kind": base} if isinstance(base, str) and isinstance(own, dict) else base
+    own = {"kind": own} if isinstance(own, str) and isinstance(base, dict) else own
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    if "kind" in own and own["kind"] != base.get("kind", own["kind"]):
+        return own
+    merged = dict(base)
+    for key, value in own.items():
+        merged[key] = inherit(base[key], value) if key in base else value
+    return merged
