@@ -21,13 +21,13 @@ from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of
-from braidlm.model.parts import REGISTRIES
+from braidlm.model.config.registry import PARTS
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
 
 TARGET = Path(__file__).with_name("reference.md")
-ALL_PARTS = {**REGISTRIES, **{r.noun: r for r in (chunkings, schedules, dropout_schedules)}}
+ALL_PARTS = {**PARTS, **{r.noun: r for r in (chunkings, schedules, dropout_schedules)}}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Amount: "amount", Pace: "pace"}
 HEAD = """# Reference
 

@@ -16,7 +16,7 @@ from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.accounting import model_cost, skeleton, stage_table
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.parts import REGISTRIES
+from braidlm.model.config.registry import PARTS
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -108,7 +108,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 def variants() -> dict[str, dict[str, Any]]:
     found = dict(WHOLE)
-    for noun, registry in REGISTRIES.items():
+    for noun, registry in PARTS.items():
         for kind in registry:
             for options in OPTIONS.get((noun, kind), [{}]):
                 label = " ".join([noun, kind, *(f"{k}={v}" for k, v in options.items())])
@@ -116,7 +116,7 @@ def variants() -> dict[str, dict[str, Any]]:
     return found
 
 
-VARIANTS = variants() if set(PLACES) >= set(REGISTRIES) else {}
+VARIANTS = variants() if set(PLACES) >= set(PARTS) else {}
 TOLERANCE = {"rtol": 0.0, "atol": 1e-9}
 
 
@@ -153,8 +153,8 @@ ROWS = [random_ids(1, length, seed=length)[0] for length in (9, 5, 1, 7)]
 
 
 def test_every_kind_of_part_has_a_place_here() -> None:
-    assert set(PLACES) == set(REGISTRIES), "say in PLACES where a part of the new kind stands in an architecture"
-    named = {(noun, kind) for noun, registry in REGISTRIES.items() for kind in registry}
+    assert set(PLACES) == set(PARTS), "say in PLACES where a part of the new kind stands in an architecture"
+    named = {(noun, kind) for noun, registry in PARTS.items() for kind in registry}
     assert set(OPTIONS) <= named, "OPTIONS names a part that is not registered"
 
 

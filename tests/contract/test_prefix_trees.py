@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_parts import VARIANTS
 
-from braidlm.evals.scoring.forest import Request
+from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import VOCABULARY, random_ids, tiny_model
 
@@ -22,7 +22,7 @@ def test_a_tree_gives_what_its_sequences_give(variant: str) -> None:
     model = tiny_model(torch.float64, **VARIANTS[variant])
     requests = with_common_beginnings()
     shared = Scorer(model, dtype=torch.float64).score(requests)
-    alone = Scorer(model, share=False, places=1, dtype=torch.float64).score(requests)
+    alone = Scorer(model, share=False, tokens_per_pass=1, dtype=torch.float64).score(requests)
     assert len(shared.tokens) == sum(len(request.ids) - request.first for request in requests)
     np.testing.assert_allclose(shared.tokens, alone.tokens, rtol=0, atol=1e-9)
     assert (shared.tokens < 0).all()

@@ -11,7 +11,7 @@ import pytest
 from marked_blocks import Block, marked_blocks
 
 from braidlm.cli.main import main
-from braidlm.model.parts import REGISTRIES
+from braidlm.model.config.registry import PARTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if marked_blocks(page)]
@@ -21,7 +21,7 @@ FOR_THE_SHELL = set("|><&;$`(){}")
 @pytest.fixture
 def _own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A page may write modules that register parts, which other tests must not see."""
-    for registry in REGISTRIES.values():
+    for registry in PARTS.values():
         monkeypatch.setattr(registry, "parts", dict(registry.parts))
     yield
     for file in tmp_path.glob("*.py"):

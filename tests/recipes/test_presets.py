@@ -110,7 +110,7 @@ def test_a_preset_is_the_same_inside_a_recipe_of_another_folder(name: str, tmp_p
 
 
 def test_gpt2_28m_keeps_the_family_and_draws_weights_as_moep():
-    architecture = config_from("models/gpt2-28m").decoded()
+    architecture = config_from("models/gpt2-28m").decoded
     block = architecture.stages[0].options
     assert architecture.positions.kind == "learned"
     assert block.norm.kind == architecture.norm.kind == "layer"
@@ -122,7 +122,7 @@ def test_gpt2_28m_keeps_the_family_and_draws_weights_as_moep():
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("papaformer")])
 def test_papaformer_blocks(name: str):
-    architecture = config_from(f"models/{name}").decoded()
+    architecture = config_from(f"models/{name}").decoded
     block = architecture.stages[0].options
     assert architecture.width // block.attention.options.heads == 32
     assert not block.attention.options.out_projection

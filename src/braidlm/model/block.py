@@ -5,15 +5,17 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from .attention.routed import attention_part
 from .attention.softmax import attentions
 from .config.registry import Choice, Registry
 from .config.strict import PartOf
 from .dropout import BlockDropout, Dropout
 from .feed.feeds import feeds
+from .feed.routed import feed_part
 from .norms import norms
-from .routing.dispatch import Placed
-from .routing.routed_parts import attention_part, feed_part
+from .routing.dispatch import Permutation
 from .routing.routing import Routings
+from .routing.stacked import stack_option
 from .span import Span
 
 
@@ -36,10 +38,10 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, width: int, stack: int | None = None):
         super().__init__()
-        stacked = {} if stack is None else {"stack": stack}
-        self.attention_norm = norms.build(config.norm, width, **stacked)
+        self.config = config
+        self.attention_norm = norms.build(config.norm, width, **stack_option(stack))
         self.attention = attention_part(config.attention, width, config.dropout.attention, stack)
-        self.feed_norm = norms.build(config.norm, width, **stacked)
+        self.feed_norm = norms.build(config.norm, width, **stack_option(stack))
         self.feed = feed_part(config.feed, width, stack)
         self.drop = Dropout(config.dropout.residual)
 
@@ -49,15 +51,15 @@ class Block(nn.Module):
         fed, feed_routings = self.feed(self.feed_norm(hidden))
         return hidden + self.drop(fed), attention_routings + feed_routings
 
-    def routed(self, rows: Tensor, placed: Placed, span: Span, stream: Tensor | None = None) -> Tensor:
+    def routed(self, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None) -> Tensor:
         """The members of a stack on the rows of the tokens that chose them, [row, width] in and out.
 
         With `stream` [batch, time, width], keys and values come from every token of it; else from the rows alone.
         """
-        groups = placed.groups
+        groups = permutation.groups
         normed = self.attention_norm(rows, groups) if stream is None else self.attention_norm(stream[None])
         attention: Any = self.attention
-        rows = rows + self.drop(attention.routed(normed, placed, span))
+        rows = rows + self.drop(attention.routed(normed, permutation, span))
         fed, _ = self.feed(self.feed_norm(rows, groups), groups)
         return rows + self.drop(fed)
 

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from braidlm.kernels.planned_pass import fused_stream, has_fused_pass, pays
-from braidlm.kernels.routed.routing_loss import routing_loss_on
-from braidlm.kernels.side_stream import DeferredGradient, SideStream
-
+from .attention.positions import position_kinds
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
-from .heads.losses import IGNORED, head_loss, next_token_loss, shift_labels
-from .initialisation import Initialisation, ModelShape
+from .heads.embedding import embeddings
+from .heads.linear import heads
+from .heads.losses import IGNORED, next_token_loss, shift_labels
+from .initialisation import Initialisation, ModelShape, initialisations
+from .norms import norms
 from .outputs import BodyOutput, ClassOutput, LanguageOutput
-from .parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
 from .paths.switches import freeze, use_paths
 from .routing.losses import routing_loss
 from .routing.routing import Routings
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
+from .stages import stage_kinds
 
 
 class BraidPreTrainedModel(PreTrainedModel):
@@ -36,7 +36,7 @@ class BraidPreTrainedModel(PreTrainedModel):
 
     @cached_property
     def _initialise(self) -> Initialisation:
-        architecture = self.config.decoded()
+        architecture = self.config.decoded
         shape = ModelShape(architecture.width, max(1, architecture.depth))
         return initialisations.build(architecture.initialisation, shape)
 
@@ -52,8 +52,10 @@ class BraidPreTrainedModel(PreTrainedModel):
         freeze(model, model.config.frozen)
         return loaded
 
-    def asked_by_routers(self, routings: Routings | None, hidden: Tensor, mask: Tensor | None) -> Tensor | float:
-        """What is added to the loss in training, whatever the caller's flags; in evaluation nothing is."""
+    def routing_loss_in_training(
+        self, routings: Routings | None, hidden: Tensor, mask: Tensor | None
+    ) -> Tensor | float:
+        """What routers add to the loss in training, whatever the caller's flags; 0 in evaluation."""
         if not (self.training and routings):
             return 0.0
         time = hidden.shape[1]
@@ -65,7 +67,7 @@ class BraidModel(BraidPreTrainedModel):
 
     def __init__(self, config: BraidConfig):
         super().__init__(config)
-        architecture = config.decoded()
+        architecture = config.decoded
         width = architecture.width
         self.embedding = embeddings.build(architecture.embedding, config.vocab_size, width)
         self.positions = position_kinds.build(architecture.positions, width, architecture.context)
@@ -83,7 +85,7 @@ class BraidModel(BraidPreTrainedModel):
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
             attention.cache_slot = slot
-        config.num_hidden_layers = max(1, len(self.attentions))  # transformers' caches have so many places
+        config.num_hidden_layers = max(1, len(self.attentions))  # the number of layers in transformers' caches
         for name, module in self.named_modules():
             module.writes_stream = name.endswith((".attention.out", ".feed.out", ".bank.out", ".shared.out"))
             if hasattr(module, "address"):
@@ -154,7 +156,9 @@ class BraidModel(BraidPreTrainedModel):
     ) -> Span:
         """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
         time, device = hidden.shape[1], hidden.device
-        if getattr(cache, "is_compileable", False):  # transformers' static caches hand out places not yet filled
+        if getattr(
+            cache, "is_compileable", False
+        ):  # transformers' static caches return entries that are not filled yet
             raise BraidError(
                 "Braid models do not serve transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
@@ -194,7 +198,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
     def __init__(self, config: BraidConfig):
         super().__init__(config)
         self.model = BraidModel(config)
-        architecture = config.decoded()
+        architecture = config.decoded
         self.head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         freeze(self, config.frozen)
         if config.tie_word_embeddings and self.head.weight.shape != self.model.embedding.weight.shape:
@@ -235,49 +239,16 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
-            asked = self.asked_by_routers(body.routings, body.last_hidden_state, attention_mask)
-            loss = next_token_loss(logits, targets, count) + asked * _share(targets != IGNORED, count)
+            added = self.routing_loss_in_training(body.routings, body.last_hidden_state, attention_mask)
+            loss = next_token_loss(logits, targets, count) + added * share_of_batch(targets != IGNORED, count)
         output = LanguageOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
     def text_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """The loss of targets that stand at the position predicting them, and nothing else."""
-        return self.training_losses(inputs, targets, count)[0]
-
-    def training_losses(
-        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None, side: SideStream | None = None
-    ) -> tuple[Tensor, Tensor | None, Routings]:
-        """The training loop's straight context down: the loss of targets that stand at the position predicting them, what
-        routers (if there are any) ask to be added to it, and their routings.
-
-        With `side`, gradients of parameters are complete when it is joined.
-        """
-        routings: Routings = ()
-        tied = head = copy = None
-        if has_fused_pass(self.model) and pays(self.model, inputs):
-            if side is not None and getattr(self.head, "bias", None) is None:
-                weight = self.head.weight
-                shared = weight is self.model.embedding.weight and weight.requires_grad
-                tied = DeferredGradient() if shared else None
-                head = weight.detach() if _compute_dtype(weight) != weight.dtype else None
-            hidden, routings, copy = fused_stream(self.model, inputs, side, tied, head)
-            if side is not None:
-                side.join()  # the copy, if there was but one block
-        else:
-            embedded = self.model.embedding(inputs)
-            hidden, routings = self.model.stream(embedded, self.model.span(embedded))
-            side = None  # autograd adds to a shared matrix's gradient before anyone could join
-        asked = None
-        if routings:
-            real = targets != IGNORED
-            if side is not None:
-                asked = routing_loss_on(routings, real, count, side)
-            else:
-                asked = routing_loss(routings, real) * _share(real, count)
-        loss = head_loss(self.head, hidden, targets, count, side, tied, copy)
-        if side is not None:
-            side.join()  # what was asked for is to be added
-        return loss, asked, routings
+        """The loss of targets that are at the position predicting them, without the routers' losses."""
+        embedded = self.model.embedding(inputs)
+        hidden, _ = self.model.stream(embedded, self.model.span(embedded))
+        return self.head.loss(hidden, targets, count)
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):
@@ -321,7 +292,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels) + self.asked_by_routers(body.routings, hidden, attention_mask)
+            loss = self._loss(logits, labels) + self.routing_loss_in_training(body.routings, hidden, attention_mask)
         output = ClassOutput(loss=loss, logits=logits, **_shared(body))
         return output if return_dict is not False else output.to_tuple()
 
@@ -339,8 +310,8 @@ def _shared(body: BodyOutput) -> dict[str, Any]:
     return {name: getattr(body, name) for name in ("past_key_values", "hidden_states", "routings")}
 
 
-def _share(real: Tensor, count: Tensor | float | None) -> Tensor | float:
-    """A part of a batch counts by its share of the batch's tokens, as its next-token loss does."""
+def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
+    """The weight of a micro-batch's routing loss: its share of the batch's tokens, as for the next-token loss."""
     return 1.0 if count is None else real.sum() / count
 
 
@@ -358,8 +329,3 @@ def _real_padding(mask: Tensor | None) -> Tensor | None:
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None
     return mask
-
-
-BraidModel.register_for_auto_class("AutoModel")
-BraidForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-BraidForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

@@ -29,7 +29,7 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__(width, eps=config.eps, bias=config.bias)
-        self.stack = stack
+        self.config, self.stack = config, stack
         if stack is not None:
             self.weight = vector(stack, width)
             self.bias = vector(stack, width) if config.bias else None  # type: ignore[assignment]
@@ -54,7 +54,7 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__(width, eps=config.eps)
-        self.stack = stack
+        self.config, self.stack = config, stack
         if stack is not None:
             self.weight = vector(stack, width)
 

@@ -1,7 +1,7 @@
 """The facts of one forward pass that every block shares: positions, what may be attended to, the cache."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -37,10 +37,6 @@ class Span:
     @property
     def time(self) -> int:
         return self.positions.shape[-1]
-
-    def bare(self) -> "Span":
-        """A pass over as many tokens with nothing before them and no padding: to try things out."""
-        return replace(self, masks=dict.fromkeys(self.masks), causal=self.time > 1, cache=None, present=None)
 
 
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .block import Block, BlockConfig
-from .config.options import merge_options
+from .config.inheritance import inherit
 from .config.registry import Registry
 from .errors import BraidError
 from .routing.routing import Routings
@@ -52,11 +52,12 @@ class BlockStage(Stage):
                 raise BraidError(f"layers must be at least 1, got {self.layers}")
 
     @classmethod
-    def spell_out(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
         """Options not given come from the architecture's `block`."""
-        return merge_options(template, options)
+        return inherit(template, options)
 
     def __init__(self, config: Config, width: int):
         super().__init__()
+        self.config = config
         self.layers = nn.ModuleList(Block(config, width) for _ in range(config.layers))
         self.width_out = width

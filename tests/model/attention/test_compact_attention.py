@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from braidlm.model.attention import compact as compact_attention
-from braidlm.model.routing.dispatch import Placed, place
+from braidlm.model.routing.dispatch import Permutation, sort_by_expert
 from braidlm.model.routing.stacked import StackedLinear
 
 MEMBERS, BATCH, TIME, HEADS, SIZE = 3, 2, 21, 2, 4
@@ -27,23 +27,23 @@ def of_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return mixed.transpose(1, 2)
 
 
-def rows_of(placed: Placed, every_STNH: Tensor) -> Tensor:
-    return placed.pick(every_STNH.reshape(MEMBERS, BATCH * TIME, HEADS * SIZE)).unflatten(1, (HEADS, SIZE))
+def rows_of(permutation: Permutation, every_STNH: Tensor) -> Tensor:
+    return permutation.pick(every_STNH.reshape(MEMBERS, BATCH * TIME, HEADS * SIZE)).unflatten(1, (HEADS, SIZE))
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("kind", ["top 1", "top 2", "top 3", "one never chosen", "one has all"])
 def test_it_is_the_attention_of_all_tokens_at_the_rows(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact_attention, "CHUNK", chunk)
-    placed, generator = place(choices(kind), MEMBERS), torch.Generator().manual_seed(1)
+    permutation, generator = sort_by_expert(choices(kind), MEMBERS), torch.Generator().manual_seed(1)
     found = []
     streams = torch.randn(3, MEMBERS * BATCH, TIME, HEADS, SIZE, dtype=torch.float64, generator=generator)
     for compact in (True, False):
         query, key, value = (x.clone().requires_grad_() for x in streams)
         if compact:
-            made = compact_attention.compact_attention(rows_of(placed, query), key, value, placed)
+            made = compact_attention.compact_attention(rows_of(permutation, query), key, value, permutation)
         else:
-            made = rows_of(placed, of_all(query, key, value))
+            made = rows_of(permutation, of_all(query, key, value))
         (made * torch.arange(made.numel()).view_as(made)).sum().backward()
         found.append([made.detach(), query.grad, key.grad, value.grad])
     for ours, theirs in zip(*found, strict=True):
@@ -66,24 +66,25 @@ def test_rows_through_their_members_are_products_one_by_one(kind: str, bias: boo
     linear = StackedLinear(MEMBERS, 6, 10, bias).double()
     for parameter in linear.parameters():
         torch.nn.init.normal_(parameter)
-    placed = place(choices(kind), MEMBERS)
+    permutation = sort_by_expert(choices(kind), MEMBERS)
     columns, found = slice(2, 9), []
     for way in ("in place", "by hand"):
         linear.zero_grad()
-        rows = torch.randn(len(placed.source_R), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        generator = torch.Generator().manual_seed(2)
+        rows = torch.randn(len(permutation.source_R), 6, dtype=torch.float64, generator=generator)
         rows.requires_grad_()
         if way == "in place":
-            made = linear(rows, placed.groups, columns)
+            made = linear(rows, permutation.groups, columns)
         else:
             made = torch.stack(
-                [row @ linear.weight[e, :, columns] for row, e in zip(rows, placed.expert_R, strict=True)]
+                [row @ linear.weight[e, :, columns] for row, e in zip(rows, permutation.expert_R, strict=True)]
             )
-            made = made if linear.bias is None else made + linear.bias[placed.expert_R, columns]
+            made = made if linear.bias is None else made + linear.bias[permutation.expert_R, columns]
         made.square().sum().backward()
         found.append([made.detach(), rows.grad, *(p.grad.clone() for p in linear.parameters())])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-10)
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = linear.float()(rows.detach().float(), placed.groups, columns)
+        narrow = linear.float()(rows.detach().float(), permutation.groups, columns)
     assert narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.double(), found[0][0], rtol=0.05, atol=0.1)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from braidlm.core.errors import BraidError
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.options import merge_options
+from braidlm.model.config.inheritance import inherit
+from braidlm.model.config.registry import PARTS
 from braidlm.model.dropout import BlockDropout
-from braidlm.model.parts import REGISTRIES
 from braidlm.model.routing.experts import ExpertsConfig
 from tiny_models import tiny_config
 
@@ -106,9 +106,9 @@ def test_another_kind_replaces_what_is_inherited(given_as: Any) -> None:
 
 
 def test_a_name_and_its_options_are_merged() -> None:
-    assert merge_options("mlp", {"bias": True}) == {"kind": "mlp", "bias": True}
-    assert merge_options({"kind": "a", "x": {"y": 1, "z": 2}}, {"x": {"y": 3}}) == {"kind": "a", "x": {"y": 3, "z": 2}}
-    assert merge_options(1, 2) == 2
+    assert inherit("mlp", {"bias": True}) == {"kind": "mlp", "bias": True}
+    assert inherit({"kind": "a", "x": {"y": 1, "z": 2}}, {"x": {"y": 3}}) == {"kind": "a", "x": {"y": 3, "z": 2}}
+    assert inherit(1, 2) == 2
 
 
 @pytest.mark.parametrize("rates", [0.1, {"embedding": 0.3, "attention": 0.1, "residual": 0.1}])
@@ -160,12 +160,12 @@ def parts_of(noun: str) -> st.SearchStrategy[dict[str, Any]]:
     """Any registered part of a kind with some of its options, as it is written."""
 
     def options(kind: str) -> st.SearchStrategy[dict[str, Any]]:
-        config = REGISTRIES[noun][kind].Config
+        config = PARTS[noun][kind].Config
         hints = get_type_hints(config, include_extras=True)
         fields = {f.name: values_for(hints[f.name]) for f in dataclasses.fields(config)}
         return st.fixed_dictionaries({"kind": st.just(kind)}, optional=fields)
 
-    return st.sampled_from(list(REGISTRIES[noun])).flatmap(options)
+    return st.sampled_from(list(PARTS[noun])).flatmap(options)
 
 
 block_options = st.fixed_dictionaries(
@@ -215,7 +215,7 @@ def test_the_configuration_survives_json(data: dict[str, Any]) -> None:
     config = BraidConfig(readable(data), vocab_size=11)
     again = BraidConfig.from_dict(json.loads(config.to_json_string(use_diff=False)))
     assert again.architecture == config.architecture
-    assert again.decoded() == config.decoded()
+    assert again.decoded == config.decoded
     assert again.vocab_size == 11
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.config import registry as registry_file
-from braidlm.model.config.registry import Registry
-from braidlm.model.parts import REGISTRIES
+from braidlm.model.config.registry import PARTS, Registry
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(colours: Registry) -> None
 
 
 def test_only_the_models_parts_come_from_other_packages() -> None:
-    assert all(registry.third_party for registry in REGISTRIES.values())
+    assert all(registry.third_party for registry in PARTS.values())
     own = Registry("shade")
     own.register("dark")(object)
     with pytest.raises(BraidError) as caught:
@@ -86,10 +85,10 @@ def test_a_broken_package_is_named_each_time(colours: Registry, monkeypatch: pyt
             colours["blue"]
 
 
-@pytest.mark.parametrize("noun", REGISTRIES)
+@pytest.mark.parametrize("noun", PARTS)
 def test_every_registered_part_says_what_it_is(noun: str) -> None:
-    for kind in REGISTRIES[noun]:
-        part = REGISTRIES[noun][kind]
+    for kind in PARTS[noun]:
+        part = PARTS[noun][kind]
         assert (part.__doc__ or "").strip(), f"{noun} '{kind}' has no docstring; `braid list parts` shows it"
         assert hasattr(part, "Config") or isinstance(part, FunctionType), f"{noun} '{kind}' has no Config"
         assert kind == kind.lower()

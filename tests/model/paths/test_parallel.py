@@ -256,7 +256,7 @@ def test_unequal_paths_run_one_by_one(paths: str, join: str) -> None:
 def test_a_path_keeps_its_options_and_takes_the_others() -> None:
     stages = [{"parallel": {"paths": {"a": {"attention": {"heads": 2}}, "b": {}}, "attention": {"window": 3}}}]
     config = tiny_config(stages=stages, block={"norm": "layer", "attention": {"kind": "softmax", "bias": True}})
-    a, b = config.decoded().stages[0].options.paths
+    a, b = config.decoded.stages[0].options.paths
     assert (a.attention.options.heads, b.attention.options.heads) == (2, 8)
     for path in (a, b):
         assert path.norm.kind == "layer"

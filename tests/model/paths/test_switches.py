@@ -124,23 +124,23 @@ def test_a_path_alone_serves_every_token_where_two_are_chosen() -> None:
 
 def test_add_without_a_path_is_the_stream_and_the_other_changes() -> None:
     layer, hidden, span, (a, _, c) = first_layer(paths=NAMES, join="add")
-    layer.join.silent = frozenset({"maths"})
+    layer.join.inactive = frozenset({"maths"})
     close(layer(hidden, span)[0], hidden + (a - hidden) + (c - hidden))
 
 
-def test_concat_has_zeros_in_the_silent_place() -> None:
+def test_concat_has_zeros_for_an_inactive_path() -> None:
     layer, hidden, span, (a, _) = first_layer(join="concat", attention={"heads": 2})
-    layer.join.silent = frozenset({"path_2"})
+    layer.join.inactive = frozenset({"path_2"})
     joined, _ = layer(hidden, span)
     close(joined[..., :8], a)
     assert joined[..., 8:].abs().max() == 0
 
 
-def test_a_name_silences_it_in_every_stage() -> None:
+def test_a_name_deactivates_it_in_every_stage() -> None:
     stages = [{"parallel": {"paths": ["a", "b"]}}, {"parallel": {"paths": ["b", "c"]}}]
     model = tiny_model(stages=stages)
     use_paths(model, ["a", "c"])
-    assert [stage.layers[0].join.silent for stage in model.model.stages] == [{"b"}, {"b"}]
+    assert [stage.layers[0].join.inactive for stage in model.model.stages] == [{"b"}, {"b"}]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_name_silences_it_in_every_stage() -> None:
     [
         (["storis"], "the model has no path 'storis'. Did you mean 'stories'?"),
         (["stories", "zzz"], "the model has no path 'zzz'. There are: code, maths, stories."),
-        ([], "at least one path must be heard\nThe model has stories, maths, code."),
+        ([], "at least one path must be active\nThe model has stories, maths, code."),
     ],
 )
 def test_paths_that_cannot_be_chosen(names: list[str], text: str) -> None:

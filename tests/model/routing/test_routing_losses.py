@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from parallel_layers import path_model
 from torch import Tensor
 
-from braidlm.kernels.routed.side_losses import asked_aside
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.heads.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.routing.losses import (
     _alike,
-    _at_once,
+    evaluate_together,
     load,
     loads,
     routing_loss,
@@ -26,6 +25,7 @@ from braidlm.model.routing.losses import (
     usages,
 )
 from braidlm.model.routing.routing import Routing
+from braidlm.training.objective import plain_losses
 from tiny_models import random_ids, randomised
 
 NAMES = ("a", "b", "combined")
@@ -249,12 +249,13 @@ def test_usages_and_loads_are_by_router_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", [*VALUES, "usage", "load"])
-def test_routings_of_one_shape_computed_at_once(name: str) -> None:
+def test_routings_of_one_shape_are_evaluated_together(name: str) -> None:
     measure = {"usage": usage, "load": load}.get(name) or routing_losses[name]
     real, found = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
     for at_once in (True, False):
         alike = several()
-        made = _at_once(measure, alike, real) if at_once else torch.stack([measure(one, real) for one in alike])
+        one_by_one = torch.stack([measure(one, real) for one in alike])
+        made = evaluate_together(measure, alike, real) if at_once else one_by_one
         if name != "load":  # counts have no gradient
             (made * torch.arange(1.0, 1 + made.numel()).view_as(made)).sum().backward()
         found.append([made.detach(), *(one.scores_BTN.grad for one in alike)])  # type: ignore[union-attr]
@@ -262,7 +263,7 @@ def test_routings_of_one_shape_computed_at_once(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_can_be_computed_at_once() -> None:
+def test_what_can_be_computedevaluate_together() -> None:
     plain, weighed = several(), several({"switch": 0.2})
     wide = Routing("wide", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
     groups = _alike((*plain, wide, *weighed))
@@ -278,19 +279,6 @@ def test_the_loss_of_a_model_is_the_weighted_sum_over_routers() -> None:
     total = routing_loss((first, second, silent), torch.ones(2, 6))
     assert total.item() == pytest.approx((0.5 + 0.25 + 2.0) * math.log(3))
     assert routing_loss((), torch.ones(2, 6)) == 0.0
-
-
-@pytest.mark.parametrize("losses", [*({name: 0.7} for name in VALUES), {"switch": 0.2, "z_loss": 0.1}, {}], ids=str)
-def test_what_is_asked_aside_and_its_gradient(losses: dict[str, float]) -> None:
-    real, found = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
-    for aside in (True, False):
-        silent = Routing("silent", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
-        routings = (*several(losses), silent)
-        total = asked_aside(routings, real, 16.0, None) if aside else routing_loss(routings, real) * real.sum() / 16.0
-        (total * 3.0 + 0.0 * sum(one.probabilities_BTN.sum() for one in routings)).backward()
-        found.append([total.detach(), *(one.scores_BTN.grad for one in routings[:-1])])  # type: ignore[union-attr]
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 WEIGHTS = {"load_balance": 0.7, "token_entropy": 0.3}
@@ -331,7 +319,7 @@ def test_evaluation_is_of_the_text_alone() -> None:
 def test_the_training_loop_and_the_forward_ask_the_same() -> None:
     model, ids = path_model(**ROUTED).train(), random_ids(2, 7)
     torch.manual_seed(0)
-    text, routing_part, routings = model.training_losses(ids[:, :-1], ids[:, 1:])
+    text, routing_part, routings = plain_losses(model, ids[:, :-1], ids[:, 1:])
     torch.manual_seed(0)
     torch.testing.assert_close(model.text_loss(ids[:, :-1], ids[:, 1:]), text)
     expected = asked(model, ids[:, :-1], torch.ones(2, 6, dtype=torch.long))
@@ -344,7 +332,7 @@ def test_targets_that_are_not_trained_on_do_not_count() -> None:
     targets = ids[:, 1:].clone()
     targets[0, 2:] = -100
     torch.manual_seed(0)
-    _, found, _ = model.training_losses(ids[:, :-1], targets)
+    _, found, _ = plain_losses(model, ids[:, :-1], targets)
     torch.manual_seed(0)
     routings = model(ids[:, :-1]).routings
     real = targets != -100
@@ -360,9 +348,9 @@ def test_parts_of_a_batch_count_by_their_tokens() -> None:
     total, expected = 0.0, 0.0
     for number, part in enumerate((slice(0, 2), slice(2, 4))):
         torch.manual_seed(number)
-        total = total + model.training_losses(inputs[part], targets[part], count)[1]
+        total = total + plain_losses(model, inputs[part], targets[part], count)[1]
         torch.manual_seed(number)
-        alone = model.training_losses(inputs[part], targets[part])[1]
+        alone = plain_losses(model, inputs[part], targets[part])[1]
         expected = expected + alone * (targets[part] != -100).sum() / count
     torch.testing.assert_close(total, expected)
 
@@ -379,7 +367,7 @@ def test_transformers_count_of_items_scales_it_too() -> None:
 
 def test_its_gradient_reaches_the_router_alone_with_the_paths() -> None:
     model, ids = path_model(**ROUTED).train(), random_ids(2, 6)
-    model.training_losses(ids[:, :-1], ids[:, 1:])[1].backward()
+    plain_losses(model, ids[:, :-1], ids[:, 1:])[1].backward()
     for layer in model.model.stages[0].layers:
         assert layer.join.router.weight.grad.abs().max() > 0
         assert layer.join.combine.weight.grad.abs().max() > 0

@@ -65,7 +65,7 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     length = length or model.config.max_position_embeddings
     body = model.model
     named: list[tuple[str, nn.Module]] = [("embedding", body.embedding), ("positions", body.positions)]
-    choices = model.config.decoded().stages
+    choices = model.config.decoded.stages
     named += [(f"{i}: {c.kind}", s) for i, (c, s) in enumerate(zip(choices, body.stages, strict=True))]
     named += [("norm", body.norm), ("head", model.head)]
     rows = []

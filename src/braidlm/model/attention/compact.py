@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..routing.dispatch import Placed
+from ..routing.dispatch import Permutation
 
 CHUNK = 64
 """Queries computed at once: their scores stay in the processor's cache, and keys after the last are left out."""
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     """Sequences of the first member come first, then those of the second."""
     rows: slice
     first: int
-    """Where the first of them stands in its sequence."""
+    """Position of the first row in its sequence."""
     last: int
 
 
@@ -35,9 +35,9 @@ def serves(query: Tensor, time: int) -> bool:
     return query.is_cpu and wide and time >= SHORTEST and not torch.compiler.is_compiling()
 
 
-def compact_attention(query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, placed: Placed) -> Tensor:
+def compact_attention(query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
     """What each row's query gathers [row, head, dim] from the tokens up to its own in a sequence S of its member."""
-    made: Tensor = CompactAttention.apply(query_RNH * query_RNH.shape[-1] ** -0.5, key_STNH, value_STNH, placed)
+    made: Tensor = CompactAttention.apply(query_RNH * query_RNH.shape[-1] ** -0.5, key_STNH, value_STNH, permutation)
     return made
 
 
@@ -45,12 +45,12 @@ class CompactAttention(torch.autograd.Function):
     """Scores are computed again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, placed: Placed) -> Tensor:
-        ctx.places_R = placed.source_R % key_STNH.shape[1]
-        ctx.pieces = list(_pieces(placed, ctx.places_R, key_STNH))
+    def forward(ctx: Any, query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
+        ctx.positions_R = permutation.source_R % key_STNH.shape[1]
+        ctx.pieces = list(_pieces(permutation, ctx.positions_R, key_STNH))
         made_RNH = torch.empty_like(query_RNH)
         for piece in ctx.pieces:
-            shares = _shares(piece, ctx.places_R, query_RNH, key_STNH)
+            shares = _shares(piece, ctx.positions_R, query_RNH, key_STNH)
             value = value_STNH[piece.sequence, : piece.last + 1].transpose(0, 1)
             made_RNH[piece.rows] = (shares @ value).transpose(0, 1)
         ctx.save_for_backward(query_RNH, key_STNH, value_STNH, made_RNH)
@@ -65,7 +65,7 @@ class CompactAttention(torch.autograd.Function):
         key_gradient, value_gradient = (torch.zeros_like(key_STNH.transpose(1, 2)).contiguous() for _ in range(2))
         for piece in ctx.pieces:
             seen = slice(piece.last + 1)
-            shares = _shares(piece, ctx.places_R, query_RNH, key_STNH)
+            shares = _shares(piece, ctx.positions_R, query_RNH, key_STNH)
             upstream = upstream_RNH[piece.rows].transpose(0, 1)
             key, value = (x[piece.sequence, seen].transpose(0, 1) for x in (key_STNH, value_STNH))
             value_gradient[piece.sequence, :, seen].baddbmm_(shares.mT, upstream)
@@ -76,22 +76,23 @@ class CompactAttention(torch.autograd.Function):
         return query_gradient, key_gradient.transpose(1, 2), value_gradient.transpose(1, 2), None
 
 
-def _pieces(placed: Placed, places_R: Tensor, key_STNH: Tensor) -> Iterator[Piece]:
+def _pieces(permutation: Permutation, positions_R: Tensor, key_STNH: Tensor) -> Iterator[Piece]:
     """Rows are sorted by member and then by token, so those of one sequence stand together."""
     sequences, time = key_STNH.shape[:2]
-    of_member = sequences // len(placed.groups.counts_E)
-    counts = torch.bincount(placed.expert_R * of_member + placed.source_R // time, minlength=sequences).tolist()
-    places, begin = places_R.tolist(), 0
+    of_member = sequences // len(permutation.groups.counts_E)
+    sequence_R = permutation.expert_R * of_member + permutation.source_R // time
+    counts = torch.bincount(sequence_R, minlength=sequences).tolist()
+    positions, begin = positions_R.tolist(), 0
     for sequence, count in enumerate(counts):
         for start in range(begin, begin + count, CHUNK):
             end = min(start + CHUNK, begin + count)
-            yield Piece(sequence, slice(start, end), places[start], places[end - 1])
+            yield Piece(sequence, slice(start, end), positions[start], positions[end - 1])
         begin += count
 
 
-def _shares(piece: Piece, places_R: Tensor, query_RNH: Tensor, key_STNH: Tensor) -> Tensor:
+def _shares(piece: Piece, positions_R: Tensor, query_RNH: Tensor, key_STNH: Tensor) -> Tensor:
     """What each query takes of each key up to the last query's own, [head, row, key]; 0 of those that come after it."""
     scores = query_RNH[piece.rows].transpose(0, 1) @ key_STNH[piece.sequence, : piece.last + 1].permute(1, 2, 0)
-    later = torch.arange(piece.first + 1, piece.last + 1) > places_R[piece.rows, None]
+    later = torch.arange(piece.first + 1, piece.last + 1) > positions_R[piece.rows, None]
     scores[..., piece.first + 1 :].masked_fill_(later, -torch.inf)
     return scores.softmax(-1)

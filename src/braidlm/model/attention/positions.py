@@ -15,7 +15,7 @@ position_kinds = Registry("positions", third_party=True)
 
 
 class Rotation(Protocol):
-    """Turns queries and keys [batch, time, head, dim] by their positions."""
+    """Rotates queries and keys [batch, time, head, dim] by their positions."""
 
     def __call__(self, heads_BTNH: Tensor) -> Tensor: ...
 
@@ -46,6 +46,7 @@ class NoPositions(Positions):
 
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
+        self.config = config
 
 
 @position_kinds.register("learned")
@@ -58,6 +59,7 @@ class LearnedPositions(Positions):
 
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
+        self.config = config
         self.weight = nn.Parameter(torch.empty(context, width))
         self.limit = context
 
@@ -92,13 +94,13 @@ class RotaryPositions(Positions):
         swap = self._swap
         cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
 
-        def turn(heads_BTNH: Tensor) -> Tensor:
+        def rotate(heads_BTNH: Tensor) -> Tensor:
             if len(cos) == 1:
                 return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
             grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # a stack's members follow one another in the batch
             return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
 
-        return turn
+        return rotate
 
     def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [batch or 1, time, dim], the sine with signs: x becomes x cos + (x swapped in pairs) sin."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..config.registry import Registry
 from ..dropout import Dropout
 from ..errors import BraidError
-from ..routing.dispatch import Placed
+from ..routing.dispatch import Permutation
 from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
 from ..routing.stacked import linear
@@ -70,7 +70,7 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         if config.head_dim is None and width % config.heads:
             raise BraidError(f"width {width} does not divide into {config.heads} heads; set head_dim")
-        self.stack = stack
+        self.config, self.stack = config, stack
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.head_dim or width // config.heads
@@ -90,35 +90,36 @@ class SoftmaxAttention(nn.Module):
         merged = self._mixed(self.qkv(hidden), span)
         return (merged if self.out is None else self.out(merged)), ()
 
-    def routed(self, normed: Tensor, placed: Placed, span: Span) -> Tensor:
-        """What the members of a stack make of the tokens that chose them: rows of `placed`.
+    def routed(self, normed: Tensor, permutation: Permutation, span: Span) -> Tensor:
+        """What the members of a stack make of the tokens that chose them: rows of `permutation`.
 
         `normed` is the stream as the members read it [member or 1, batch, time, width]; or, where only the tokens that
         chose a member exist for it (`span.present`), the rows of those.
         """
         inner = self.heads * self.head_dim
         if span.present is None:
-            rows = placed.pick(normed.flatten(1, 2))
-            queries, others = self.qkv(rows, placed.groups, slice(inner)), self.qkv(normed, columns=slice(inner, None))
-            merged = self._mixed_rows(queries, others, placed, span)
+            rows = permutation.pick(normed.flatten(1, 2))
+            queries = self.qkv(rows, permutation.groups, slice(inner))
+            others = self.qkv(normed, columns=slice(inner, None))
+            merged = self._mixed_rows(queries, others, permutation, span)
         else:
-            made = placed.spread(self.qkv(normed, placed.groups)).unflatten(1, (-1, span.time))
-            merged = placed.pick(self._mixed(made, span).flatten(1, 2))
-        return merged if self.out is None else self.out(merged, placed.groups)
+            made = permutation.spread(self.qkv(normed, permutation.groups)).unflatten(1, (-1, span.time))
+            merged = permutation.pick(self._mixed(made, span).flatten(1, 2))
+        return merged if self.out is None else self.out(merged, permutation.groups)
 
-    def _mixed_rows(self, query_RW: Tensor, others_MBTW: Tensor, placed: Placed, span: Span) -> Tensor:
+    def _mixed_rows(self, query_RW: Tensor, others_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
         """What the rows' queries gather from the keys and values, side by side, of every token of their member."""
         plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
         if not (plain and self.kv_heads == self.heads and serves(query_RW, span.time)):
-            made = torch.cat((placed.spread(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1)
-            return placed.pick(self._mixed(made, span).flatten(1, 2))
+            made = torch.cat((permutation.spread(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1)
+            return permutation.pick(self._mixed(made, span).flatten(1, 2))
         key, value = others_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
-        turn = span.rotations[self.head_dim]
-        if turn is not None:
-            key = turn(key)
-            spread_STNH = placed.spread(query_RW).view_as(key)
-            query_RW = placed.pick(turn(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1]))
-        return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, placed).flatten(1)
+        rotate = span.rotations[self.head_dim]
+        if rotate is not None:
+            key = rotate(key)
+            spread_STNH = permutation.spread(query_RW).view_as(key)
+            query_RW = permutation.pick(rotate(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1]))
+        return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, permutation).flatten(1)
 
     def _mixed(self, made: Tensor, span: Span) -> Tensor:
         """Queries, keys and values side by side [..., batch, time, channels] to what each query gathers."""
@@ -126,9 +127,9 @@ class SoftmaxAttention(nn.Module):
         heads_BTNH = made.view(-1, made.shape[-2], self.heads + 2 * self.kv_heads, self.head_dim)
         # Splits, not slices: a slice's gradient is a whole tensor of zeros with a piece filled in.
         both_BTNH, value = heads_BTNH.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        turn = span.rotations[self.head_dim]
-        turned_BTNH = both_BTNH if turn is None else turn(both_BTNH)
-        query, key = turned_BTNH.split((self.heads, self.kv_heads), dim=2)
+        rotate = span.rotations[self.head_dim]
+        rotated_BTNH = both_BTNH if rotate is None else rotate(both_BTNH)
+        query, key = rotated_BTNH.split((self.heads, self.kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         mask, present = span.masks[self.window], span.present
         # Caches and masks know the batch alone: for them the members are so many more heads.

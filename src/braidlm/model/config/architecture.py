@@ -3,11 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
 
+from ..attention.positions import position_kinds
 from ..block import BlockConfig
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
-from ..parts import embeddings, heads, initialisations, norms, position_kinds, stage_kinds
-from .options import merge_options
+from ..heads.embedding import embeddings
+from ..heads.linear import heads
+from ..initialisation import initialisations
+from ..norms import norms
+from ..stages import stage_kinds
+from .inheritance import inherit
 from .registry import Choice
 from .strict import PartOf, decode, encode, part_of
 
@@ -61,16 +66,16 @@ def read_architecture(data: dict[str, Any], where: str = "model") -> Architectur
     template = data.pop("block", None) or {}
     if not isinstance(template, dict):
         raise BraidError(f"{where}.block: expected a mapping, got '{template}'")
-    template = _spelled_out(template)
+    template = _with_kinds(template)
     if "dropout" in data:
-        rates = _spelled_out({"dropout": data["dropout"]})
+        rates = _with_kinds({"dropout": data["dropout"]})
         if isinstance(rates["dropout"], dict):
             rates["dropout"] = {kind: rate for kind, rate in rates["dropout"].items() if kind != "embedding"}
-        template = merge_options(rates, template)
+        template = inherit(rates, template)
     if "norm" in template:
         data.setdefault("norm", template["norm"])
     if isinstance(data.get("stages"), list):
-        data["stages"] = [_spell_out(stage, template) for stage in data["stages"]]
+        data["stages"] = [_inherited(stage, template) for stage in data["stages"]]
     return decode(Architecture, data, where)
 
 
@@ -79,28 +84,28 @@ def write_architecture(architecture: Architecture) -> dict[str, Any]:
     return encode(architecture)
 
 
-def _spelled_out(template: dict[str, Any]) -> dict[str, Any]:
-    """A block's options as mappings with their kinds, so that it is clear what a stage's own options refine."""
+def _with_kinds(template: dict[str, Any]) -> dict[str, Any]:
+    """A block's options as mappings that name their kinds, so that it is clear what a stage's own options refine."""
     hints = get_type_hints(BlockConfig, include_extras=True)
-    spelled = dict(template)
+    full = dict(template)
     for name, value in template.items():
         part = part_of(hints.get(name))
         if part is not None and isinstance(value, (str, dict)):
-            spelled[name] = {"kind": value} if isinstance(value, str) else {"kind": part.default, **value}
+            full[name] = {"kind": value} if isinstance(value, str) else {"kind": part.default, **value}
         elif name == "dropout" and isinstance(value, (int, float)):
-            spelled[name] = BlockDropout.from_shorthand(value)
-    return spelled
+            full[name] = BlockDropout.from_shorthand(value)
+    return full
 
 
-def _spell_out(stage: Any, template: dict[str, Any]) -> Any:
-    """A stage with the options it did not give itself taken from the template, as its kind says."""
-    given = {stage: {}} if isinstance(stage, str) else stage
-    if not isinstance(given, dict) or len(given) != 1:
+def _inherited(stage: Any, template: dict[str, Any]) -> Any:
+    """A stage with the options that it does not give itself taken from the template, as its kind says."""
+    mapping = {stage: {}} if isinstance(stage, str) else stage
+    if not isinstance(mapping, dict) or len(mapping) != 1:
         return stage  # decoding says what is wrong with it
-    ((kind, options),) = given.items()
+    ((kind, options),) = mapping.items()
     if kind not in stage_kinds:
         return stage
-    spell_out = getattr(stage_kinds[kind], "spell_out", None)
-    if spell_out is None or not isinstance(options or {}, dict):
+    inherit_in_stage = getattr(stage_kinds[kind], "inherit", None)
+    if inherit_in_stage is None or not isinstance(options or {}, dict):
         return stage
-    return {kind: spell_out(options or {}, template)}
+    return {kind: inherit_in_stage(options or {}, template)}

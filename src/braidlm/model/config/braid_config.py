@@ -1,56 +1,70 @@
 """The configuration that transformers saves and loads; the architecture inside it is decoded strictly."""
 
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PretrainedConfig
 
+from ..folder_code import CODE_FILE, write_folder_code
 from .architecture import Architecture, read_architecture, write_architecture
 
-AUTO_MAP = {
-    "AutoConfig": "configuration_braid.BraidConfig",
-    "AutoModel": "modeling_braid.BraidModel",
-    "AutoModelForCausalLM": "modeling_braid.BraidForCausalLM",
-    "AutoModelForSequenceClassification": "modeling_braid.BraidForSequenceClassification",
+CLASSES = {
+    "AutoConfig": "BraidConfig",
+    "AutoModel": "BraidModel",
+    "AutoModelForCausalLM": "BraidForCausalLM",
+    "AutoModelForSequenceClassification": "BraidForSequenceClassification",
 }
 
 
-class BraidConfig(PreTrainedConfig):
+class BraidConfig(PretrainedConfig):
     """`architecture` says what the model is; the rest are the names other tools look for."""
 
     model_type = "braid"
+    decoded: Architecture
 
     def __init__(self, architecture: Architecture | dict | None = None, vocab_size: int = 256, **kwargs: Any):
-        decoded = (
-            architecture
-            if isinstance(architecture, Architecture)
-            else read_architecture(architecture or {"stages": ["block"]})
-        )
-        self.architecture = write_architecture(decoded)
+        self.architecture = architecture or {"stages": ["block"]}
         self.vocab_size = vocab_size
         derived = {
-            "hidden_size": decoded.width,
-            "max_position_embeddings": decoded.context,
-            "num_hidden_layers": decoded.depth,
-            "num_attention_heads": _first_heads(decoded),
+            "hidden_size": self.decoded.width,
+            "max_position_embeddings": self.decoded.context,
+            "num_hidden_layers": self.decoded.depth,
+            "num_attention_heads": _first_heads(self.decoded),
         }
         for name, value in derived.items():
             kwargs.pop(name, None)
             setattr(self, name, value)
-        kwargs["tie_word_embeddings"] = decoded.tie_embeddings
+        kwargs["tie_word_embeddings"] = self.decoded.tie_embeddings
         kwargs.pop("auto_map", None)
         self.use_cache = kwargs.pop("use_cache", True)
         self.paths: list[str] | None = kwargs.pop("paths", None)
-        """Which paths are heard; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
+        """Which paths are active; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
         self.frozen: list[str] = kwargs.pop("frozen", None) or []
-        """Parts that training leaves as they are."""
+        """Parts that training does not change."""
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # tools read them of every configuration
             setattr(self, name, kwargs.pop(name, None))
         super().__init__(**kwargs)
-        self.auto_map = dict(AUTO_MAP)
+        module = CODE_FILE.removesuffix(".py")
+        self.auto_map = {auto: f"{module}.{name}" for auto, name in CLASSES.items()}
 
-    def decoded(self) -> Architecture:
-        """The architecture as typed configuration."""
-        return read_architecture(self.architecture, where="architecture")
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The architecture as plain data with nothing left implicit; `decoded` is the same, typed."""
+        return write_architecture(self.decoded)
+
+    @architecture.setter
+    def architecture(self, value: Architecture | dict[str, Any]) -> None:
+        self.decoded = value if isinstance(value, Architecture) else read_architecture(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        data["architecture"] = write_architecture(data.pop("decoded"))
+        return data
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """transformers' own, and the code: every model that is saved saves its configuration with this method."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_folder_code(Path(save_directory))
 
 
 def _first_heads(architecture: Architecture) -> int:
@@ -59,6 +73,3 @@ def _first_heads(architecture: Architecture) -> int:
         if attention is not None:
             return getattr(attention.options, "heads", 1)
     return 1
-
-
-BraidConfig.register_for_auto_class()

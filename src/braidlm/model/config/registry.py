@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import walk_packages
 from typing import Any, TypeVar
 
 from ..errors import BraidError, did_you_mean
+from ..folder_code import IS_FOLDER_CODE
 
 T = TypeVar("T")
 ENTRY_POINTS = "braidlm.parts"
@@ -29,18 +31,22 @@ class Registry:
     noun: str
     parts: dict[str, Any] = field(default_factory=dict)
     third_party: bool = False
-    """Whether other packages may add to it, as they may to the model's parts."""
+    """Whether it holds parts of the model, which other packages may add to."""
+
+    def __post_init__(self) -> None:
+        if self.third_party:
+            PARTS[self.noun] = self
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that files a part under `name`; a name taken twice is our bug, not a user's."""
+        """Decorator that adds a part as `name`; a name taken twice is our bug, not a user's."""
 
-        def file(part: T) -> T:
+        def add(part: T) -> T:
             if name in self.parts:
                 raise RuntimeError(f"two parts of kind '{self.noun}' are called '{name}'")
             self.parts[name] = part
             return part
 
-        return file
+        return add
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
@@ -52,20 +58,33 @@ class Registry:
 
     def __contains__(self, name: object) -> bool:
         if name not in self.parts and self.third_party:
-            _load_third_party_parts()
+            _load_own_parts()
+            if name not in self.parts:
+                _load_third_party_parts()
         return name in self.parts
 
     def __iter__(self) -> Iterator[str]:
         if self.third_party:
+            _load_own_parts()
             _load_third_party_parts()
         return iter(sorted(self.parts))
 
     def build(self, choice: Choice, *args: Any, **kwargs: Any) -> Any:
-        """Make the chosen part."""
+        """Instantiate the chosen part."""
         return self[choice.kind](choice.options, *args, **kwargs)
 
 
+PARTS: dict[str, Registry] = {}
+"""The registries of the model's parts, by noun."""
+
 _third_party_loaded = False
+
+
+@cache
+def _load_own_parts() -> None:
+    """Import every file of the model, so that a part is found where it lies; in a saved folder all are in this file."""
+    if not IS_FOLDER_CODE:
+        import_files(__name__.removesuffix(".config.registry"))
 
 
 def _load_third_party_parts() -> None:
@@ -73,7 +92,7 @@ def _load_third_party_parts() -> None:
     global _third_party_loaded
     if _third_party_loaded:
         return
-    _third_party_loaded = True  # before the imports, which may come back here
+    _third_party_loaded = True  # set before the imports, which may call this function again
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             entry.load()
@@ -88,5 +107,5 @@ def _load_third_party_parts() -> None:
 
 def import_files(package: str) -> None:
     """Import every file below a package, so that a new file there is found without a list to edit."""
-    for found in walk_packages(import_module(package).__path__, f"{package}."):
-        import_module(found.name)
+    for file in walk_packages(import_module(package).__path__, f"{package}."):
+        import_module(file.name)

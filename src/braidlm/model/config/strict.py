@@ -107,14 +107,14 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
         if key not in fields:
             problems.append(f"{_at(where)}unknown key '{key}'.{did_you_mean(key, fields)}")
     values = {}
-    for name, field in fields.items():
+    for name, declared in fields.items():
         path = f"{where}.{name}" if where else name
         if name in data:
             values[name] = _decode(hints[name], data[name], path, problems)
-        elif field.default is MISSING and field.default_factory is MISSING:
+        elif declared.default is MISSING and declared.default_factory is MISSING:
             problems.append(f"{path}: missing; it has no default")
-        elif (part := part_of(hints[name])) is not None and isinstance(field.default, str):
-            values[name] = _decode_choice(part, field.default, path, problems)
+        elif (part := part_of(hints[name])) is not None and isinstance(declared.default, str):
+            values[name] = _decode_choice(part, declared.default, path, problems)
     if len(problems) > before:
         return None
     try:

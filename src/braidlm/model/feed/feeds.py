@@ -78,7 +78,7 @@ class MLP(nn.Module):
         hidden = config.hidden or 4 * width
         self.up = linear(stack, width, hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
-        self.kind, self.activation = config.activation, ACTIVATIONS[config.activation]
+        self.config, self.activation = config, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
         return through(self.out, self.activation(through(self.up, hidden, groups)), groups), ()
@@ -102,7 +102,7 @@ class SwiGLU(nn.Module):
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
         hidden = config.hidden or gated_hidden(width)
-        self.stack = stack
+        self.config, self.stack = config, stack
         self.gate_up = linear(stack, width, 2 * hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
         self.beta = vector(stack, hidden) if config.learned_beta else None
@@ -131,6 +131,7 @@ class GEGLU(nn.Module):
 
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()
+        self.config = config
         hidden = config.hidden or gated_hidden(width)
         self.gate_up = linear(stack, width, 2 * hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)

@@ -1,4 +1,4 @@
-"""Where a token becomes a vector, and a vector becomes scores of tokens."""
+"""Embeddings: where a token becomes a vector."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,6 @@ from torch import nn
 from ..config.registry import Registry
 
 embeddings = Registry("embedding", third_party=True)
-heads = Registry("head", third_party=True)
 
 
 @embeddings.register("tokens")
@@ -20,16 +19,4 @@ class TokenEmbedding(nn.Embedding):
 
     def __init__(self, config: Config, vocab_size: int, width: int):
         super().__init__(vocab_size, width)
-
-
-@heads.register("linear")
-class LinearHead(nn.Linear):
-    """A score for each token by one product; it may share its matrix with the embedding."""
-
-    @dataclass
-    class Config:
-        bias: bool = False
-        """Whether each token has a learned bias."""
-
-    def __init__(self, config: Config, width: int, vocab_size: int):
-        super().__init__(width, vocab_size, bias=config.bias)
+        self.config = config

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..routing.compute import is_sparse
 from ..routing.dispatch import Groups, dispatch
 from ..routing.experts import ExpertsConfig, count_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, carrier, through
-from ..routing.ways import faster_way
 
 
 @dataclass
@@ -30,7 +30,7 @@ class ExpertProjection(nn.Module):
 
     def __init__(self, config: ProjectionExpertsConfig, width: int, to: int, bias: bool):
         super().__init__()
-        names, self.compute = config.listed, config.router.compute
+        self.config, names, self.compute = config, config.listed, config.router.compute
         self.router = TopKRouter(config.router, width, names)
         self.gate_up: nn.Module | None = None
         hidden = width
@@ -43,11 +43,8 @@ class ExpertProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(hidden)
-        way = faster_way(
-            self.compute, self, (routing.chosen_BTK.shape[-1],), hidden, routing, self._sparse, self._dense
-        )
-        made = (self._sparse if way == "sparse" else self._dense)(hidden, routing)
-        return made.view(*hidden.shape[:-1], -1), (routing,)
+        project = self._sparse if is_sparse(self.compute, hidden) else self._dense
+        return project(hidden, routing).view(*hidden.shape[:-1], -1), (routing,)
 
     def _sparse(self, hidden: Tensor, routing: Routing) -> Tensor:
         chosen, weights = routing.chosen_BTK.flatten(0, -2), routing.weights_BTK.flatten(0, -2)

@@ -43,7 +43,6 @@ class GumbelJoin(LevelJoin):
         super().__init__(config, shape)
         if COMBINED in shape.names:
             raise BraidError(f"a path cannot be called '{COMBINED}' here: that is the choice of all paths together")
-        self.config = config
         self.is_noisy = config.sample == "gumbel"
         self.temperature_scale = 1.0
         """What a schedule changes between steps."""
@@ -59,12 +58,12 @@ class GumbelJoin(LevelJoin):
         raise NotImplementedError("abstract: v1 and v2 read different things")
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        side_by_side = torch.cat(self.heard(outputs), dim=-1)
+        side_by_side = torch.cat(self.active(outputs), dim=-1)
         combined = self.combine(side_by_side)
         scores_BTN = self.scores(side_by_side, combined).float()
-        if self.silent:
-            shut = torch.tensor([name in self.silent for name in self.choices], device=scores_BTN.device)
-            scores_BTN = scores_BTN.masked_fill(shut, -torch.inf)
+        if self.inactive:
+            inactive = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
+            scores_BTN = scores_BTN.masked_fill(inactive, -torch.inf)
         weights_BTN = self.weigh(scores_BTN)
         level = [*self.levelled(outputs), combined]
         joined = sum(w * x for w, x in zip(weights_BTN.to(combined.dtype).split(1, dim=-1), level, strict=True))

@@ -49,11 +49,11 @@ class Join(nn.Module):
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__()
-        self.names, self.width_out = shape.names, shape.width_out
+        self.config, self.names, self.width_out = config, shape.names, shape.width_out
         self.address = ""
         """The model's name for this join; the model sets it."""
-        self.silent: frozenset[str] = frozenset()
-        """Paths whose outputs do not count."""
+        self.inactive: frozenset[str] = frozenset()
+        """Paths that add nothing."""
         self.residual = config.residual
         if config.residual and shape.width_in != shape.width_out:
             raise BraidError(
@@ -73,11 +73,12 @@ class Join(nn.Module):
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
         raise NotImplementedError("abstract: each join has its own way")
 
-    def heard(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The outputs, with zeros in place of silent paths."""
-        if not self.silent:
+    def active(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs, with zeros for inactive paths."""
+        if not self.inactive:
             return outputs
-        return [torch.zeros_like(x) if name in self.silent else x for name, x in zip(self.names, outputs, strict=True)]
+        pairs = zip(self.names, outputs, strict=True)
+        return [torch.zeros_like(x) if name in self.inactive else x for name, x in pairs]
 
 
 @joins.register("shared_linear")
@@ -94,7 +95,7 @@ class SharedLinear(Join):
         self.linear = carrier(nn.Linear(sum(shape.widths), shape.width_out, bias=config.bias))
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        return self.linear(torch.cat(self.heard(outputs), dim=-1)), ()
+        return self.linear(torch.cat(self.active(outputs), dim=-1)), ()
 
 
 @joins.register("concat")
@@ -112,7 +113,7 @@ class Concat(Join):
             )
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        return torch.cat(self.heard(outputs), dim=-1), ()
+        return torch.cat(self.active(outputs), dim=-1), ()
 
 
 class LevelJoin(Join):
@@ -143,7 +144,8 @@ class Add(LevelJoin):
     """What each path changes is added to the stream, which itself counts once."""
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        heard = {name: x for name, x in zip(self.names, self.levelled(outputs), strict=True) if name not in self.silent}
+        pairs = zip(self.names, self.levelled(outputs), strict=True)
+        active = {name: x for name, x in pairs if name not in self.inactive}
         # A path of the stream's width gives the stream and its change; one that was projected or normalised, a change.
-        carried = 0 if self.norms is not None else sum(name not in self.leave for name in heard)
-        return self.grown(sum(heard.values(), start=(1 - carried) * stream)), ()
+        carried = 0 if self.norms is not None else sum(name not in self.leave for name in active)
+        return self.grown(sum(active.values(), start=(1 - carried) * stream)), ()

@@ -7,20 +7,20 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from ..attention.routed import count_attention_share, visible_tokens
 from ..attention.softmax import AttentionExpertsConfig
 from ..block import Block, BlockConfig, can_stack
-from ..config.options import merge_options
+from ..config.inheritance import inherit
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
-from ..routing.dispatch import place
+from ..routing.compute import Compute, is_sparse
+from ..routing.dispatch import sort_by_expert
 from ..routing.experts import count_share
-from ..routing.routed_parts import count_attention_share, seen
 from ..routing.router import RouterConfig
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, carrier
-from ..routing.ways import faster_way
 from ..span import Span
 from ..stages import Stage, stage_kinds
 from .joins import JoinShape, joins
@@ -52,7 +52,7 @@ class PathConfig(BlockConfig):
 
 
 @dataclass(frozen=True)
-class SettledPath:
+class SizedPath:
     """A path whose width and depth are known."""
 
     blocks: PathConfig
@@ -92,18 +92,19 @@ class ParallelStage(Stage):
                 raise BraidError(f"paths: '{twice}' is listed twice")
 
     @classmethod
-    def spell_out(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
         """Give each path the stage's and the model's block options that it does not set itself."""
         own = {key: value for key, value in options.items() if key in BLOCK_OPTIONS}
-        shared = merge_options(template, own)
+        shared = inherit(template, own)
         rest = {key: value for key, value in options.items() if key not in BLOCK_OPTIONS}
         if "paths" in rest:
-            rest["paths"] = _spelled_paths(rest["paths"], shared)
+            rest["paths"] = _inherited_paths(rest["paths"], shared)
         return rest
 
     def __init__(self, config: Config, width: int):
         super().__init__()
-        paths = _settled(config, width)
+        self.config = config
+        paths = _sized(config, width)
         self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
         last = config.layers - 1
         self.layers = nn.ModuleList()
@@ -122,8 +123,9 @@ class ParallelStage(Stage):
 class ParallelLayer(nn.Module):
     """Some blocks of each path side by side, and their join."""
 
-    def __init__(self, config: ParallelStage.Config, paths: list[SettledPath], index: int, width: int, to: int | None):
+    def __init__(self, config: ParallelStage.Config, paths: list[SizedPath], index: int, width: int, to: int | None):
         super().__init__()
+        self.config = config
         counts = [len(blocks_in_layer(path.depth, config.layers, index)) for path in paths]
         self.names = tuple(path.blocks.name for path in paths)
         self.widths = tuple(path.width for path in paths)
@@ -146,6 +148,7 @@ class ParallelLayer(nn.Module):
         natural = sum(self.widths) if join_kind.keeps_apart else width
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
         self.width_out: int = self.join.width_out
+        self.compute: Compute = getattr(config.join.options, "compute", "dense")
         if isinstance(self.join, Routed):
             self._count_share(config.join.options.top_k / len(paths))
 
@@ -171,22 +174,10 @@ class ParallelLayer(nn.Module):
         return outputs, routings
 
     def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """Choose first, then compute: the chosen blocks only, or all of them, whichever is faster."""
+        """Choose first, then compute: the chosen blocks only, or all of them."""
         routing = join.router(hidden)
-        way = "dense"
-        if self._can_be_sparse(join):
-            bare = span.bare()
-            way = faster_way(
-                join.compute,
-                self,
-                (routing.chosen_BTK.shape[-1], join.scope, span.time),
-                hidden,
-                routing,
-                lambda x, chosen: self._sparse(join, x, chosen, seen(chosen, bare, join.scope)),
-                lambda x, chosen: join.weigh(self.outputs(x, seen(chosen, bare, join.scope))[0], chosen),
-            )
-        span = seen(routing, span, join.scope)
-        if way == "sparse":
+        span = visible_tokens(routing, span, join.scope)
+        if self._can_be_sparse(join) and is_sparse(self.compute, hidden):
             return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
         outputs, routings = self.outputs(hidden, span)
         joined = join.weigh(outputs, routing)
@@ -200,12 +191,12 @@ class ParallelLayer(nn.Module):
 
     def _sparse(self, join: Routed, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
         assert self.stack is not None
-        placed = place(routing.chosen_BTK.flatten(0, 1), len(self.names))
-        rows = placed.gather(hidden.flatten(0, 1))
+        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
+        rows = permutation.gather(hidden.flatten(0, 1))
         for block in self.stack:
             assert isinstance(block, Block)
-            rows = block.routed(rows, placed, span, hidden if join.scope == "all" else None)
-        return placed.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
+            rows = block.routed(rows, permutation, span, hidden if join.scope == "all" else None)
+        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
 
     def _count_share(self, share: float) -> None:
         assert isinstance(self.join, Routed)
@@ -239,7 +230,7 @@ class ParallelLayer(nn.Module):
         return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0))
 
 
-def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.ModuleList:
+def _blocks(path: SizedPath, count: int, stack: int | None = None) -> nn.ModuleList:
     """The blocks of a path, or of a stack of paths like it, in one layer."""
     try:
         return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
@@ -247,7 +238,7 @@ def _blocks(path: SettledPath, count: int, stack: int | None = None) -> nn.Modul
         raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
 
 
-def _experts_for_paths(config: ParallelStage.Config, paths: list[SettledPath], width: int) -> BlockConfig:
+def _experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], width: int) -> BlockConfig:
     """A block whose attention and feed-forward are each chosen among the paths' own."""
     join, first = config.join.options, paths[0]
     if not _of_one_shape(paths):
@@ -271,16 +262,16 @@ def _experts_for_paths(config: ParallelStage.Config, paths: list[SettledPath], w
     )
 
 
-def _settled(config: ParallelStage.Config, width: int) -> list[SettledPath]:
+def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
     share = width
     if joins[config.join.kind].keeps_apart:
         share, rest = divmod(width, len(config.paths))
         if rest and any(path.width is None for path in config.paths):
             raise BraidError(f"width {width} does not divide into {len(config.paths)} paths; give each a width")
-    return [SettledPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
+    return [SizedPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
 
 
-def _of_one_shape(paths: list[SettledPath]) -> bool:
+def _of_one_shape(paths: list[SizedPath]) -> bool:
     first = paths[0]
     if not can_stack(first.blocks):
         return False
@@ -292,7 +283,7 @@ def _of_one_shape(paths: list[SettledPath]) -> bool:
     )
 
 
-def _spelled_paths(paths: Any, shared: dict[str, Any]) -> Any:
+def _inherited_paths(paths: Any, shared: dict[str, Any]) -> Any:
     """`2`, `[stories, maths]` or `{stories: {width: 64}, maths: }` as a list of paths with all their options."""
     if isinstance(paths, int) and not isinstance(paths, bool):
         paths = [f"path_{number + 1}" for number in range(paths)]
@@ -301,4 +292,4 @@ def _spelled_paths(paths: Any, shared: dict[str, Any]) -> Any:
     if not isinstance(paths, list):
         return paths  # decoding says what is wrong with it
     named = [{"name": path} if isinstance(path, str) else path for path in paths]
-    return [merge_options(shared, path) if isinstance(path, dict) else path for path in named]
+    return [inherit(shared, path) if isinstance(path, dict) else path for path in named]

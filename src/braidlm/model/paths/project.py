@@ -31,7 +31,7 @@ class ProjectStage(Stage):
 
     def __init__(self, config: Config, width: int):
         super().__init__()
-        self.width_out = config.to
+        self.config, self.width_out = config, config.to
         self.linear: nn.Linear | None = None
         self.experts: ExpertProjection | None = None
         if config.experts is None:

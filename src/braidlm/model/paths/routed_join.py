@@ -32,7 +32,7 @@ class Routed(LevelJoin):
 
     def __init__(self, config: Config, shape: JoinShape):
         super().__init__(JoinConfig(residual=config.residual), shape)
-        self.scope, self.compute = config.scope, config.compute
+        self.config, self.scope = config, config.scope
         self.router = TopKRouter(config, shape.width_in, shape.names)
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:

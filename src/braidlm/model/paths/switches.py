@@ -1,4 +1,4 @@
-"""Switches on a model that exists: silent paths and frozen parts, by name."""
+"""Switches on an existing model: active paths and frozen parts, by name."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def path_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
-    """Let only these paths be heard; None for all. A path that is not heard adds nothing to what a join makes."""
+    """Make only these paths active; None for all. An inactive path adds nothing to the output of its join."""
     known = path_names(model)
     wanted = set(known if names is None else names)
     if names is not None and not known:
@@ -29,12 +29,12 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
     for name in sorted(wanted - set(known)):
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
     if known and not wanted:
-        raise BraidError("at least one path must be heard", todo=f"The model has {', '.join(known)}.")
+        raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
     for module in model.modules():
         if isinstance(module, Join):
-            module.silent = frozenset(module.names) - wanted
+            module.inactive = frozenset(module.names) - wanted
         elif isinstance(module, TopKRouter):
-            module.silent = frozenset(module.choices) & (set(known) - wanted)
+            module.inactive = frozenset(module.choices) & (set(known) - wanted)
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:

@@ -38,15 +38,15 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where each token's choices stand among the sorted rows, one row for each token and choice."""
+class Permutation:
+    """Rows sorted by expert, one for each token and choice: from tokens to rows and back."""
 
     groups: Groups
     source_R: Tensor
     """The token of each row."""
     expert_R: Tensor
     """The expert of each row."""
-    slots_TK: Tensor
+    row_TK: Tensor
     """The row of each token's choices."""
 
     def gather(self, tokens_TW: Tensor) -> Tensor:
@@ -57,35 +57,35 @@ class Placed:
         """Each row out of what is there for every expert and token; [1, T, W] is the same for every expert."""
         if len(every_ETW) == 1:
             return self.gather(every_ETW[0])
-        return every_ETW.flatten(0, 1).index_select(0, self._place_R(every_ETW.shape[1]))
+        return every_ETW.flatten(0, 1).index_select(0, self._index_R(every_ETW.shape[1]))
 
     def spread(self, rows: Tensor) -> Tensor:
         """The opposite of `pick`, [E, T, W], with zeros where a token did not choose the expert."""
-        experts, tokens = len(self.groups.counts_E), len(self.slots_TK)
+        experts, tokens = len(self.groups.counts_E), len(self.row_TK)
         everywhere = rows.new_zeros(experts * tokens, rows.shape[1])
-        return everywhere.index_copy(0, self._place_R(tokens), rows).view(experts, tokens, -1)
+        return everywhere.index_copy(0, self._index_R(tokens), rows).view(experts, tokens, -1)
 
     def combine(self, rows: Tensor, weights_TK: Tensor) -> Tensor:
         """The weighted sum of each token's rows."""
-        tokens, top_k = self.slots_TK.shape
-        made_TKW = rows.index_select(0, self.slots_TK.flatten()).view(tokens, top_k, -1)
+        tokens, top_k = self.row_TK.shape
+        made_TKW = rows.index_select(0, self.row_TK.flatten()).view(tokens, top_k, -1)
         weights = weights_TK.to(rows.dtype)[:, :, None]
         total = made_TKW[:, 0] * weights[:, 0]
         for choice in range(1, top_k):
             total = torch.addcmul(total, made_TKW[:, choice], weights[:, choice])
         return total
 
-    def _place_R(self, tokens: int) -> Tensor:
+    def _index_R(self, tokens: int) -> Tensor:
         return self.expert_R * tokens + self.source_R
 
 
-def place(chosen_TK: Tensor, experts: int) -> Placed:
-    """Sort by expert; inside an expert the rows keep the tokens' order."""
+def sort_by_expert(chosen_TK: Tensor, experts: int) -> Permutation:
+    """The permutation that sorts by expert; inside an expert the rows keep the tokens' order."""
     expert_R, order = chosen_TK.flatten().sort(stable=True)
     counts = torch.zeros(experts, dtype=torch.long, device=chosen_TK.device)
     counts = counts.scatter_add(0, expert_R, torch.ones_like(expert_R))
-    slots = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    return Placed(Groups(counts), order // chosen_TK.shape[1], expert_R, slots.view_as(chosen_TK))
+    row = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    return Permutation(Groups(counts), order // chosen_TK.shape[1], expert_R, row.view_as(chosen_TK))
 
 
 Bank = Callable[[Tensor, Groups], Tensor]
@@ -94,8 +94,8 @@ Bank = Callable[[Tensor, Groups], Tensor]
 
 def dispatch(rows_TW: Tensor, chosen_TK: Tensor, weights_TK: Tensor, experts: int, bank: Bank) -> Tensor:
     """The weighted sum of what each row's experts make of it, computed for the chosen ones only."""
-    placed = place(chosen_TK, experts)
-    return placed.combine(bank(placed.gather(rows_TW), placed.groups), weights_TK)
+    permutation = sort_by_expert(chosen_TK, experts)
+    return permutation.combine(bank(permutation.gather(rows_TW), permutation.groups), weights_TK)
 
 
 def dispatch_by_mask(rows_TW: Tensor, chosen_TK: Tensor, weights_TK: Tensor, experts: int, bank: Bank) -> Tensor:

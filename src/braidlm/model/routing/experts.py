@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ..config.registry import Choice, Registry
 from ..errors import BraidError
 from .router import RouterConfig
 from .stacked import StackedLinear
@@ -42,8 +43,14 @@ class ExpertsConfig:
 
 
 def count_share(bank: nn.Module, share: float) -> None:
-    """Of a bank's parameters and products, only this share serves a token: the accounts should know."""
+    """Record for the cost of a model that only this share of a bank's parameters and products serves a token."""
     for module in bank.modules():
         module.active_share = share  # type: ignore[assignment]
         if isinstance(module, StackedLinear):
             module.product_share = share
+
+
+def check_stackable(registry: Registry, choice: Choice) -> None:
+    """Experts are computed as a stack, which not every part can be."""
+    if not getattr(registry[choice.kind], "stackable", False):
+        raise BraidError(f"{registry.noun} '{choice.kind}' cannot be one of several experts")

@@ -4,7 +4,6 @@ Each is minimised. Where a paper's formula or code pushes the other way than its
 says, and the formula and the code have names of their own.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,16 +16,12 @@ from ..config.registry import Registry
 from ..errors import BraidError, did_you_mean
 from .routing import Routing, Routings
 
-HAS_KERNELS = False
-with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from braidlm.kernels.routed.choice_means import Means, choice_means
-
-    HAS_KERNELS = True
-
 routing_losses = Registry("routing loss", third_party=True)
 
 Measure = Callable[[Routing, Tensor], Tensor]
 """A function of a routing and of which tokens are real [batch, time]."""
+Evaluate = Callable[[Measure, list[Routing], Tensor], Tensor]
+"""Computes a measure of routings of one shape."""
 
 
 @routing_losses.register("token_entropy")
@@ -81,30 +76,30 @@ def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
 
 
-def routing_loss(routings: Routings, real_BT: Tensor) -> Tensor:
-    """Everything the model's routers ask to be added to the training loss, summed over routers."""
+def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> Tensor:
+    """The sum over routers of the losses that they add to the training loss."""
     total = torch.zeros((), device=real_BT.device)
     for alike in _alike(routings):
         for name, weight in alike[0].losses.items():
-            total = total + weight * _of_each(routing_losses[name], alike, real_BT).sum()
+            total = total + weight * (evaluate or evaluate_each)(routing_losses[name], alike, real_BT).sum()
     return total
 
 
-def usages(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+def usages(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> dict[str, Tensor]:
     """For each router by name, the share of the real tokens' weight that each of its choices has, [N]."""
-    return _by_name(usage, routings, real_BT)
+    return _by_name(usage, routings, real_BT, evaluate or evaluate_each)
 
 
-def loads(routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
+def loads(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> dict[str, Tensor]:
     """For each router by name, the share of the real tokens' picks that each of its choices has, [N]."""
-    return _by_name(load, routings, real_BT)
+    return _by_name(load, routings, real_BT, evaluate or evaluate_each)
 
 
-def _by_name(measure: Measure, routings: Routings, real_BT: Tensor) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def _by_name(measure: Measure, routings: Routings, real_BT: Tensor, evaluate: Evaluate) -> dict[str, Tensor]:
+    values: dict[str, Tensor] = {}
     for alike in _alike(routings):
-        found |= zip((r.name for r in alike), _of_each(measure, alike, real_BT).detach().unbind(), strict=True)
-    return {routing.name: found[routing.name] for routing in routings}
+        values |= zip((r.name for r in alike), evaluate(measure, alike, real_BT).detach().unbind(), strict=True)
+    return {routing.name: values[routing.name] for routing in routings}
 
 
 def _alike(routings: Routings) -> list[list[Routing]]:
@@ -116,16 +111,15 @@ def _alike(routings: Routings) -> list[list[Routing]]:
     return list(groups.values())
 
 
-def _of_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
-    """Of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
+def evaluate_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    """A measure of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
     if not real_BT.is_cuda or torch.compiler.is_compiling():
         return torch.stack([measure(routing, real_BT) for routing in alike])
-    if HAS_KERNELS and measure in OF_MEANS:
-        return OF_MEANS[measure](choice_means(alike, real_BT))
-    return _at_once(measure, alike, real_BT)
+    return evaluate_together(measure, alike, real_BT)
 
 
-def _at_once(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+def evaluate_together(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    """The same by one vectorised call."""
     names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
     names += ["scores_BTN"] if alike[0].scores_BTN is not None else []
 
@@ -154,14 +148,6 @@ def load(routing: Routing, real_BT: Tensor) -> Tensor:
     picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
     share = _mean(picks, real_BT)
     return share / share.sum().clamp_min(1e-9)
-
-
-OF_MEANS: dict[Measure, Callable[["Means"], Tensor]] = {
-    switch: lambda means: means.probability.shape[-1] * (means.probability * means.share).sum(-1),
-    usage: lambda means: means.weight / means.weight.sum(-1, keepdim=True).clamp_min(1e-9),
-    load: lambda means: means.picked / means.picked.sum(-1, keepdim=True).clamp_min(1e-9),
-}
-"""What needs of all choices only their means, which one kernel finds for all routers."""
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

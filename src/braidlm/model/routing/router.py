@@ -12,9 +12,9 @@ from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
 from ..norms import norms
+from .compute import Compute
 from .losses import check_losses
 from .routing import Routing
-from .ways import Compute
 
 
 @dataclass
@@ -37,7 +37,7 @@ class RouterConfig:
     """Balancing without a loss: after each step, things with too many tokens become so much less likely to be chosen,
     and those with too few more likely; what a chosen thing counts does not change. 0.001 is usual."""
     compute: Compute = "measured"
-    """Whether only the chosen are computed, or all and then hidden; by default the faster, measured once per shape."""
+    """Whether only the chosen are computed or all of them; by default the faster, which training measures."""
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -58,7 +58,7 @@ class TopKRouter(nn.Module):
         self.config, self.choices = config, tuple(choices)
         self.address = ""
         """The model's name for this router; the model sets it."""
-        self.silent: frozenset[str] = frozenset()
+        self.inactive: frozenset[str] = frozenset()
         """Things that are never chosen."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.scores = nn.Linear(width, len(self.choices), bias=config.bias)
@@ -69,10 +69,10 @@ class TopKRouter(nn.Module):
 
     def forward(self, hidden: Tensor) -> Routing:
         scores_BTN = self.score(hidden)
-        shut_N = None
-        if self.silent:
-            shut_N = torch.tensor([name in self.silent for name in self.choices], device=hidden.device)
-            scores_BTN = scores_BTN.masked_fill(shut_N, -torch.inf)
+        inactive_N = None
+        if self.inactive:
+            inactive_N = torch.tensor([name in self.inactive for name in self.choices], device=hidden.device)
+            scores_BTN = scores_BTN.masked_fill(inactive_N, -torch.inf)
         probabilities_BTN = scores_BTN.softmax(-1)
         self._check(probabilities_BTN)
         ranked_BTN = scores_BTN.detach()
@@ -80,7 +80,7 @@ class TopKRouter(nn.Module):
             ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
         if self.balance is not None:
             ranked_BTN = ranked_BTN.softmax(-1) + self.balance
-            ranked_BTN = ranked_BTN if shut_N is None else ranked_BTN.masked_fill(shut_N, -torch.inf)
+            ranked_BTN = ranked_BTN if inactive_N is None else ranked_BTN.masked_fill(inactive_N, -torch.inf)
         chosen_BTK = ranked_BTN.topk(self.config.top_k, dim=-1).indices
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
         if self.config.renormalise:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .dispatch import Groups, grouped_product
+from .routing import Routing
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -78,3 +79,13 @@ def is_vector(module: nn.Module, parameter: Tensor) -> bool:
 def fan_in(module: nn.Module, parameter: Tensor) -> int:
     """How many inputs a matrix sums over."""
     return parameter.shape[-2] if parameter.ndim == 3 else parameter.shape[-1]  # banks are [member, in, out]
+
+
+def stack_option(stack: int | None) -> dict[str, int]:
+    """The constructor's argument for a stack; parts that cannot be stacked have no such parameter."""
+    return {} if stack is None else {"stack": stack}
+
+
+def weighted_sum(outputs_EBTW: Tensor, routing: Routing) -> Tensor:
+    """The outputs of all members of a stack for every token, weighted by the routing: 0 for those not chosen."""
+    return torch.einsum("ebtw,bte->btw", outputs_EBTW, routing.weights_BTN.to(outputs_EBTW.dtype))

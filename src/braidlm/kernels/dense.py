@@ -1,0 +1,114 @@
+"""Attention and feed-forward without experts, by kernels.
+
+Each function gets the stream, what is pending, the norm and the part of a block; it returns the stream with the pending
+addition, the part's own addition, and no routings.
+"""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from braidlm.kernels.context import PassContext, PendingAdd, add_norm, add_pending
+from braidlm.kernels.ops.activation import Activation
+from braidlm.kernels.ops.split_heads import SplitHeads
+from braidlm.kernels.routed.attention import AttendRouted, all_queries
+from braidlm.model.feed.feeds import GEGLU, MLP
+from braidlm.model.routing.routing import Routings
+from braidlm.model.span import Span
+
+MAX_ATTENDED = 512
+"""Tokens up to which our own attention is the faster one (on an H200)."""
+
+Sublayer = tuple[Tensor, PendingAdd, Routings]
+
+
+def attention_sublayer(
+    stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext
+) -> Sublayer:
+    """Of `SoftmaxAttention`."""
+    stream, normed = add_norm(stream, pending, norm, part.qkv, context)
+    qkv = context.linear(normed, part.qkv, with_bias=True)
+    merged = (_attend if _has_faster_attention(part, context) else _attend_by_torch)(part, qkv, context)
+    if part.out is None:
+        return stream, PendingAdd(merged), ()
+    return stream, PendingAdd(context.linear(merged, part.out), part.out.bias), ()
+
+
+def feed_sublayer(stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext) -> Sublayer:
+    """Of `MLP`, `SwiGLU` and `GEGLU`."""
+    stream, normed = add_norm(stream, pending, norm, first_linear(part), context)
+    return stream, feed_forward(part, normed, context), ()
+
+
+def plain_sublayer(
+    stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext, *arguments: Span
+) -> Sublayer:
+    """Norm and part by their own forward: for parts that kernels do not serve. An attention's argument is the span."""
+    stream = add_pending(stream, pending)
+    with context.autocast():
+        delta, routings = part(norm(context.unflattened(stream)), *arguments)
+    return stream, PendingAdd(delta.flatten(0, 1).to(stream.dtype)), routings
+
+
+def feed_forward(feed: Any, rows: Tensor, context: PassContext) -> PendingAdd:
+    """The addition of a feed-forward part that reads normalised rows."""
+    into, slot = first_linear(feed), context.slots.get(feed.out)
+    kind, gated = activation_of(feed)
+    inner = context.linear(rows, into)
+    outer = Activation.apply(inner, into.bias, kind, gated, context.sums_of(into), context.slots.get(into), slot)
+    return PendingAdd(context.linear(outer, feed.out), feed.out.bias, slot)
+
+
+def first_linear(feed: Any) -> nn.Linear:
+    """The layer that a feed-forward part begins with."""
+    first: nn.Linear = getattr(feed, "gate_up", None) or feed.up
+    return first
+
+
+def activation_of(feed: Any) -> tuple[str, bool]:
+    """The name of a feed-forward part's activation, and whether it is gated."""
+    if isinstance(feed, MLP):
+        return feed.config.activation, False
+    return "gelu" if isinstance(feed, GEGLU) else "silu", True  # gated projections are Swish-gated too
+
+
+def _has_faster_attention(attention: Any, context: PassContext) -> bool:
+    """Whether our own kernels are faster than the library's, which needs queries and keys apart."""
+    if context.time > MAX_ATTENDED or context.rotations[attention.head_dim] is not None:
+        return False
+    dim: int = attention.head_dim
+    return attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
+
+
+def _attend(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
+    probability, scale = attention.drop.probability, 1 / math.sqrt(attention.head_dim)
+    return AttendRouted.apply(
+        qkv.view(len(qkv), 1, 3, attention.heads, attention.head_dim),
+        *all_queries(context.batch, context.time, qkv.device), scale, probability, context.seed(attention, probability),
+        attention.window, None, attention.qkv.bias, context.sums_of(attention.qkv), context.slots.get(attention.qkv),
+    )  # fmt: skip
+
+
+def _attend_by_torch(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
+    query, key, value = SplitHeads.apply(
+        qkv.view(context.batch, context.time, -1, attention.head_dim),
+        attention.qkv.bias,
+        context.rotations[attention.head_dim],
+        context.interleaved,
+        attention.kv_heads,
+        context.sums_of(attention.qkv),
+        context.slots.get(attention.qkv),
+    )
+    mask = context.masks[attention.window]
+    mixed = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=attention.drop.probability,
+        is_causal=mask is None,
+        enable_gqa=attention.kv_heads != attention.heads,
+    )
+    return mixed.transpose(1, 2).reshape(context.batch * context.time, -1)

@@ -1,0 +1,30 @@
+"""The entrance to this floor: a model in, its lowered form out, or None where kernels cannot serve it."""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from braidlm.kernels.side_stream import SideStream
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+if TYPE_CHECKING:
+    from braidlm.kernels.planned_pass import LoweredModel
+
+HAS_TRITON = False
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401
+
+    HAS_TRITON = True
+
+
+def lower(model: BraidForCausalLM, dtype: torch.dtype, side: SideStream | None = None) -> "LoweredModel | None":
+    """The model for training in `dtype`; None without a GPU, without Triton, or where no part has kernels."""
+    parameters = list(model.parameters())
+    on_gpu = all(p.is_cuda and p.dtype == torch.float32 for p in parameters)
+    if not (HAS_TRITON and on_gpu and dtype in (torch.float32, torch.bfloat16)):
+        return None
+    from braidlm.kernels.planned_pass import LoweredModel  # which needs Triton
+
+    lowered = LoweredModel(model, side)
+    return lowered if lowered.lowered.parts else None

@@ -1,0 +1,262 @@
+"""Which parts of a model kernels serve. A kernel opts in: it names the exact class and the options that it honours.
+
+A part with any other option set is refused and runs its own plain forward inside the same pass, so that only its layer
+is slower, and an option that a kernel does not know can never be ignored. Nothing here needs Triton.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
+from braidlm.model.attention.routed import RoutedAttention
+from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.block import Block
+from braidlm.model.config.registry import Choice
+from braidlm.model.dropout import Dropout
+from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
+from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.heads.embedding import TokenEmbedding
+from braidlm.model.heads.linear import LinearHead
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.norms import LayerNorm, RMSNorm
+from braidlm.model.paths.expert_projection import ExpertProjection
+from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
+from braidlm.model.paths.project import ProjectStage
+from braidlm.model.paths.routed_join import Routed
+from braidlm.model.routing.router import TopKRouter
+from braidlm.model.routing.stacked import StackedLinear
+from braidlm.model.stages import BlockStage
+
+Reject = Callable[[Any, Any], str | None]
+"""From a part and the BraidModel around it to a reason against the kernels that no option's name tells."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What the kernels of one class of parts can do."""
+
+    honours: frozenset[str]
+    """The options that they implement; those of a nested configuration with dots."""
+    reject: Reject | None = None
+
+
+LOWERINGS: dict[type[nn.Module], Lowering] = {}
+"""By exact class: a subclass may compute something else."""
+
+
+class Lowered:
+    """Which parts of a model kernels serve, and why the others run their plain forward."""
+
+    def __init__(self, model: BraidForCausalLM):
+        self.body: Any = model.model
+        self.parts: set[nn.Module] = set()
+        self.refusals: dict[str, str] = {}
+        """By the address of a part in the model."""
+        self.layers: list[tuple[Any, nn.Module]] = []
+        """Stage and layer, in order; a stage that has no layers of its own is its only layer."""
+        positions = refusal(self.body.positions, self.body)
+        self._add("embedding", self.body.embedding, positions and f"positions: {positions}")
+        for index, stage in enumerate(self.body.stages):
+            if type(stage) in (BlockStage, ParallelStage):
+                layers: Any = stage.layers
+                for number, layer in enumerate(layers):
+                    self._add_layer(f"stages.{index}.layers.{number}", stage, layer)
+            else:
+                self._add_layer(f"stages.{index}", stage, stage)
+        self._add("norm", self.body.norm)
+        self._add("head", model.head)
+
+    def summary(self) -> str:
+        """One line: how many layers are lowered, and what is not with its reason."""
+        plain: dict[str, list[str]] = {}
+        for address, reason in self.refusals.items():
+            plain.setdefault(reason, []).append(address)
+        addresses = [address for _, layer in self.layers for address in [self._address(layer)]]
+        whole = sum(not any(refused.startswith(address) for refused in self.refusals) for address in addresses)
+        text = f"kernels serve {whole} of {len(addresses)} layers whole"
+        for reason, refused in plain.items():
+            shown = ", ".join(refused[:3]) + (f" and {len(refused) - 3} more" if len(refused) > 3 else "")
+            text += f"; plain: {shown} ({reason})"
+        return text
+
+    def _add_layer(self, address: str, stage: Any, layer: Any) -> None:
+        self.layers.append((stage, layer))
+        if self._add(address, layer) and isinstance(layer, Block):
+            for name, norm in (("attention", layer.attention_norm), ("feed", layer.feed_norm)):
+                reason = refusal(norm, self.body)
+                self._add(f"{address}.{name}", getattr(layer, name), reason and f"norm: {reason}")
+
+    def _add(self, address: str, part: nn.Module, reason: str | None = None) -> bool:
+        reason = reason or refusal(part, self.body)
+        if reason is None:
+            self.parts.add(part)
+        else:
+            self.refusals[address] = reason
+        return reason is None
+
+    def _address(self, layer: nn.Module) -> str:
+        return next(name for name, module in self.body.named_modules() if module is layer)
+
+
+NO_OPTIONS = (nn.Linear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
+"""Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
+
+ROUTER = frozenset({"top_k", "renormalise", "bias", "losses", "balance_rate", "compute"})
+EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
+
+
+def lowers(
+    part: type[nn.Module], honours: set[str] | frozenset[str] = frozenset(), reject: Reject | None = None
+) -> None:
+    """Declare that there are kernels for a class."""
+    LOWERINGS[part] = Lowering(frozenset(honours), reject)
+
+
+def refusal(part: nn.Module, body: Any) -> str | None:
+    """Why a part of a BraidModel runs its plain forward; None where kernels serve it."""
+    lowering = LOWERINGS.get(type(part))
+    if lowering is None:
+        return f"{type(part).__name__} has no kernels"
+    for option in set_options(part.config):
+        if option not in lowering.honours:
+            return f"its kernels do not know the option {option}"
+    children = (
+        [("", part)] if isinstance(part, Block) else part.named_modules()
+    )  # a block's parts are lowered one by one
+    for name, child in children:
+        if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
+            return f"{name} is a {type(child).__name__}"
+        if child._forward_hooks or child._forward_pre_hooks:
+            return f"{name or 'it'} has a forward hook"
+    return lowering.reject(part, body) if lowering.reject is not None else None
+
+
+def set_options(config: Any, prefix: str = "") -> Iterator[str]:
+    """The options of a configuration that do not have their default, and those without one."""
+    for field in fields(config):
+        value, default, name = getattr(config, field.name), _default(field), prefix + field.name
+        if is_dataclass(value) and not isinstance(value, Choice):
+            if not is_dataclass(default):
+                yield name
+            yield from set_options(value, f"{name}.")
+        elif value != default:
+            yield name
+
+
+def _default(field: Field) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def first(*reasons: str | None) -> str | None:
+    """The first reason that there is."""
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _unless(condition: bool, reason: str) -> str | None:
+    return None if condition else reason
+
+
+def _rejects_attention(part: SoftmaxAttention, body: Any) -> str | None:
+    return _rejects_positions(body)
+
+
+def _rejects_positions(body: Any) -> str | None:
+    reason = refusal(body.positions, body)
+    return reason and f"positions: {reason}"
+
+
+def _rejects_rotation(body: Any) -> str | None:
+    """Routed queries are in sorted rows, which no kernel rotates."""
+    rotates = isinstance(body.positions, RotaryPositions)
+    return first(_rejects_positions(body), _unless(not rotates, "no kernel rotates the queries of routed tokens"))
+
+
+def _rejects_attention_bank(bank: SoftmaxAttention) -> str | None:
+    dim = bank.head_dim
+    return first(
+        _unless(bank.out is not None, "its kernels need out_projection"),
+        _unless(bank.kv_heads == bank.heads, "its kernels need as many kv_heads as heads"),
+        _unless(dim >= 16 and dim & (dim - 1) == 0, "its kernels need a head_dim that is a power of two from 16 on"),
+    )
+
+
+def _rejects_router(router: TopKRouter, body: Any) -> str | None:
+    return first(
+        _unless(not router.inactive, "some of its choices are inactive"),
+        _unless(router.config.compute != "dense", "compute is dense"),
+    )
+
+
+def _rejects_routed_feed(part: RoutedFeed, body: Any) -> str | None:
+    return first(_rejects_router(part.router, body), _bank_refusal(part.bank))
+
+
+def _rejects_routed_attention(part: RoutedAttention, body: Any) -> str | None:
+    bank = part.bank
+    return first(
+        _rejects_router(part.router, body), _bank_refusal(bank), _rejects_attention_bank(bank), _rejects_rotation(body)
+    )
+
+
+def _bank_refusal(bank: Any) -> str | None:
+    """Of a bank's own options: those of its experts are the routed part's."""
+    lowering = LOWERINGS.get(type(bank))
+    if lowering is None:
+        return f"{type(bank).__name__} has no kernels"
+    options = (option for option in set_options(bank.config) if option.split(".")[0] != "experts")
+    unknown = next((option for option in options if option not in lowering.honours), None)
+    return unknown and f"its kernels do not know the option {unknown}"
+
+
+def _rejects_projection(stage: ProjectStage, body: Any) -> str | None:
+    if stage.experts is None:
+        return "a projection without experts is one product already"
+    return _rejects_router(stage.experts.router, body)
+
+
+def _rejects_parallel(layer: ParallelLayer, body: Any) -> str | None:
+    """Kernels serve routed blocks of one shape at the stream's own width."""
+    join: Any = layer.join
+    reason = refusal(join, body)
+    if reason is not None:
+        return f"join: {reason}"
+    if layer.stack is None or layer.enter is not None or len(join.leave) or join.out is not None:
+        return "its paths are not of one shape at the stream's width"
+    if len(layer.stack) != 1:
+        return "its paths have more than one block in a layer"
+    block: Any = layer.stack[0]
+    return first(
+        _bank_refusal(block.attention_norm),
+        _bank_refusal(block.attention),
+        _bank_refusal(block.feed),
+        _rejects_attention_bank(block.attention),
+        _rejects_rotation(body),
+    )
+
+
+lowers(TokenEmbedding)
+lowers(NoPositions)
+lowers(LearnedPositions)
+lowers(RotaryPositions, {"theta", "pairs"})
+lowers(LayerNorm, {"eps", "bias"})
+lowers(RMSNorm, {"eps"})
+lowers(SoftmaxAttention, {"heads", "kv_heads", "head_dim", "out_projection", "bias", "window"}, _rejects_attention)
+lowers(MLP, {"hidden", "activation", "bias"})
+lowers(SwiGLU, {"hidden", "bias"})
+lowers(GEGLU, {"hidden", "bias"})
+lowers(
+    Block,
+    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual"},
+    lambda block, body: _unless(type(block.drop) is Dropout, f"drop is a {type(block.drop).__name__}"),
+)
+lowers(TopKRouter, ROUTER, _rejects_router)
+lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
+lowers(RoutedAttention, EXPERTS | {"heads", "kv_heads", "head_dim", "bias", "window"}, _rejects_routed_attention)
+lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
+lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
+lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
+lowers(ParallelLayer, {"paths", "layers", "join", "to"}, _rejects_parallel)
+lowers(LinearHead)

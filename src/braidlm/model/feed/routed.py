@@ -1,0 +1,53 @@
+"""Feed-forward experts: a bank of parts of one shape, of which each token is served by a few."""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from ..config.registry import Choice
+from ..routing.compute import is_sparse
+from ..routing.dispatch import sort_by_expert
+from ..routing.experts import check_stackable, count_share
+from ..routing.router import TopKRouter
+from ..routing.routing import Routing, Routings
+from ..routing.stacked import stack_option, weighted_sum
+from .feeds import FeedExpertsConfig, feeds
+
+
+def feed_part(choice: Choice, width: int, stack: int | None) -> nn.Module:
+    """A feed-forward part, or a bank of them with its router."""
+    experts = getattr(choice.options, "experts", None)
+    if experts is None:
+        return feeds.build(choice, width, **stack_option(stack))  # type: ignore[no-any-return]
+    check_stackable(feeds, choice)
+    return RoutedFeed(choice, experts, width)
+
+
+class RoutedFeed(nn.Module):
+    """Each token's weighted sum of its few feed-forward parts, and of the shared one if there is one.
+
+    Parts and router read the normalised stream; the block adds the sum to the stream.
+    """
+
+    def __init__(self, choice: Choice, config: FeedExpertsConfig, width: int):
+        super().__init__()
+        self.config, names, self.compute = choice.options, config.listed, config.router.compute
+        self.router = TopKRouter(config.router, width, names)
+        self.bank = feeds.build(choice, width, stack=len(names))
+        count_share(self.bank, config.router.top_k / len(names))
+        self.shared: nn.Module | None = None
+        if config.shared is not None:
+            self.shared = feeds.build(Choice(choice.kind, replace(choice.options, hidden=config.shared)), width)
+
+    def forward(self, normed: Tensor) -> tuple[Tensor, Routings]:
+        routing = self.router(normed)
+        fed = (self._sparse if is_sparse(self.compute, normed) else self._dense)(normed, routing)
+        return (fed if self.shared is None else fed + self.shared(normed)[0]), (routing,)
+
+    def _sparse(self, normed: Tensor, routing: Routing) -> Tensor:
+        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
+        fed, _ = self.bank(permutation.gather(normed.flatten(0, 1)), permutation.groups)
+        return permutation.combine(fed, routing.weights_BTK.flatten(0, 1)).view_as(normed)
+
+    def _dense(self, normed: Tensor, routing: Routing) -> Tensor:
+        return weighted_sum(self.bank(normed[None])[0], routing)
