@@ -57,7 +57,7 @@ HOLDERS = nouns("box bag basket jar packet bowl tray drawer")
 GOODS = nouns("notebook pen cup plate toy kite scarf/scarves hat ball puzzle comic brush candle")
 DEAR = nouns("bike tent guitar camera chair table desk telescope coat jacket lamp clock sled violin")
 DOLLAR, YEAR, HOUR, MINUTE, DAY, WEEK = nouns("dollar year hour minute day week")
-METER, KILOMETER, PAGE, FRIEND = nouns("meter kilometer page friend")
+METER, PAGE, FRIEND = nouns("meter page friend")
 
 
 class Scene:
