@@ -1,4 +1,4 @@
-"""PaPaformer checkpoints of any form, made of random tensors, and their function written down slowly, step by step."""
+"""PaPaformer checkpoints of any structure with random tensors, and a slow reference of their function."""
 
 import math
 

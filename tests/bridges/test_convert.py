@@ -191,15 +191,15 @@ def test_a_full_disk_leaves_nothing(tmp_path, checkpoint, monkeypatch, capsys):
 
 
 def test_a_name_on_the_hub(tmp_path, checkpoint, monkeypatch):
-    asked = []
+    requested = []
 
     def download(name, **options):
-        asked.append(name)
+        requested.append(name)
         return str(checkpoint)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     convert("someone/gpt2", tmp_path / "braid")
-    assert asked == ["someone/gpt2"]
+    assert requested == ["someone/gpt2"]
     assert load_lineage(tmp_path / "braid")["sources"][0]["path"] == "someone/gpt2@hf"
     assert not any(pattern.endswith((".bin", ".py")) for pattern in locate.DOWNLOADED)
 

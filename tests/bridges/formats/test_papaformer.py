@@ -1,4 +1,4 @@
-"""The PaPaformer authors' checkpoints: the logits of their code, of any form, from safetensors and from .pt files."""
+"""The PaPaformer authors' checkpoints of any structure: the logits of their code, from safetensors and .pt files."""
 
 import json
 import os
@@ -29,7 +29,15 @@ needs_reference = pytest.mark.skipif(
     not (REFERENCE / "papaformer-gumbel-v1.io.safetensors").is_file(),
     reason="the numbers of the authors' code are not there (../shared/reference)",
 )
-FORM = {"dim": 24, "n_heads": 3, "path_dim": 8, "path_heads": 2, "parallel_layers": 2, "paths": 3, "ffn_multiplier": 3}
+STRUCTURE = {
+    "dim": 24,
+    "n_heads": 3,
+    "path_dim": 8,
+    "path_heads": 2,
+    "parallel_layers": 2,
+    "paths": 3,
+    "ffn_multiplier": 3,
+}
 IDS = torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(1))
 
 SCRIPT = (
@@ -82,7 +90,7 @@ def saved(folder: Path, tensors: Tensors, config: dict | None = None, pickled: o
 
 @torch.no_grad()
 def largest_difference(folder: Path, tensors: Tensors, heads: int, path_heads: int = 1) -> tuple[float, set[int]]:
-    """Between the logits of a folder and those of the slow reference, and the choices its routers made."""
+    """The largest difference between the logits of a folder and of the slow reference, and the routers' choices."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     logits, chosen = [], set()
     for text in IDS:
@@ -173,7 +181,7 @@ def test_mappings_lead_back_to_the_same_bits(fixtures: Path, name: str) -> None:
     assert all(torch.equal(back[name], theirs[name]) for name in theirs)
 
 
-FORMS = {
+STRUCTURES = {
     "three paths": {},
     "one layer": {"parallel_layers": 1, "ffn_multiplier": 2},
     "paths as wide as the stream": {"path_dim": 24, "path_heads": 4},
@@ -182,13 +190,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("join", VARIANTS.values())
-@pytest.mark.parametrize("changes", FORMS.values(), ids=FORMS)
-def test_any_form(tmp_path: Path, join: str, changes: dict) -> None:
-    form = FORM | changes
-    sizes = {"dim": form["dim"], "path_dim": form["path_dim"], "paths": form["paths"]}
-    tensors = whole_tensors(join, **sizes, layers=form["parallel_layers"], multiplier=form["ffn_multiplier"])
-    assert braid_convert(*saved(tmp_path, tensors, form)) == 0
-    difference, chosen = largest_difference(tmp_path / "out", tensors, form["n_heads"], form["path_heads"])
+@pytest.mark.parametrize("changes", STRUCTURES.values(), ids=STRUCTURES)
+def test_any_structure(tmp_path: Path, join: str, changes: dict) -> None:
+    structure = STRUCTURE | changes
+    sizes = {"dim": structure["dim"], "path_dim": structure["path_dim"], "paths": structure["paths"]}
+    tensors = whole_tensors(join, **sizes, layers=structure["parallel_layers"], multiplier=structure["ffn_multiplier"])
+    assert braid_convert(*saved(tmp_path, tensors, structure)) == 0
+    difference, chosen = largest_difference(tmp_path / "out", tensors, structure["n_heads"], structure["path_heads"])
     assert difference <= TOLERANCE
     assert join == "shared_linear" or len(chosen) > 1, "a router that never chooses would prove little"
     assert load_config(tmp_path / "out").pad_token_id is None
@@ -205,7 +213,7 @@ def test_one_path(tmp_path: Path) -> None:
 
 def test_other_constants_are_taken_over(tmp_path: Path) -> None:
     constants = {"rms_eps": 0.01, "rope_theta": 500.0, "vocab_size": 31, "pad_id": 30}
-    assert braid_convert(*saved(tmp_path, whole_tensors("gumbel_v2"), FORM | constants)) == 0
+    assert braid_convert(*saved(tmp_path, whole_tensors("gumbel_v2"), STRUCTURE | constants)) == 0
     config = load_config(tmp_path / "out")
     assert config.pad_token_id == 30
     assert config.architecture["positions"] == {"kind": "rope", "theta": 500.0, "pairs": "interleaved"}
@@ -268,7 +276,7 @@ def test_configurations_of_paths(tmp_path: Path, config: dict) -> None:
 
 def test_a_whole_model_from_a_pt_file_in_half_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in whole_tensors("gumbel_v2").items()}
-    assert braid_convert(*saved(tmp_path, tensors, FORM, {"model": tensors})) == 0
+    assert braid_convert(*saved(tmp_path, tensors, STRUCTURE, {"model": tensors})) == 0
     captured = capsys.readouterr()
     assert "note: the weights are bfloat16; they are written as float32" in captured.out
     assert "x.pt: a file of weights has no tokenizer; the result has no tokenizer" in captured.err
@@ -283,7 +291,7 @@ def test_a_head_that_shares_memory_with_the_embedding(tmp_path: Path) -> None:
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = saved(tmp_path, whole_tensors("gumbel_v1"), FORM)
+    words = saved(tmp_path, whole_tensors("gumbel_v1"), STRUCTURE)
     assert braid_convert(*words, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "PaPaformer to Braid: 85 tensors of theirs, 37 of ours, 21,280 parameters" in out
@@ -406,7 +414,7 @@ BAD_TENSORS = {
 def test_bad_tensors(tmp_path: Path, capsys, spoil, texts: list[str]) -> None:
     tensors = whole_tensors("gumbel_v2")
     spoil(tensors)
-    assert braid_convert(*saved(tmp_path, tensors, FORM)) == 2
+    assert braid_convert(*saved(tmp_path, tensors, STRUCTURE)) == 2
     err = capsys.readouterr().err
     assert [text for text in texts if text not in err] == []
     assert not (tmp_path / "out").exists()
@@ -439,7 +447,7 @@ BAD_CONFIGS = {
 
 @pytest.mark.parametrize(("changes", "texts"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
 def test_bad_configurations(tmp_path: Path, capsys, changes: dict, texts: list[str]) -> None:
-    assert braid_convert(*saved(tmp_path, whole_tensors("shared_linear"), FORM | changes)) == 2
+    assert braid_convert(*saved(tmp_path, whole_tensors("shared_linear"), STRUCTURE | changes)) == 2
     err = capsys.readouterr().err
     assert [text for text in texts if text not in err] == []
     assert not (tmp_path / "out").exists()

@@ -42,17 +42,23 @@ def test_trained_vocabulary_and_default_roles(bpe: BraidTokenizer) -> None:
 
 def test_order_of_special_tokens_fixes_their_ids() -> None:
     special = SpecialTokens.parse(MOEP)
-    made = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
-    assert (made.unk_id, made.bos_id, made.eos_id, made.pad_id, made.mask_id) == (0, 1, 2, 3, 4)
+    tokenizer = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
+    assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id) == (
+        0,
+        1,
+        2,
+        3,
+        4,
+    )
     assert special == SpecialTokens.parse(dict(item.split("=") for item in MOEP))
 
 
 def test_plain_bytes_have_their_own_value() -> None:
-    made = bytes_tokenizer()
-    assert made.encode("Aé\n") == list("Aé\n".encode())
-    assert (made.eos_id, made.pad_id, made.vocab_size) == (256, 257, 258)
-    assert made.is_plain_bytes
-    assert made.backend.get_vocab()[made.backend.id_to_token(0)] == 0
+    tokenizer = bytes_tokenizer()
+    assert tokenizer.encode("Aé\n") == list("Aé\n".encode())
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (256, 257, 258)
+    assert tokenizer.is_plain_bytes
+    assert tokenizer.backend.get_vocab()[tokenizer.backend.id_to_token(0)] == 0
 
 
 def test_special_tokens_in_text_are_text(bpe: BraidTokenizer) -> None:
@@ -62,16 +68,16 @@ def test_special_tokens_in_text_are_text(bpe: BraidTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("tokens", "text"),
     [
         (["eof=</s>"], "unknown role 'eof' of a special token. Did you mean 'eos'?"),
         (["eos=a", "eos=b"], "two special tokens have the role 'eos': 'a' and 'b'"),
         (["eos="], "the special token of role 'eos' is empty"),
     ],
 )
-def test_wrong_special_tokens(given: list[str], text: str) -> None:
+def test_wrong_special_tokens(tokens: list[str], text: str) -> None:
     with pytest.raises(BraidError) as caught:
-        SpecialTokens.parse(given)
+        SpecialTokens.parse(tokens)
     assert str(caught.value) == text
 
 
@@ -91,31 +97,31 @@ def test_saved_folder_opens_in_transformers(bpe: BraidTokenizer, tmp_path: Path)
     from transformers import AutoTokenizer
 
     moep = SpecialTokens.parse(MOEP)
-    for number, made in enumerate(
+    for number, tokenizer in enumerate(
         (bpe, bytes_tokenizer(), BraidTokenizer(train_bpe(TEXTS, 300, moep.order), moep)),
     ):
         folder = tmp_path / str(number)
-        made.save(folder)
+        tokenizer.save(folder)
         theirs = AutoTokenizer.from_pretrained(folder)
         for text in TEXTS[:2]:
-            assert theirs(text)["input_ids"] == made.encode(text)
+            assert theirs(text)["input_ids"] == tokenizer.encode(text)
         assert (theirs.eos_token_id, theirs.bos_token_id, theirs.pad_token_id) == (
-            made.eos_id,
-            made.bos_id,
-            made.pad_id,
+            tokenizer.eos_id,
+            tokenizer.bos_id,
+            tokenizer.pad_id,
         )
-        assert theirs.mask_token == made.special.mask
-        assert load_tokenizer(folder).identity() == made.identity()
+        assert theirs.mask_token == tokenizer.special.mask
+        assert load_tokenizer(folder).identity() == tokenizer.identity()
         theirs.save_pretrained(folder / "again")
-        assert load_tokenizer(folder / "again").identity() == made.identity()
+        assert load_tokenizer(folder / "again").identity() == tokenizer.identity()
 
 
 def test_fingerprint_ignores_formatting_padding_and_truncation(bpe: BraidTokenizer, tmp_path: Path) -> None:
-    facts = json.loads(bpe.backend.to_str())
-    facts["model"]["merges"] = [" ".join(merge) for merge in facts["model"]["merges"]]
-    facts["model"]["vocab"] = dict(reversed(facts["model"]["vocab"].items()))
-    facts["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+    definition = json.loads(bpe.backend.to_str())
+    definition["model"]["merges"] = [" ".join(merge) for merge in definition["model"]["merges"]]
+    definition["model"]["vocab"] = dict(reversed(definition["model"]["vocab"].items()))
+    definition["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     other = load_tokenizer(tmp_path / "tokenizer.json")
     assert other.fingerprint == bpe.fingerprint
     assert differences(other, bpe) == []
@@ -124,11 +130,11 @@ def test_fingerprint_ignores_formatting_padding_and_truncation(bpe: BraidTokeniz
 
 def test_fingerprint_sees_one_token_and_differences_name_it(bpe: BraidTokenizer, tmp_path: Path) -> None:
     text = bpe.backend.to_str()
-    facts = json.loads(text)
-    vocab = facts["model"]["vocab"]
+    definition = json.loads(text)
+    vocab = definition["model"]["vocab"]
     names = {index: token for token, index in vocab.items()}
     vocab[names[2]], vocab[names[3]] = 3, 2
-    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     other = load_tokenizer(tmp_path)
     assert other.fingerprint != bpe.fingerprint
     assert differences(bpe, other) == [
@@ -143,28 +149,30 @@ def test_fingerprint_sees_the_first_token_and_the_order_of_merges(bpe: BraidToke
     renamed = bpe.backend.to_str().replace("<|endoftext|>", "<|end|>")
     (tmp_path / "a.json").write_text(renamed)
     assert load_tokenizer(tmp_path / "a.json").fingerprint != bpe.fingerprint
-    facts = json.loads(bpe.backend.to_str())
-    facts["model"]["merges"][:2] = facts["model"]["merges"][1::-1]
-    (tmp_path / "b.json").write_text(json.dumps(facts))
+    definition = json.loads(bpe.backend.to_str())
+    definition["model"]["merges"][:2] = definition["model"]["merges"][1::-1]
+    (tmp_path / "b.json").write_text(json.dumps(definition))
     other = load_tokenizer(tmp_path / "b.json")
     assert differences(bpe, other) == ["they have the same tokens and merge them differently"]
 
 
 def test_gpt2_files(tmp_path: Path) -> None:
-    made = BraidTokenizer(train_bpe(TEXTS, 320, ["<|endoftext|>"]), SpecialTokens(pad=None))
-    facts = json.loads(made.backend.to_str())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(facts["vocab"]))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(m) for m in facts["merges"]) + "\n")
+    tokenizer = BraidTokenizer(train_bpe(TEXTS, 320, ["<|endoftext|>"]), SpecialTokens(pad=None))
+    definition = json.loads(tokenizer.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(definition["vocab"]))
+    (tmp_path / "merges.txt").write_text(
+        "#version: 0.2\n" + "\n".join(" ".join(m) for m in definition["merges"]) + "\n"
+    )
     loaded = load_tokenizer(tmp_path)
-    assert loaded.identity() == made.identity()
-    assert loaded.eos_id == made.eos_id
+    assert loaded.identity() == tokenizer.identity()
+    assert loaded.eos_id == tokenizer.eos_id
 
 
 def test_roles_come_from_the_settings_or_the_usual_names(tmp_path: Path) -> None:
-    made = BraidTokenizer(
+    tokenizer = BraidTokenizer(
         train_bpe(TEXTS, 300, ["</s>", "<pad>", "<end>"]), SpecialTokens(eos="</s>", bos=None, pad=None)
     )
-    made.save(tmp_path)
+    tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).special.eos == "</s>"
     assert load_tokenizer(tmp_path).special.pad == "<pad>"

@@ -27,9 +27,9 @@ def lossy() -> BraidTokenizer:
 
 def prefixed() -> BraidTokenizer:
     """Byte-level, with a space put before every text."""
-    made = train_bpe(["a b ab abab é 你"] * 3, 300)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return BraidTokenizer(made, SpecialTokens())
+    backend = train_bpe(["a b ab abab é 你"] * 3, 300)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return BraidTokenizer(backend, SpecialTokens())
 
 
 PACKERS = {
