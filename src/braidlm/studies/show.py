@@ -8,7 +8,7 @@ from braidlm.core.models.facts import model_facts
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
-from braidlm.model.config.architecture import Architecture, read_architecture
+from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.studies.study import Study, decode_study, is_study
@@ -61,14 +61,10 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
 def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
     architectures: list[tuple[str, str, Architecture]] = []
     if study.paths is not None:
-        path = _read(study.paths.model)
+        path = study.paths.model.architecture
         names = list(study.domains)
         architectures += [("path", name, path) for name in names]
         for label, spec in study.composed.items():
             composed = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
             architectures.append(("composed", label, composed))
-    return architectures + [("whole", label, _read(model)) for label, model in study.whole.items()]
-
-
-def _read(model: dict[str, Any]) -> Architecture:
-    return read_architecture({key: value for key, value in model.items() if key != "vocab_size"})
+    return architectures + [("whole", label, model.architecture) for label, model in study.whole.items()]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.presets import decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
-from braidlm.model.config.architecture import read_architecture, write_architecture
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
 from braidlm.model.paths.joins import joins
@@ -135,7 +135,7 @@ def decode_study(data: dict[str, Any]) -> Study:
     for key in ("whole", "paths"):
         part = data.get(key)
         if isinstance(part, dict):
-            data[key] = _with_architectures(part, key, problems)
+            data[key] = _with_models(part, key, problems)
     training = data.get("training")
     if isinstance(training, dict):
         if "budget" in training:
@@ -148,21 +148,19 @@ def decode_study(data: dict[str, Any]) -> Study:
     return study
 
 
-def _with_architectures(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
-    """Architectures spelled out in full, so that runs cannot differ in what they inherit."""
+def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
+    """Models decoded, so that runs cannot differ in what they inherit."""
     if key == "paths":
-        return {**part, "model": _architecture(part.get("model"), "paths.model", problems)}
-    return {name: _architecture(model, f"whole.{name}", problems) for name, model in part.items()}
+        return {**part, "model": _model(part.get("model"), "paths.model", problems)}
+    return {name: _model(model, f"whole.{name}", problems) for name, model in part.items()}
 
 
-def _architecture(model: Any, where: str, problems: list[str]) -> Any:
+def _model(model: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(model, dict):
         problems.append(f"{where}: expected an architecture, got {model!r}")
         return model
-    vocab_size = {"vocab_size": model["vocab_size"]} if "vocab_size" in model else {}
     try:
-        rest = {k: v for k, v in model.items() if k != "vocab_size"}
-        return vocab_size | write_architecture(read_architecture(rest, where))
+        return decode_model(model, where)
     except BraidError as error:
         problems.append(error.what)
         return model

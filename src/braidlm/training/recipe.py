@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.presets import is_preset
+from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.config import DataConfig
-from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
+from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.training.amounts import Amount, Pace
@@ -172,19 +172,23 @@ class Recipe:
 
 @dataclass
 class LoadedRecipe:
-    """A recipe with its architecture decoded."""
+    """A recipe with its model decoded."""
 
     recipe: Recipe
-    architecture: Architecture | None
-    vocab_size: int | None
-    """Given in the recipe, or None: the tokenizer's."""
+    model: RecipeModel | None
+    """None where the model is the one to start from."""
+
+    @property
+    def architecture(self) -> Architecture | None:
+        return None if self.model is None else self.model.architecture
+
+    @property
+    def vocab_size(self) -> int | None:
+        return None if self.model is None else self.model.vocab_size
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved recipe, as written into the run folder."""
-        data = encode(self.recipe)
-        if self.architecture is not None:
-            data["model"] = {"vocab_size": self.vocab_size} | write_architecture(self.architecture)
-        return data
+        return encode(self.recipe) | ({} if self.model is None else {"model": encode(self.model)})
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
@@ -199,17 +203,12 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
 def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
     """A recipe from plain data."""
     problems: list[str] = []
-    architecture, vocab_size = None, None
-    model = data.get("model")
-    if isinstance(model, dict):
-        model = dict(model)
-        vocab_size = model.pop("vocab_size", None)
+    decoded, model = None, data.get("model")
+    if isinstance(model, (dict, RecipeModel)):
         try:
-            architecture = read_architecture(model)
+            decoded = decode_model(model)
         except BraidError as error:
             problems.append(error.what)
-        if vocab_size is not None and (type(vocab_size) is not int or vocab_size < 1):
-            problems.append(f"model.vocab_size: expected a whole number above 0, got {vocab_size!r}")
     elif model is not None:
         problems.append(f"model: expected a mapping, got '{model}'")
     elif not data.get("start_from"):
@@ -221,4 +220,4 @@ def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
         problems.append(error.what)
     if problems or recipe is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show RECIPE` checks a recipe.")
-    return LoadedRecipe(recipe, architecture, vocab_size)
+    return LoadedRecipe(recipe, decoded)

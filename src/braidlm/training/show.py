@@ -49,7 +49,8 @@ def recipe_facts(name: str, overrides: list[str] | None = None, length: int | No
     problems: list[str] = []
     if is_preset(data):
         kind, key = "preset", "vocab_size"
-        architecture, vocab_size = read_model(data, name)
+        model = read_model(data, name)
+        architecture, vocab_size = model.architecture, model.vocab_size
     else:
         kind, key = "recipe", "model.vocab_size"
         architecture, vocab_size = _read_run(data, name, problems)

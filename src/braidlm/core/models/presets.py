@@ -1,24 +1,38 @@
 """From a recipe's name to a model's configuration, whether the recipe is a model preset or that of a whole run."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.recipes import compose_recipe
-from braidlm.model.config.architecture import Architecture, read_architecture
+from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
+
+
+@dataclass(frozen=True)
+class RecipeModel:
+    """A recipe's `model`: decoded once, and handed on as it is."""
+
+    architecture: Architecture
+    vocab_size: int | None
+    """None leaves it to the tokenizer."""
+
+    def to_shorthand(self) -> dict[str, Any]:
+        """The plain data that is written into a resolved recipe."""
+        return {"vocab_size": self.vocab_size} | write_architecture(self.architecture)
 
 
 def config_from(name: str, overrides: list[str] | None = None, vocab_size: int | None = None) -> BraidConfig:
     """The configuration that a recipe describes; `vocab_size` is for one that leaves it to the tokenizer."""
     data = compose_recipe(name, overrides)
-    architecture, given = read_model(data, name)
-    size = given or vocab_size
+    model = read_model(data, name)
+    size = model.vocab_size or vocab_size
     if size is None:
         key = "vocab_size" if is_preset(data) else "model.vocab_size"
         raise BraidError(
             "the vocabulary's size is not known: this recipe takes it from the tokenizer", name, f"Give {key}=N."
         )
-    return BraidConfig(architecture, size)
+    return BraidConfig(model.architecture, size)
 
 
 def is_preset(data: dict[str, Any]) -> bool:
@@ -26,24 +40,33 @@ def is_preset(data: dict[str, Any]) -> bool:
     return "stages" in data
 
 
-def read_model(data: dict[str, Any], name: str) -> tuple[Architecture, int | None]:
-    """The architecture of a composed recipe, and its vocabulary's size where that is given."""
+def read_model(data: dict[str, Any], name: str) -> RecipeModel:
+    """The model of a composed recipe."""
     preset = is_preset(data)
     if preset and "model" in data:
         raise BraidError("a model preset has its keys at the top, not under 'model'", name, "Write width=N.")
     model = data if preset else data.get("model")
     if not isinstance(model, dict):
         raise BraidError("this recipe describes no model: it has neither 'stages' nor 'model'", name)
-    model = dict(model)
-    vocab_size = model.pop("vocab_size", None)
+    try:
+        return decode_model(model, "" if preset else "model")
+    except BraidError as error:
+        raise BraidError(error.what, name) from error
+
+
+def decode_model(model: "dict[str, Any] | RecipeModel", where: str = "model") -> RecipeModel:
+    """A recipe's `model` decoded, with every problem in one error; what is decoded already stays as it is."""
+    if isinstance(model, RecipeModel):
+        return model
     problems = []
-    if vocab_size is not None and (not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1):
-        key = "vocab_size" if preset else "model.vocab_size"
+    vocab_size = model.get("vocab_size")
+    if vocab_size is not None and (type(vocab_size) is not int or vocab_size < 1):
+        key = f"{where}.vocab_size" if where else "vocab_size"
         problems.append(f"{key}: expected a whole number above 0, got {vocab_size!r}")
     try:
-        architecture = read_architecture(model, "" if preset else "model")
+        architecture = read_architecture({k: v for k, v in model.items() if k != "vocab_size"}, where)
     except BraidError as error:
         problems.append(error.what)
     if problems:
-        raise BraidError("\n".join(problems), name)
-    return architecture, vocab_size
+        raise BraidError("\n".join(problems))
+    return RecipeModel(architecture, vocab_size)
