@@ -26,12 +26,13 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.files.data_places import find_data
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest, Request
-from braidlm.evals.scoring.scorer import Advance, Scorer, Scores
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import Request
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, Scores
 from braidlm.evals.suites import expand
+from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS, OpenTask
 
 ENOUGH_TEXT = 20_000_000
@@ -50,24 +51,24 @@ class TimedScorer(Scorer):
     def forget(self) -> None:
         """As if nothing had been scored."""
         self.seconds = dict.fromkeys(("laying_out", "in_model", "settling"), 0.0)
-        self.tokens, self.settled = 0, 0
+        self.tokens, self.resolve_near_ties = 0, 0
         self.found: list[Scores] = []
 
-    def lay(self, requests: Sequence[Request]) -> Forest:
+    def build_trees(self, requests: Sequence[Request]) -> PrefixTrees:
         with self._timed("laying_out"):
-            return super().lay(requests)
+            return super().build_trees(requests)
 
-    def score_forest(self, forest: Forest, advance: Advance | None = None, leads: bool = False) -> Scores:
+    def score_trees(self, trees: PrefixTrees, advance: ProgressCallback | None = None, margins: bool = False) -> Scores:
         with self._timed("in_model"):
-            found = super().score_forest(forest, advance, leads)
-        self.tokens += forest.places
+            found = super().score_trees(trees, advance, margins)
+        self.tokens += trees.places
         self.found.append(found)
         return found
 
-    def exact(self, requests: Sequence[Request], leads: bool = False) -> Scores:
-        self.settled += len(requests)
+    def exact(self, requests: Sequence[Request], margins: bool = False) -> Scores:
+        self.resolve_near_ties += len(requests)
         with self._timed("settling"):
-            return super().exact(requests, leads)
+            return super().score_float64(requests, margins)
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -102,7 +103,7 @@ def opened(name: str, place: Path, most: int | None) -> OpenTask:
     for field in LISTS:
         some = getattr(task, field, None)
         if most is not None and isinstance(some, list) and len(some) > most:
-            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]}, _laid={})
+            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]}, _prepared={})
     return task
 
 
@@ -139,7 +140,7 @@ def loaded(args: argparse.Namespace, tasks: Callable[[], list[OpenTask]]) -> tup
     return braid_model(args.family, args.size, args.context).to(args.device), tokenizer
 
 
-def measured(name: str, task: OpenTask, model: Contestant) -> tuple[dict[str, Any], TaskResult, list[Scores]]:
+def measured(name: str, task: OpenTask, model: EvaluatedModel) -> tuple[dict[str, Any], TaskResult, list[Scores]]:
     """One task, from its opened data to its result."""
     scorer = model.scorer
     assert isinstance(scorer, TimedScorer)
@@ -154,7 +155,7 @@ def measured(name: str, task: OpenTask, model: Contestant) -> tuple[dict[str, An
         "items": task.count,
         "score": result.score,
         "tokens": scorer.tokens,
-        "settled": scorer.settled,
+        "resolve_near_ties": scorer.resolve_near_ties,
         "seconds": seconds,
         **scorer.seconds,
         "texts_and_counting": seconds - sum(scorer.seconds.values()),
@@ -200,9 +201,9 @@ def main() -> None:
         return [opened(name, place, args.items) for name, place in where.items()]
 
     model, tokenizer = loaded(args, tasks)
-    subject = Contestant(TimedScorer(model), tokenizer)
+    subject = EvaluatedModel(TimedScorer(model), tokenizer)
     subject.scorer.score([Request(range(2, 2 + length)) for length in range(2, 60)])  # what a device does only once
-    beside = Contestant(TimedScorer(copy.deepcopy(model).cpu()), tokenizer) if args.check_cpu else None
+    beside = EvaluatedModel(TimedScorer(copy.deepcopy(model).cpu()), tokenizer) if args.check_cpu else None
     rows = []
     for name, place in where.items():
         tries = [measured(name, opened(name, place, args.items), subject) for _ in range(args.rounds)]

@@ -21,15 +21,15 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.files.data_places import find_data
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS
 from braidlm.evals.finetuning.examples import Examples, LabelledData, read_examples
-from braidlm.evals.finetuning.hyperparameters import chosen, seeds_of
+from braidlm.evals.finetuning.hyperparameters import hyperparameters_for, seeds_for
 from braidlm.evals.finetuning.labelled_task import LabelledTask, result
 from braidlm.evals.finetuning.loop import fine_tune
-from braidlm.evals.scoring.contestant import Contestant, Settings
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.suites import SUITES
+from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
 
 REAL_SIZES = {"boolq": 9_427, "multirc": 27_243}
@@ -63,19 +63,19 @@ def loaded(args: argparse.Namespace, tasks: list[LabelledTask]) -> tuple[Any, Br
     return make(args.family, args.size, 512).to(args.device), tokenizer
 
 
-def measured(task: LabelledTask, name: str, real: bool, model: Contestant, replay: bool) -> dict[str, Any]:
+def measured(task: LabelledTask, name: str, real: bool, model: EvaluatedModel, replay: bool) -> dict[str, Any]:
     """One task, from its texts to its score."""
     _wait(model.device)
     begun = time.perf_counter()
-    how = chosen(task.data.of.name, model.settings)
-    lesson = task.lesson(model, how)
+    hyperparameters = hyperparameters_for(task.data.data_set.name, model.settings)
+    tokenized = task.tokenize(model, hyperparameters)
     encoded = time.perf_counter() - begun
-    seeds = seeds_of(model.settings)
-    tuned = [fine_tune(model.model, lesson, how, seed, replay=replay) for seed in seeds]
-    found = result(name, lesson, how, seeds, tuned, task.data.of)
+    seeds = seeds_for(model.settings)
+    tuned = [fine_tune(model.model, tokenized, hyperparameters, seed, replay=replay) for seed in seeds]
+    found = result(name, tokenized, hyperparameters, seeds, tuned, task.data.data_set)
     _wait(model.device)
     epochs = sum(len(one.scores) for one in tuned)
-    steps = epochs * (len(lesson.train) // min(how.batch_size, len(lesson.train)))
+    steps = epochs * (len(tokenized.train) // min(hyperparameters.batch_size, len(tokenized.train)))
     seconds = time.perf_counter() - begun
     return {
         "task": name,
@@ -122,7 +122,7 @@ def main() -> None:
         finetune=args.finetune, seeds=args.seeds, finetune_epochs=args.epochs, finetune_length=args.length
     )
     model, tokenizer = loaded(args, [task for task, _ in tasks.values()])
-    subject = Contestant(Scorer(model), tokenizer, settings=settings)
+    subject = EvaluatedModel(Scorer(model), tokenizer, settings=settings)
     rows = []
     for name, (task, real) in tasks.items():
         rows.append(measured(task, name, real, subject, not args.no_replay))

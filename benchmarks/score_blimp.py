@@ -16,10 +16,10 @@ from shapes import VOCABULARY, braid_model, peer_model
 
 from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.formats.minimal_pairs import Pair, read_pairs, where_they_part
-from braidlm.evals.scoring.forest import Forest, Request
+from braidlm.evals.formats.minimal_pairs import Pair, pairs_from_divergence, read_pairs
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import Request, sentence_requests
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.scoring.texts import sentence_requests
 
 BATCH = 64
 
@@ -73,7 +73,7 @@ def main() -> None:
         else BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
     )
     requests = sentence_requests(tokenizer, texts)
-    parting = where_they_part(requests)
+    parting = pairs_from_divergence(requests)
     torch.manual_seed(0)
     ours = braid_model("gpt2", args.size, 512).to(device).eval()
     peer = peer_model("gpt2", args.size, 512).to(device).eval()
@@ -94,7 +94,7 @@ def main() -> None:
                 "what": name,
                 "sentences": len(requests),
                 "tokens": sum(len(request.ids) for request in requests),
-                "computed": Forest(parting, "not" not in name).places if "scorer" in name else None,
+                "computed": PrefixTrees(parting, "not" not in name).places if "scorer" in name else None,
                 "seconds": seconds,
                 "ratio_to_plain": times["plain, braid model"] / seconds,
                 "largest_difference": float(np.abs(found - expected).max()),

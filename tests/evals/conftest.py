@@ -60,15 +60,15 @@ def runs(made_runs: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data folder as the BabyLM challenge lays it out, and some text."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     root = tmp_path / "evaluation-data"
     sets = root / "babylm-2025" / "fast_eval" / "blimp_fast"
     sets.mkdir(parents=True)
     for name in ("agreement", "binding"):
         rows = []
         for _ in range(12):
-            stem = "".join(dice.choice("abcdef ") for _ in range(dice.randint(3, 12)))
-            good, bad = ("".join(dice.choice("abcdef") for _ in range(4)) for _ in range(2))
+            stem = "".join(rng.choice("abcdef ") for _ in range(rng.randint(3, 12)))
+            good, bad = ("".join(rng.choice("abcdef") for _ in range(4)) for _ in range(2))
             rows.append({"sentence_good": stem + good, "sentence_bad": stem + bad, "field": "syntax", "UID": name})
         (sets / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (root / "dev").mkdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import tiny_model
 
@@ -17,10 +17,10 @@ STACKED = {
 """A model with parts of one shape in stacks, and a router that asks for balance."""
 
 
-def contestant(settings: Settings | None = None, **architecture: Any) -> Contestant:
+def evaluated(settings: Settings | None = None, **architecture: Any) -> EvaluatedModel:
     """A tiny model that reads bytes."""
     model = tiny_model(vocab_size=TOKENIZER.vocab_size, **{"context": 48, **architecture})
-    return Contestant(Scorer(model), TOKENIZER, settings=settings or Settings())
+    return EvaluatedModel(Scorer(model), TOKENIZER, settings=settings or Settings())
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -32,13 +32,13 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def answerable(count: int, seed: int, yes: float = 0.35) -> list[dict[str, Any]]:
     """Sentences whose last letter says the label: a model that reads the last token can learn it, and no other."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     rows = []
     for index in range(count):
         label = int(index < yes * count)
-        stem = "".join(dice.choice("abcd ") for _ in range(dice.randint(1, 30)))
+        stem = "".join(rng.choice("abcd ") for _ in range(rng.randint(1, 30)))
         rows.append({"sentence": stem + ("zy"[label]), "label": label, "idx": index})
-    dice.shuffle(rows)
+    rng.shuffle(rows)
     return rows
 
 

@@ -13,8 +13,8 @@ import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.results import TaskResult
 from braidlm.evals.tasks import TASKS, Task
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -33,7 +33,7 @@ class Counting:
         if settings.seeds > 100:
             raise BraidError(f"that is too many seeds: {settings.seeds}")
 
-    def evaluate(self, task: str, model: Contestant, advance: Any = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: Any = None) -> TaskResult:
         self.asked.append(model.settings)
         return TaskResult(task, "m", float(model.settings.seeds), 1, None)
 
@@ -45,7 +45,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counting:
 
     class CountingTask(Task):
         description, size, licence, metric, fetch = "d", "s", "l", "m", "f"
-        places = ("counting",)
+        locations = ("counting",)
         uses = ("seeds",)
 
         def open(self, place: Path) -> Any:

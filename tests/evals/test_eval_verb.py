@@ -15,8 +15,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.evals import evaluate as module
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import read_pairs
-from braidlm.evals.scoring.contestant import Contestant
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 from outcome import Outcome
@@ -58,7 +58,7 @@ def test_the_score_is_that_of_the_scorer(runs: Path, data: Path) -> None:
     folder = runs / "one" / "checkpoints" / "chck_2M"
     found = braidlm.eval(folder, "blimp_fast", data=data, device="cpu")
     expected = read_pairs(data / BLIMP).evaluate(
-        "blimp_fast", Contestant(Scorer(load_model(folder)), load_tokenizer(folder))
+        "blimp_fast", EvaluatedModel(Scorer(load_model(folder)), load_tokenizer(folder))
     )
     assert found.of("one/chck_2M").tasks["blimp_fast"] == expected
     with pytest.raises(BraidError, match="no model 'x' was evaluated"):
@@ -84,13 +84,13 @@ def test_a_plain_transformers_folder(data: Path, tmp_path: Path) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models and tasks that are really scored."""
     scored: list[str] = []
-    plain = module._scored
+    plain = module._evaluate_task
 
     def count(subject: Any, task: Any, scorer: Any) -> Any:
         scored.append(f"{subject.name} {task.name}")
         return plain(subject, task, scorer)
 
-    monkeypatch.setattr(module, "_scored", count)
+    monkeypatch.setattr(module, "_evaluate_task", count)
     return scored
 
 
@@ -128,18 +128,18 @@ def test_an_interrupted_evaluation_goes_on(
 ) -> None:
     pytest.importorskip("matplotlib")
     options: dict[str, Any] = {"data": data, "all_checkpoints": True, "out": tmp_path / "out", "device": "cpu"}
-    plain = module._scored
+    plain = module._evaluate_task
 
     def stops(subject: Any, task: Any, scorer: Any) -> Any:
         if len(counted) == 2:
             raise KeyboardInterrupt
         return plain(subject, task, scorer)
 
-    monkeypatch.setattr(module, "_scored", stops)
+    monkeypatch.setattr(module, "_evaluate_task", stops)
     with pytest.raises(KeyboardInterrupt):
         braidlm.eval(runs / "one", "blimp_fast", **options)
     assert not (tmp_path / "out" / "results.json").exists()
-    monkeypatch.setattr(module, "_scored", plain)
+    monkeypatch.setattr(module, "_evaluate_task", plain)
     braidlm.eval(runs / "one", "blimp_fast", **options)
     assert counted == [f"one/{name} blimp_fast" for name in ("chck_1M", "chck_2M", "chck_10M", "chck_30M")]
 
@@ -264,8 +264,8 @@ def test_every_task_says_what_it_is(name: str) -> None:
     task = TASKS[name]
     for fact in ("description", "size", "licence", "metric", "fetch"):
         assert getattr(task, fact)
-    assert task.places
-    assert not any(Path(place).is_absolute() for place in task.places)
+    assert task.locations
+    assert not any(Path(place).is_absolute() for place in task.locations)
 
 
 def test_unknown_tasks_in_python(runs: Path) -> None:

@@ -44,11 +44,10 @@ SUITES: dict[str, tuple[str, ...]] = {
     "bmlama": ("bmlama17", "bmlama53"),
 }
 """The evaluations of BabyLM 2025: for checkpoints, for a finished model, and with fine-tuning. Age of acquisition
-(`aoa`) needs all checkpoints of a run, and is asked for by its own name. `choice` is what many papers report without
+(`aoa`) needs all checkpoints of a run and is in no suite. `choice` has the tasks that many papers report without
 fine-tuning, `bmlama` facts in several languages."""
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Tasks for names of suites and tasks, each once, in the order in which they were asked for."""
-    found = [task for name in names for task in SUITES.get(name, (name,))]
-    return list(dict.fromkeys(found))
+    """Tasks for names of suites and tasks, each once, in the order of the names."""
+    return list(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))

@@ -15,8 +15,8 @@ from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.evals.babylm.acquisition import AGES, read_acquisition
-from braidlm.evals.reports.results import ModelResults, TaskResult
-from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.statistics.least_squares import least_squares
 from braidlm.evals.statistics.sigmoids import child_age, model_age, sigmoid
@@ -31,10 +31,8 @@ WORDS = ("cat", "dog", "key", "hat", "book", "mat", "noun", "home", "box", "see"
 def write_vocabulary(folder: Path, contexts: int = 20) -> Path:
     """Words with contexts, one of them with too few, and one that no child knows of."""
     folder.mkdir(parents=True)
-    dice = random.Random(0)
-    some = {
-        word: [{"context": f"The {dice.choice(WORDS)} {at} sat on the"} for at in range(contexts)] for word in WORDS
-    }
+    rng = random.Random(0)
+    some = {word: [{"context": f"The {rng.choice(WORDS)} {at} sat on the"} for at in range(contexts)] for word in WORDS}
     some["rare"] = [{"context": "A"}] * (contexts - 1)
     some["a"] = [{"context": "It is"}] * contexts
     (folder / "cdi_childes.json").write_text(json.dumps(some))
@@ -49,7 +47,7 @@ def write_vocabulary(folder: Path, contexts: int = 20) -> Path:
 
 def test_surprisals_are_the_definition(tmp_path: Path) -> None:
     data = read_acquisition(write_vocabulary(tmp_path / "aoa"))
-    found = data.evaluate("aoa", Contestant(Scorer(MODEL), TOKENIZER))
+    found = data.evaluate("aoa", EvaluatedModel(Scorer(MODEL), TOKENIZER))
     tokenizer = fast(TOKENIZER)
     facts = json.loads((tmp_path / "aoa" / "cdi_childes.json").read_text())
     expected = [
@@ -63,10 +61,10 @@ def test_surprisals_are_the_definition(tmp_path: Path) -> None:
     assert not found.higher_is_better
 
 
-def learned(after: float, amounts: np.ndarray, dice: np.random.Generator) -> np.ndarray:
+def learned(after: float, amounts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """[amounts, contexts] surprisals of a word that is learned around an amount of training."""
     curve = 12 - sigmoid(np.log10(amounts), 9.0, 6.0, np.log10(after), 0.0)
-    return curve[:, None] + dice.normal(0, 0.05, (len(amounts), 20))
+    return curve[:, None] + rng.normal(0, 0.05, (len(amounts), 20))
 
 
 def plain_model_age(steps: list[float], surprisals: list[float]) -> float | None:
@@ -87,15 +85,15 @@ def test_a_run_is_judged_as_the_definition_says(tmp_path: Path) -> None:
     data = read_acquisition(write_vocabulary(tmp_path / "aoa"))
     names = ["chck_10M", "chck_1M", "chck_100M", "chck_3M", "chck_30M", "chck_2M"]
     amounts = np.array([1e6, 2e6, 3e6, 1e7, 3e7, 1e8])
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     after = [2e6, 4e6, 3e6, 8e6, 6e6, 1.5e7, 1e7, 3e7, 2e7, 5e6]
-    values = np.stack([learned(each, amounts, dice) for each in after])  # [words, amounts, contexts]
+    values = np.stack([learned(each, amounts, rng) for each in after])  # [words, amounts, contexts]
     checkpoints = []
     for name in names:
         at = int(np.flatnonzero(amounts == int(name[5:-1]) * 1e6)[0])
         result = TaskResult("aoa", "nats", 1.0, 200, None, items={"surprisal": values[:, at].reshape(-1).tolist()})
         checkpoints.append(ModelResults(f"run/{name}", f"run/{name}", "0", "run", words=7, tasks={"aoa": result}))
-    found = data.over_run("aoa", checkpoints)
+    found = data.score_run("aoa", checkpoints)
 
     ages = {}
     for at, word in enumerate(WORDS[:-1]):
@@ -145,18 +143,18 @@ def placed(values: np.ndarray, offset: int) -> np.ndarray:
 
 def jumps(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A word that was learned between the first two of six checkpoints: every steep curve fits."""
-    dice = np.random.default_rng(seed)
-    means = np.array([18.0, 16.2, 16.4, 15.9, 16.3, 16.1]) + dice.normal(0, 0.1, 6)
+    rng = np.random.default_rng(seed)
+    means = np.array([18.0, 16.2, 16.4, 15.9, 16.3, 16.1]) + rng.normal(0, 0.1, 6)
     amounts = np.repeat(np.arange(1, 7) * 1e6, 20)
-    return amounts, (means[:, None] + dice.normal(0, 0.5, (6, 20))).reshape(-1)
+    return amounts, (means[:, None] + rng.normal(0, 0.5, (6, 20))).reshape(-1)
 
 
 def test_ages_do_not_depend_on_where_numbers_lie() -> None:
     """Of curves that the points hardly determine, where SciPy's own search ends differently from call to call."""
     found, litter = set(), []
-    dice = random.Random(0)
+    rng = random.Random(0)
     for offset in range(0, 64, 8):
-        litter.append([np.empty(dice.randrange(1, 5000), dtype=np.uint8) for _ in range(50)])
+        litter.append([np.empty(rng.randrange(1, 5000), dtype=np.uint8) for _ in range(50)])
         ages = []
         for seed in range(6):
             amounts, surprisals = jumps(seed)
@@ -172,10 +170,10 @@ def test_ages_do_not_depend_on_where_numbers_lie() -> None:
 def test_a_search_ends_where_scipys_does(seed: int) -> None:
     from scipy.optimize import curve_fit
 
-    dice = np.random.default_rng(seed)
-    x = np.repeat(np.sort(dice.uniform(6, 8, 8)), 20)
-    real = (dice.uniform(4, 12), dice.uniform(2, 8), dice.uniform(6.5, 7.5), dice.uniform(-22, -14))
-    y = sigmoid(x, *real) + dice.normal(0, 0.8, len(x))
+    rng = np.random.default_rng(seed)
+    x = np.repeat(np.sort(rng.uniform(6, 8, 8)), 20)
+    real = (rng.uniform(4, 12), rng.uniform(2, 8), rng.uniform(6.5, 7.5), rng.uniform(-22, -14))
+    y = sigmoid(x, *real) + rng.normal(0, 0.8, len(x))
     start = [float(np.ptp(y)), 1.0, float(x.mean()), float(y.min())]
     expected = curve_fit(sigmoid, x, y, p0=start, maxfev=1000)[0]
     found = least_squares(lambda numbers: sigmoid(x, *numbers) - y, start, 1000)
@@ -216,7 +214,7 @@ def test_the_verb_judges_runs_and_scores_new_checkpoints_only(
     facts = json.loads((out / "results.json").read_text())
     assert facts["over_runs"]["one"]["aoa"]["score"] == score.score
     assert "items" not in facts["models"][0]["tasks"]["aoa"], "answers are kept, and do not fill the results"
-    monkeypatch.setattr(Scorer, "score_forest", lambda *_: pytest.fail("everything was scored before"))
+    monkeypatch.setattr(Scorer, "score_trees", lambda *_: pytest.fail("everything was scored before"))
     again = braidlm.eval(runs / "one", "aoa", **options)
     assert again.over_runs["one"]["aoa"] == score
 
@@ -224,7 +222,7 @@ def test_the_verb_judges_runs_and_scores_new_checkpoints_only(
 def test_single_models_and_unnamed_amounts_are_refused_at_once(
     runs: Path, vocabulary: Path, eval_verb: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scorer, "score_forest", lambda *_: pytest.fail("something was scored"))
+    monkeypatch.setattr(Scorer, "score_trees", lambda *_: pytest.fail("something was scored"))
     shown = eval_verb(runs / "one", "aoa", "--data", vocabulary, "--device", "cpu")
     assert shown.code == 2
     assert "'aoa' judges a run by all of its checkpoints" in shown.err

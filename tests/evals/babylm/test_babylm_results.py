@@ -11,11 +11,11 @@ import pytest
 
 import braidlm
 from braidlm.core.errors import BraidError
-from braidlm.evals.babylm.answers import COLLATED, write_babylm_results
-from braidlm.evals.babylm.average import babylm_average, babylm_averages
+from braidlm.evals.babylm.averages import babylm_average, babylm_averages
+from braidlm.evals.babylm.predictions import COLLATED, write_babylm_results
 from braidlm.evals.babylm.reading import EYE_TRACKING, SELF_PACED
 from braidlm.evals.evaluate import evaluate
-from braidlm.evals.reports.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.suites import SUITES, expand
 from braidlm.evals.tasks import TASKS
 
@@ -28,10 +28,10 @@ def lines(place: Path, rows: list[dict[str, Any]]) -> None:
 @pytest.fixture
 def babylm(tmp_path: Path) -> Path:
     """A little of everything, laid out as the challenge does."""
-    dice, root = random.Random(0), tmp_path / "challenge"
+    rng, root = random.Random(0), tmp_path / "challenge"
 
     def text(least: int = 3) -> str:
-        return "".join(dice.choice("abcdef ") for _ in range(dice.randint(least, 9))).strip() + "."
+        return "".join(rng.choice("abcdef ") for _ in range(rng.randint(least, 9))).strip() + "."
 
     for kind, blimp, supplement, boxes, ewok in (
         ("full_eval", "blimp_filtered", "supplement_filtered", "entity_tracking", "ewok_filtered"),
@@ -52,7 +52,7 @@ def babylm(tmp_path: Path) -> Path:
             for _ in range(5)
         ]
         lines(folder / ewok / "made-up.jsonl", situations)
-        words = [{"sentences": f"{text()}\t{text()}", "ratio": dice.random()} for _ in range(9)]
+        words = [{"sentences": f"{text()}\t{text()}", "ratio": rng.random()} for _ in range(9)]
         lines(folder / "wug_adj_nominalization" / "wug_adj_nominalization.jsonl", words)
         lines(folder / "wug_past_tense" / "wug_past_tense.jsonl", words[:6])
         names = ["item", "word", "sent_id", "context_length", "Subtlex_log10", "length", "prev_item", "prev_word"]
@@ -60,15 +60,15 @@ def babylm(tmp_path: Path) -> Path:
         for at in range(40):
             known = [
                 "cab",
-                dice.choice(("ace", "bed", "face")),
+                rng.choice(("ace", "bed", "face")),
                 at // 4,
                 at % 4,
-                dice.random(),
-                dice.randint(2, 6),
+                rng.random(),
+                rng.randint(2, 6),
                 "a",
                 "bad",
             ]
-            table.append([*known, dice.randint(2, 6), *(dice.gauss(200, 30) for _ in range(5))])
+            table.append([*known, rng.randint(2, 6), *(rng.gauss(200, 30) for _ in range(5))])
         (folder / "reading").mkdir()
         (folder / "reading" / "reading_data.csv").write_text("\n".join(",".join(map(str, row)) for row in table))
     comps = [{"prefix_acceptable": text(), "prefix_unacceptable": text(), "property_phrase": text()} for _ in range(5)]

@@ -1,4 +1,4 @@
-"""Made-up words: probabilities and ranks of the definition, near ranks settled, files that are wrong."""
+"""Made-up words: probabilities and ranks of the definition, near ties of ranks, files that are wrong."""
 
 import json
 import random
@@ -10,11 +10,12 @@ import torch
 from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.babylm.wug import Forms, MadeUpWords, odds, probability_of_first, unsure_ranks
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Request
+from braidlm.evals.babylm.wug import Forms, MadeUpWords, log_odds, near_ranks, probability_of_first
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.statistics.correlations import pearson, ranks, spearman, spearman_error
+from braidlm.evals.statistics.from_scipy import pearson, spearman
+from braidlm.evals.statistics.standard_errors import spearman_error
 from braidlm.evals.tasks import TASKS
 
 TOKENIZER = small_tokenizer()
@@ -22,12 +23,12 @@ MODEL = gpt2(TOKENIZER, 4)
 
 
 def write_words(place: Path, forms: int, count: int = 40) -> Path:
-    dice = random.Random(forms)
+    rng = random.Random(forms)
     rows = []
     for _ in range(count):
-        stem = "".join(dice.choice("bdfgklmnprst") + dice.choice("aeiou") for _ in range(2))
+        stem = "".join(rng.choice("bdfgklmnprst") + rng.choice("aeiou") for _ in range(2))
         sentences = [f"Make a noun of {stem}able: {stem}{end}" for end in ("ability", "ableness", "abled")[:forms]]
-        rows.append({"sentences": "\t".join(sentences), "ratio": dice.random()})
+        rows.append({"sentences": "\t".join(sentences), "ratio": rng.random()})
     place.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return place
 
@@ -37,7 +38,7 @@ def write_words(place: Path, forms: int, count: int = 40) -> Path:
 def test_it_is_the_definition(tmp_path: Path, task: str, forms: int, places: int) -> None:
     place = write_words(tmp_path / "wug.jsonl", forms)
     data = TASKS[task]().open(place)
-    found = data.evaluate(task, Contestant(Scorer(MODEL, places=places), TOKENIZER))
+    found = data.evaluate(task, EvaluatedModel(Scorer(MODEL, tokens_per_pass=places), TOKENIZER))
     rows = [json.loads(line) for line in place.read_text().splitlines()]
     tokenizer, chances, chosen = fast(TOKENIZER), [], []
     for row in rows:
@@ -60,31 +61,32 @@ def test_probabilities_are_rounded_as_the_pipeline_does() -> None:
     assert probability_of_first(np.array([-3.0, -3.0])) == 0.5
     assert probability_of_first(np.array([0.0, -20.0])) == 1.0 == probability_of_first(np.array([0.0, -25.0]))
     assert 0 < probability_of_first(np.array([-60.0, 0.0])) < 1e-25
-    assert odds(np.array([0.0, 0.0, 0.0])) == pytest.approx(-np.log(2))
+    assert log_odds(np.array([0.0, 0.0, 0.0])) == pytest.approx(-np.log(2))
 
 
 def test_near_ranks_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = np.array([-1.0, -2.0, -1.0, -2.0004, -1.0, -3.0, -1.0, -2.0])
     groups = [range(at, at + 2) for at in range(0, 8, 2)]
-    assert unsure_ranks(sums, groups) == [0, 1, 3], "the first and the last are equal, the second lies between"
+    assert near_ranks(sums, groups) == [0, 1, 3], "the first and the last are equal, the second lies between"
     scorer = Scorer(MODEL)
     words = [Forms((f"The cat {a}", f"The cat {b}"), 0.5) for a, b in (("ran", "sat"), ("sat", "ran"), ("did", "was"))]
-    monkeypatch.setattr("braidlm.evals.babylm.wug.CLOSE", 100.0)
+    monkeypatch.setattr("braidlm.evals.babylm.wug.NEAR_TIE", 100.0)
     asked: list[Request] = []
-    exact = scorer.exact
-    monkeypatch.setattr(scorer, "exact", lambda some: asked.extend(some) or exact(some))
-    result = MadeUpWords(words, "0").evaluate("wug_adj", Contestant(scorer, TOKENIZER))
+    exact = scorer.score_float64
+    monkeypatch.setattr(scorer, "score_float64", lambda some: asked.extend(some) or exact(some))
+    result = MadeUpWords(words, "0").evaluate("wug_adj", EvaluatedModel(scorer, TOKENIZER))
     assert len(asked) == 6
     assert result.items["probability"][0] == pytest.approx(1 - result.items["probability"][1], abs=1e-6)
 
 
 def test_ranks_and_correlations() -> None:
-    assert ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
-    dice = np.random.default_rng(0)
-    one, other = dice.integers(0, 6, 30), dice.integers(0, 6, 30)
+    values, ranks, other_ranks = np.array([3.0, 1.0, 3.0, 2.0]), np.array([3.5, 1.0, 3.5, 2.0]), np.array([4, 1, 2, 3])
+    assert spearman(values, other_ranks) == pytest.approx(np.corrcoef(ranks, other_ranks)[0, 1]), "ties share a rank"
+    rng = np.random.default_rng(0)
+    one, other = rng.integers(0, 6, 30), rng.integers(0, 6, 30)
     stats = pytest.importorskip("scipy.stats", reason="the eval extra is not installed")
     assert spearman(one, other) == pytest.approx(stats.spearmanr(one, other)[0])
-    assert pearson(one, other) == pytest.approx(stats.pearsonr(one, other)[0])
+    assert pearson(one, other) == pytest.approx(np.corrcoef(one, other)[0, 1])
     assert pearson(np.ones(4), np.arange(4)) == 0.0
     assert spearman_error(0.5, 3) is None
     assert spearman_error(0.0, 28) == pytest.approx(0.2)
@@ -95,9 +97,9 @@ def test_ranks_and_correlations() -> None:
     [
         (
             {"sentences": "only one", "ratio": 0.5},
-            "line 1: 'sentences' is to hold two sentences or more, parted by tabs",
+            "line 1: 'sentences' is to hold two sentences or more, separated by tabs",
         ),
-        ({"sentences": "one\t ", "ratio": 0.5}, "parted by tabs"),
+        ({"sentences": "one\t ", "ratio": 0.5}, "separated by tabs"),
         ({"sentences": "a\tb", "ratio": 1.5}, "'ratio' is to be a share between 0 and 1, not 1.5"),
         ({"sentences": "a\tb", "ratio": "x"}, "'ratio' is to be a number, not \"x\""),
         ({"sentences": "a\tb", "ratio": True}, "'ratio' is to be a number, not true"),

@@ -11,9 +11,9 @@ from babylm_plain import explained, fast, gpt2, small_tokenizer, word_chance
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.babylm.reading import EYE_TRACKING, SELF_PACED, read_reading_times
-from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.statistics import regression
+from braidlm.evals.statistics import standard_errors
 
 TOKENIZER = small_tokenizer()
 MODEL = gpt2(TOKENIZER, 2)
@@ -33,19 +33,19 @@ NAMES = [
 
 def write_times(place: Path, sentences: int = 12) -> list[dict[str, str]]:
     """A table as the published one: a row for each word but a sentence's first."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     rows = []
     for sentence in range(sentences):
         first = "None" if sentence == 3 else "The"
-        words = [first, *(dice.choice(WORDS) for _ in range(6))]
+        words = [first, *(rng.choice(WORDS) for _ in range(6))]
         for at in range(1, len(words)):
-            times = {name: f"{dice.gauss(200, 40):.4f}" for name in (*EYE_TRACKING, SELF_PACED)}
+            times = {name: f"{rng.gauss(200, 40):.4f}" for name in (*EYE_TRACKING, SELF_PACED)}
             row = {
                 "item": " ".join(words[:at]),
                 "word": words[at],
                 "sent_id": str(sentence),
                 "context_length": str(at),
-                "Subtlex_log10": "" if dice.random() < 0.05 else f"{dice.uniform(4, 14):.4f}",
+                "Subtlex_log10": "" if rng.random() < 0.05 else f"{rng.uniform(4, 14):.4f}",
                 "length": str(len(words[at])),
                 "prev_item": " ".join(words[: at - 1]),
                 "prev_word": words[at - 1] if at > 1 else "",
@@ -65,7 +65,7 @@ def write_times(place: Path, sentences: int = 12) -> list[dict[str, str]]:
 def test_it_is_the_definition(tmp_path: Path) -> None:
     rows = write_times(tmp_path / "reading_data.csv")
     data = read_reading_times(tmp_path)
-    found = data.evaluate("reading", Contestant(Scorer(MODEL), TOKENIZER))
+    found = data.evaluate("reading", EvaluatedModel(Scorer(MODEL), TOKENIZER))
     tokenizer = fast(TOKENIZER)
     surprisal = np.array([-math.log(word_chance(MODEL, tokenizer, row["item"] or "None", row["word"])) for row in rows])
     before = np.array(
@@ -107,15 +107,15 @@ def test_it_is_the_definition(tmp_path: Path) -> None:
 def test_scores_do_not_depend_on_what_runs_together(tmp_path: Path) -> None:
     write_times(tmp_path / "reading_data.csv", 5)
     data = read_reading_times(tmp_path / "reading_data.csv")
-    ways = [Scorer(MODEL, places=1, share=False), Scorer(MODEL, places=64), Scorer(MODEL)]
-    scores = [data.evaluate("reading", Contestant(way, TOKENIZER)).score for way in ways]
+    ways = [Scorer(MODEL, tokens_per_pass=1, share=False), Scorer(MODEL, tokens_per_pass=64), Scorer(MODEL)]
+    scores = [data.evaluate("reading", EvaluatedModel(way, TOKENIZER)).score for way in ways]
     assert scores[0] == pytest.approx(scores[1], abs=1e-3) == pytest.approx(scores[2], abs=1e-3)
 
 
 def test_words_with_their_space_stand_beside(tmp_path: Path) -> None:
     rows = write_times(tmp_path / "reading_data.csv", 6)
     data = read_reading_times(tmp_path)
-    model = Contestant(Scorer(MODEL), TOKENIZER)
+    model = EvaluatedModel(Scorer(MODEL), TOKENIZER)
     found = data.evaluate("reading", model)
     assert sorted(found.also) == ["eye tracking, words with their space", "self-paced, words with their space"]
     spaced, _ = data.surprisals(model, space=" ")
@@ -128,7 +128,7 @@ def test_words_with_their_space_stand_beside(tmp_path: Path) -> None:
 def test_answers_as_the_pipeline_writes_them(tmp_path: Path) -> None:
     write_times(tmp_path / "reading_data.csv", 5)
     data = read_reading_times(tmp_path)
-    result = data.evaluate("reading", Contestant(Scorer(MODEL), TOKENIZER))
+    result = data.evaluate("reading", EvaluatedModel(Scorer(MODEL), TOKENIZER))
     answers = data.predictions(result)["reading"]["predictions"]
     assert [answer["id"] for answer in answers] == list(range(30))
     assert math.isnan(answers[0]["prev_pred"]), "a sentence's first word has no surprisal"
@@ -140,9 +140,9 @@ def test_answers_as_the_pipeline_writes_them(tmp_path: Path) -> None:
 def test_spread_over_sentences() -> None:
     groups = np.repeat(np.arange(10), 2)
     values = np.repeat(np.random.default_rng(0).normal(size=10), 2)
-    error = regression.jackknife_error({"x": values}, groups, lambda table: float(table["x"].mean()))
+    error = standard_errors.jackknife_error({"x": values}, groups, lambda table: float(table["x"].mean()))
     assert error == pytest.approx(values[::2].std(ddof=1) / 10**0.5)
-    assert regression.jackknife_error({"x": values}, np.zeros(20), lambda table: 0.0) is None
+    assert standard_errors.jackknife_error({"x": values}, np.zeros(20), lambda table: 0.0) is None
 
 
 def test_tables_that_are_wrong(tmp_path: Path) -> None:

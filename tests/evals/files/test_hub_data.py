@@ -8,8 +8,8 @@ import pytest
 from choice_samples import HUB_ROWS
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.data_places import find_data
-from braidlm.evals.files.hub_data import HubSource, fetched
+from braidlm.evals.files.hub_data import HubSource, fetch_from_hub
+from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
 from outcome import Outcome
 
@@ -53,31 +53,31 @@ def test_rows_are_those_of_the_tasks_configuration_and_split(arc: Path, tmp_path
 
 
 def test_another_split_and_several(arc: Path, tmp_path: Path) -> None:
-    place = fetched(f"hub:{arc}:train", TASKS["arc_easy"].hub, tmp_path)
+    place = fetch_from_hub(f"hub:{arc}:train", TASKS["arc_easy"].hub, tmp_path)
     assert [path.name for path in place.iterdir()] == ["train.jsonl"]
     splits = {"dev": [HUB_ROWS["mmlu"][0]] * 5, "test": HUB_ROWS["mmlu"]}
     folder = hub_folder(tmp_path / "mmlu", {"all": splits})
-    place = fetched(f"hub:{folder}", TASKS["mmlu_5shot"].hub, tmp_path)
+    place = fetch_from_hub(f"hub:{folder}", TASKS["mmlu_5shot"].hub, tmp_path)
     assert TASKS["mmlu_5shot"]().open(place).count == 2
 
 
 def test_a_data_set_with_one_configuration_needs_no_name(tmp_path: Path) -> None:
     folder = hub_folder(tmp_path / "piqa", {"plain": {"validation": HUB_ROWS["piqa"]}})
-    place = fetched(f"hub:{folder}", TASKS["piqa"].hub, tmp_path)
+    place = fetch_from_hub(f"hub:{folder}", TASKS["piqa"].hub, tmp_path)
     assert TASKS["piqa"]().open(place).count == 1
 
 
 def test_a_data_set_whose_configurations_are_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [{"sentence_good": "a b", "sentence_bad": "b a", "UID": name} for name in ("one", "two")]
     folder = hub_folder(tmp_path / "blimp", {"one": {"train": pairs[:1]}, "two": {"train": pairs[1:]}})
-    place = fetched(f"hub:{folder}", TASKS["blimp"].hub, tmp_path)
+    place = fetch_from_hub(f"hub:{folder}", TASKS["blimp"].hub, tmp_path)
     assert place == tmp_path / "hub" / "blimp" / "all"
     assert sorted(path.name for path in place.iterdir()) == ["one.jsonl", "two.jsonl"]
     assert TASKS["blimp"]().open(place).count == 2
     row = {"prefix_acceptable": "A cat", "prefix_unacceptable": "A sock", "property_phrase": "can purr."}
     mixed = [{**row, "distraction_type": kind} for kind in ("before", "in-between")]
     folder = hub_folder(tmp_path / "comps", {"base": {"train": [row]}, "wugs_dist": {"train": mixed}})
-    opened = TASKS["comps"]().open(fetched(f"hub:{folder}", TASKS["comps"].hub, tmp_path))
+    opened = TASKS["comps"]().open(fetch_from_hub(f"hub:{folder}", TASKS["comps"].hub, tmp_path))
     assert [item.of for item in opened.items] == ["base", "wugs_dist_before", "wugs_dist_in_between"]
 
     def interrupted(*args: object, **kwargs: object) -> None:
@@ -86,7 +86,7 @@ def test_a_data_set_whose_configurations_are_sets(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("datasets.get_dataset_config_names", lambda *args, **kwargs: ["one", "two"])
     monkeypatch.setattr("datasets.load_dataset", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fetched("hub:", TASKS["blimp"].hub, tmp_path)
+        fetch_from_hub("hub:", TASKS["blimp"].hub, tmp_path)
     assert not (tmp_path / "hub" / "nyu-mll--blimp" / "all").exists(), "half of a download is not taken for the whole"
 
 
@@ -97,23 +97,23 @@ def test_what_was_fetched_once_is_found_without_the_network(tmp_path: Path, monk
     monkeypatch.setattr("datasets.get_dataset_config_names", offline)
     source = TASKS["arc_easy"].hub
     with pytest.raises(BraidError, match=r"the Hub cannot be reached \(ConnectionError\)") as caught:
-        fetched("hub:", source, tmp_path)
+        fetch_from_hub("hub:", source, tmp_path)
     assert caught.value.where == "hub:allenai/ai2_arc"
     kept = tmp_path / "hub" / "allenai--ai2_arc" / "ARC-Easy" / "test.jsonl"
     kept.parent.mkdir(parents=True)
     kept.write_text("".join(json.dumps(row) + "\n" for row in HUB_ROWS["arc_easy"]))
-    assert fetched("hub:", source, tmp_path) == kept.parent
+    assert fetch_from_hub("hub:", source, tmp_path) == kept.parent
     with pytest.raises(BraidError, match="the Hub cannot be reached"):
-        fetched("hub:@main", source, tmp_path)
+        fetch_from_hub("hub:@main", source, tmp_path)
 
 
 def test_what_people_get_wrong(arc: Path, tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="this task is not read from the Hub"):
         find_data(["bits_per_byte"], tmp_path, {"bits_per_byte": "hub:someone/text"})
     with pytest.raises(BraidError, match="this data set cannot be opened: Bad split: nosuch"):
-        fetched(f"hub:{arc}:nosuch", TASKS["arc_easy"].hub, tmp_path)
+        fetch_from_hub(f"hub:{arc}:nosuch", TASKS["arc_easy"].hub, tmp_path)
     with pytest.raises(BraidError, match="this data set cannot be opened: BuilderConfig 'other' not found"):
-        fetched(f"hub:{arc}", HubSource("x/y", "other"), tmp_path)
+        fetch_from_hub(f"hub:{arc}", HubSource("x/y", "other"), tmp_path)
 
 
 def test_on_the_command_line(

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer, word_chance
 
-from braidlm.evals.files.data_places import find_data
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
 
 pytestmark = [
@@ -35,7 +35,7 @@ def model() -> Any:
 
 def evaluated(task: str) -> tuple[TaskResult, Path]:
     place = find_data([task], None, {})[task]
-    return TASKS[task]().open(place).evaluate(task, Contestant(Scorer(model()), TOKENIZER)), place
+    return TASKS[task]().open(place).evaluate(task, EvaluatedModel(Scorer(model()), TOKENIZER)), place
 
 
 def rows_in(place: Path) -> list[dict[str, Any]]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import STACKED, contestant, write_answerable
+from labelled_examples import STACKED, evaluated, write_answerable
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, merge_adapters, targets
 from braidlm.evals.finetuning.classifier import classify, make_classifier
-from braidlm.evals.finetuning.hyperparameters import LORA, chosen
-from braidlm.evals.finetuning.loop import answer, fine_tune
-from braidlm.evals.scoring.contestant import Settings
+from braidlm.evals.finetuning.hyperparameters import LORA, hyperparameters_for
+from braidlm.evals.finetuning.loop import fine_tune, predict
 from braidlm.evals.tasks import TASKS
 
 QUICK = {"finetune_epochs": 8, "finetune_batch_size": 16, "finetune_learning_rate": 1e-2}
@@ -27,24 +27,24 @@ def is_target(name: str) -> bool:
 def test_without_peft_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(BraidError, match="peft, which trains adapters, is not installed") as caught:
-        TASKS["glue_sst2"]().open(write_answerable(tmp_path)).evaluate("x", contestant(Settings(finetune="lora")))
+        TASKS["glue_sst2"]().open(write_answerable(tmp_path)).evaluate("x", evaluated(Settings(finetune="lora")))
     assert caught.value.todo is not None
     assert "braidlm[eval]" in caught.value.todo
 
 
 def test_stacks_are_found_as_parameters() -> None:
-    single, stacked = targets(make_classifier(contestant(**STACKED).model, 2))
+    single, stacked = targets(make_classifier(evaluated(**STACKED).model, 2))
     assert single
     assert all(name.rsplit(".", 1)[-1] in TARGETS for name in single)
     assert stacked
     assert all(name.endswith(".weight") and is_target(name) for name in stacked)
-    assert not targets(make_classifier(contestant().model, 2))[1]
+    assert not targets(make_classifier(evaluated().model, 2))[1]
 
 
 @KINDS
 def test_only_adapters_and_the_head_are_trained(architecture: dict[str, Any]) -> None:
     pytest.importorskip("peft")
-    model: Any = make_classifier(contestant(**architecture).model, 2)
+    model: Any = make_classifier(evaluated(**architecture).model, 2)
     whole = sum(parameter.numel() for parameter in model.parameters())
     single, stacked = targets(model)
     adapted = add_adapters(model, LORA)
@@ -61,7 +61,7 @@ def test_only_adapters_and_the_head_are_trained(architecture: dict[str, Any]) ->
 @KINDS
 def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]) -> None:
     pytest.importorskip("peft")
-    model: Any = make_classifier(contestant(**architecture).model, 2).eval()
+    model: Any = make_classifier(evaluated(**architecture).model, 2).eval()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     adapted = add_adapters(model, LORA).eval()
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]
     assert set(merged.state_dict()) == set(before)
     found, _ = classify(merged, ids, lasts)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    plain, _ = classify(make_classifier(contestant(**architecture).model, 2), ids, lasts)
+    plain, _ = classify(make_classifier(evaluated(**architecture).model, 2), ids, lasts)
     assert (found - plain).abs().max() > 1e-2
     for name, weight in merged.state_dict().items():
         assert torch.equal(weight, before[name]) != is_target(name), name
@@ -86,14 +86,16 @@ def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]
 def test_adapters_learn(tmp_path: Path, architecture: dict[str, Any]) -> None:
     pytest.importorskip("peft")
     task = TASKS["glue_sst2"]().open(write_answerable(tmp_path))
-    model = contestant(Settings(finetune="lora", **QUICK), **architecture)
+    model = evaluated(Settings(finetune="lora", **QUICK), **architecture)
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
     found = task.evaluate("glue_sst2", model)
     assert found.score > 90
     assert found.notes["method"] == "lora"
     assert all(torch.equal(weight, before[name]) for name, weight in model.model.state_dict().items())
-    how = chosen("sst2", model.settings)
-    lesson = task.lesson(model, how)
-    tuned = fine_tune(model.model, lesson, how, 42)
+    hyperparameters = hyperparameters_for("sst2", model.settings)
+    tokenized = task.tokenize(model, hyperparameters)
+    tuned = fine_tune(model.model, tokenized, hyperparameters, 42)
     assert tuned.trained == found.notes["trained parameters"]
-    assert answer(tuned.classifier, lesson, lesson.valid).tolist() == tuned.answers.tolist() == found.items["sst2"]
+    assert (
+        predict(tuned.classifier, tokenized, tokenized.valid).tolist() == tuned.answers.tolist() == found.items["sst2"]
+    )

@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from braidlm.evals.finetuning.batches import reading_batches, rounded, training_batches
+from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.finetuning.batches import evaluation_batches, padded_width, training_batches
 from braidlm.evals.finetuning.encoding import encode
-from braidlm.evals.finetuning.hyperparameters import FULL, LORA, chosen
-from braidlm.evals.scoring.contestant import Settings
+from braidlm.evals.finetuning.hyperparameters import FULL, LORA, hyperparameters_for
 
 CPU = torch.device("cpu")
 TEXTS = ["", "a", "abcdefg", "abcdefgh", "abcdefghijklmnop", "x" * 40]
@@ -41,7 +41,7 @@ def test_tokens_are_those_of_transformers(make: type, most: int, pairs: bool) ->
         together = [first if second is None else (first, second)]
         expected = plain(together, truncation=True, max_length=most)["input_ids"][0]
         assert found.ids[index, : found.lengths[index]].tolist() == expected, (first, second)
-        assert found.lasts[index] == len(expected) - 1
+        assert found.last_positions[index] == len(expected) - 1
 
 
 def test_encoding_leaves_the_tokenizer_alone() -> None:
@@ -74,11 +74,11 @@ def test_a_small_set_is_one_batch() -> None:
 
 def test_every_text_is_read_once_within_the_places() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 500)
-    found = list(reading_batches(lengths, places=512, step=8, most=100))
+    found = list(evaluation_batches(lengths, max_tokens=512, multiple=8, max_length=100))
     assert sorted(np.concatenate(found).tolist()) == list(range(500))
-    assert all(len(batch) * rounded(lengths[batch].max(), 8, 100) <= 512 for batch in found)
+    assert all(len(batch) * padded_width(lengths[batch].max(), 8, 100) <= 512 for batch in found)
     assert len(found) < 80
-    assert [rounded(length, 8, 100) for length in (1, 8, 9, 97, 100)] == [8, 8, 16, 100, 100]
+    assert [padded_width(length, 8, 100) for length in (1, 8, 9, 97, 100)] == [8, 8, 16, 100, 100]
 
 
 def test_the_schedules_are_the_papers() -> None:
@@ -93,10 +93,10 @@ def test_the_schedules_are_the_papers() -> None:
 
 
 def test_what_a_user_gives_takes_the_papers_place() -> None:
-    assert chosen("boolq", Settings()).batch_size == 16
-    assert chosen("wsc", Settings()).epochs == 30
-    assert chosen("rte", Settings()) == FULL
-    assert chosen("wsc", Settings(finetune="lora")) == LORA
+    assert hyperparameters_for("boolq", Settings()).batch_size == 16
+    assert hyperparameters_for("wsc", Settings()).epochs == 30
+    assert hyperparameters_for("rte", Settings()) == FULL
+    assert hyperparameters_for("wsc", Settings(finetune="lora")) == LORA
     given = Settings(finetune_epochs=2, finetune_learning_rate=0.1, finetune_patience=3, finetune_length=64)
-    found = chosen("boolq", given)
+    found = hyperparameters_for("boolq", given)
     assert (found.epochs, found.learning_rate, found.patience, found.length, found.batch_size) == (2, 0.1, 3, 64, 16)

@@ -165,6 +165,6 @@ def test_examples_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
 def test_every_data_set_is_whole(data_set: DataSet) -> None:
     assert data_set.text_fields
     assert data_set.task == f"{data_set.group}_{data_set.name}"
-    assert f"glue_filtered/{data_set.name}.train.jsonl" in data_set.places
+    assert f"glue_filtered/{data_set.name}.train.jsonl" in data_set.locations
     for folder in data_set.other_folders:
-        assert any(place.startswith(folder) for place in data_set.places)
+        assert any(place.startswith(folder) for place in data_set.locations)

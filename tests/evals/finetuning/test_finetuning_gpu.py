@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import STACKED, contestant, write_answerable
+from labelled_examples import STACKED, evaluated, write_answerable
 
-from braidlm.evals.finetuning.hyperparameters import chosen
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.finetuning.hyperparameters import hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune
-from braidlm.evals.scoring.contestant import Contestant, Settings
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 
@@ -23,11 +23,13 @@ def test_replayed_steps_are_the_same_steps(tmp_path: Path, method: Any, architec
         pytest.importorskip("peft")
     task = TASKS["glue_sst2"]().open(write_answerable(tmp_path))
     settings = Settings(finetune=method, finetune_epochs=4, finetune_batch_size=16, finetune_learning_rate=5e-3)
-    plain = contestant(settings, **architecture)
-    model = Contestant(Scorer(plain.model.cuda()), plain.tokenizer, settings=settings)
-    how = chosen("sst2", settings)
-    lesson = task.lesson(model, how)
-    replayed, launched = (fine_tune(model.model, lesson, how, 42, replay=replay) for replay in (True, False))
+    plain = evaluated(settings, **architecture)
+    model = EvaluatedModel(Scorer(plain.model.cuda()), plain.tokenizer, settings=settings)
+    hyperparameters = hyperparameters_for("sst2", settings)
+    tokenized = task.tokenize(model, hyperparameters)
+    replayed, launched = (
+        fine_tune(model.model, tokenized, hyperparameters, 42, replay=replay) for replay in (True, False)
+    )
     assert replayed.replayed
     assert not launched.replayed
     assert replayed.losses == pytest.approx(launched.losses, rel=0.05, abs=0.01)

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from labelled_examples import STACKED, TOKENIZER, answerable, contestant, write_answerable, write_rows
+from labelled_examples import STACKED, TOKENIZER, answerable, evaluated, write_answerable, write_rows
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import classify, make_classifier
-from braidlm.evals.finetuning.hyperparameters import chosen
+from braidlm.evals.finetuning.hyperparameters import hyperparameters_for
 from braidlm.evals.finetuning.labelled_task import LabelledTask
-from braidlm.evals.finetuning.loop import Tuned, answer, fine_tune
-from braidlm.evals.scoring.contestant import Contestant, Settings
+from braidlm.evals.finetuning.loop import FineTuned, fine_tune, predict
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 
@@ -25,20 +25,20 @@ def opened(folder: Path, name: str = "glue_sst2") -> LabelledTask:
     return TASKS[name]().open(folder)
 
 
-def tuned(task: LabelledTask, model: Contestant, seed: int = 42) -> Tuned:
-    how = chosen(task.data.of.name, model.settings)
-    return fine_tune(model.model, task.lesson(model, how), how, seed)
+def tuned(task: LabelledTask, model: EvaluatedModel, seed: int = 42) -> FineTuned:
+    hyperparameters = hyperparameters_for(task.data.data_set.name, model.settings)
+    return fine_tune(model.model, task.tokenize(model, hyperparameters), hyperparameters, seed)
 
 
-def small_gpt2() -> Contestant:
+def small_gpt2() -> EvaluatedModel:
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 48, "vocab_size": TOKENIZER.vocab_size}
-    return Contestant(Scorer(GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))), TOKENIZER)
+    return EvaluatedModel(Scorer(GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))), TOKENIZER)
 
 
 @pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "routed"])
 def test_what_can_be_learned_is_learned(tmp_path: Path, architecture: dict[str, Any]) -> None:
     task = opened(write_answerable(tmp_path))
-    found = task.evaluate("glue_sst2", contestant(Settings(**QUICK), **architecture))
+    found = task.evaluate("glue_sst2", evaluated(Settings(**QUICK), **architecture))
     assert found.chance == pytest.approx(65.0)  # 26 of the 40 are negative
     assert found.score > 90
     assert found.metric == "accuracy, %"
@@ -56,9 +56,7 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
     rows = [{"sentence1": f"{'a' * (i % 7)}{i % 6}", "sentence2": f"{i % 6}", "label": i % 6 * 1.0} for i in range(90)]
     write_rows(tmp_path / "stsb.train.jsonl", [{**row, "label": min(5.0, row["label"])} for row in rows])
     write_rows(tmp_path / "stsb.valid.jsonl", rows[:30])
-    found = opened(tmp_path, "glue_stsb").evaluate(
-        "glue_stsb", contestant(Settings(**{**QUICK, "finetune_epochs": 12}))
-    )
+    found = opened(tmp_path, "glue_stsb").evaluate("glue_stsb", evaluated(Settings(**{**QUICK, "finetune_epochs": 12})))
     assert found.score > 80
     assert found.chance == 0.0
     assert set(found.also) == {"Pearson", "Spearman"}
@@ -68,7 +66,7 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 def test_the_last_real_token_decides_whichever_side_is_filled_up(tmp_path: Path, left: bool) -> None:
     """Against the model's own classifier with a mask, which a test of its own compares with unpadded texts."""
-    model = contestant(**STACKED)
+    model = evaluated(**STACKED)
     classifier: Any = make_classifier(model.model, 2).eval()
     rows = [TOKENIZER.encode(row["sentence"]) for row in answerable(9, seed=3)]
     width = max(map(len, rows))
@@ -81,17 +79,17 @@ def test_the_last_real_token_decides_whichever_side_is_filled_up(tmp_path: Path,
     torch.testing.assert_close(found, classifier(ids, attention_mask=mask).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [contestant(), contestant(**STACKED), small_gpt2()], ids=["plain", "routed", "gpt2"])
-def test_answers_are_those_of_one_text_after_another(tmp_path: Path, model: Contestant) -> None:
+@pytest.mark.parametrize("model", [evaluated(), evaluated(**STACKED), small_gpt2()], ids=["plain", "routed", "gpt2"])
+def test_answers_are_those_of_one_text_after_another(tmp_path: Path, model: EvaluatedModel) -> None:
     task = opened(write_answerable(tmp_path))
-    lesson = task.lesson(model, chosen("sst2", model.settings))
+    tokenized = task.tokenize(model, hyperparameters_for("sst2", model.settings))
     classifier: Any = make_classifier(model.model, 2).eval()
     torch.nn.init.normal_(classifier.score.weight)
     expected = []
     for text, _ in task.data.valid.texts:
         hidden = classifier.base_model(torch.tensor([TOKENIZER.encode(text)])).last_hidden_state[0, -1]
         expected.append(int(classifier.score(hidden).argmax()))
-    assert answer(classifier, lesson, lesson.valid).tolist() == expected
+    assert predict(classifier, tokenized, tokenized.valid).tolist() == expected
     assert len(set(expected)) == 2
 
 
@@ -121,7 +119,7 @@ def test_a_model_of_transformers_learns(tmp_path: Path, method: Any) -> None:
 def test_seeds_give_a_mean_and_a_spread(tmp_path: Path) -> None:
     quick = {**QUICK, "finetune_epochs": 1, "finetune_learning_rate": 1e-3}
     task = opened(write_answerable(tmp_path))
-    found = task.evaluate("glue_sst2", contestant(Settings(seeds=3, **quick)))
+    found = task.evaluate("glue_sst2", evaluated(Settings(seeds=3, **quick)))
     scores = list(found.notes["seeds"].values())
     assert list(found.notes["seeds"]) == ["42", "12", "3"]
     assert len(set(scores)) > 1
@@ -129,7 +127,7 @@ def test_seeds_give_a_mean_and_a_spread(tmp_path: Path) -> None:
     assert found.notes["spread"] == pytest.approx(np.std(scores, ddof=1))
     of_items = np.mean([(share * (100 - share) / 40) ** 0.5 for share in scores])
     assert found.standard_error == pytest.approx((of_items**2 + np.var(scores, ddof=1) / 3) ** 0.5)
-    once = task.evaluate("glue_sst2", contestant(Settings(**quick)))
+    once = task.evaluate("glue_sst2", evaluated(Settings(**quick)))
     assert once.score == scores[0]  # a seed does the same whoever came before it
     assert once.notes["spread"] is None
 
@@ -137,22 +135,22 @@ def test_seeds_give_a_mean_and_a_spread(tmp_path: Path) -> None:
 def test_patience_ends_training_and_the_best_epoch_counts(tmp_path: Path) -> None:
     still = {**QUICK, "finetune_learning_rate": 1e-9, "finetune_epochs": 9}
     task = opened(write_answerable(tmp_path))
-    waiting = tuned(task, contestant(Settings(finetune_patience=2, **still)))
+    waiting = tuned(task, evaluated(Settings(finetune_patience=2, **still)))
     assert len(waiting.scores) == 3
     assert waiting.best_epoch == 1
-    assert len(tuned(task, contestant(Settings(**still))).scores) == 9
+    assert len(tuned(task, evaluated(Settings(**still))).scores) == 9
 
 
 def test_the_model_is_handed_back_as_after_its_best_epoch(tmp_path: Path) -> None:
-    task, model = opened(write_answerable(tmp_path)), contestant(Settings(**{**QUICK, "finetune_learning_rate": 0.1}))
+    task, model = opened(write_answerable(tmp_path)), evaluated(Settings(**{**QUICK, "finetune_learning_rate": 0.1}))
     found = tuned(task, model)
     assert found.best_epoch < len(found.scores)  # so large a rate spoils it again
-    lesson = task.lesson(model, chosen("sst2", model.settings))
-    assert answer(found.classifier, lesson, lesson.valid).tolist() == found.answers.tolist()
+    tokenized = task.tokenize(model, hyperparameters_for("sst2", model.settings))
+    assert predict(found.classifier, tokenized, tokenized.valid).tolist() == found.answers.tolist()
 
 
 def test_the_model_and_the_random_numbers_stay_as_they_are(tmp_path: Path) -> None:
-    model = contestant(Settings(**{**QUICK, "finetune_epochs": 1}))
+    model = evaluated(Settings(**{**QUICK, "finetune_epochs": 1}))
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
     numbers = torch.random.get_rng_state()
     with torch.inference_mode():
@@ -165,20 +163,20 @@ def test_the_model_and_the_random_numbers_stay_as_they_are(tmp_path: Path) -> No
 def test_progress_reaches_the_end_even_where_training_ends_early(tmp_path: Path) -> None:
     settings = Settings(**{**QUICK, "finetune_learning_rate": 1e-9}, finetune_patience=1, seeds=2)
     seen: list[tuple[int, int]] = []
-    opened(write_answerable(tmp_path)).evaluate("glue_sst2", contestant(settings), lambda *now: seen.append(now))
+    opened(write_answerable(tmp_path)).evaluate("glue_sst2", evaluated(settings), lambda *now: seen.append(now))
     assert all(0 <= done <= total for done, total in seen)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1] == seen[0][1]
 
 
 def test_examples_are_cut_to_what_the_model_reads(tmp_path: Path) -> None:
-    model = contestant(positions="learned", context=12)
-    lesson = opened(write_answerable(tmp_path)).lesson(model, chosen("sst2", model.settings))
-    assert lesson.most == lesson.train.lengths.max() == 12
+    model = evaluated(positions="learned", context=12)
+    tokenized = opened(write_answerable(tmp_path)).tokenize(model, hyperparameters_for("sst2", model.settings))
+    assert tokenized.max_length == tokenized.train.lengths.max() == 12
 
 
 def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path) -> None:
-    model = contestant(Settings(**QUICK))
+    model = evaluated(Settings(**QUICK))
     with torch.no_grad():
         model.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(BraidError, match="the loss is no longer a number"):
@@ -196,4 +194,4 @@ def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path) -> None:
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: Settings, message: str) -> None:
     with pytest.raises(BraidError, match=message):
-        opened(write_answerable(tmp_path)).evaluate("glue_sst2", contestant(settings))
+        opened(write_answerable(tmp_path)).evaluate("glue_sst2", evaluated(settings))

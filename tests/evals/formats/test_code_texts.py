@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from braidlm.evals.formats.code_problems import pass_at_k
 from braidlm.evals.formats.code_texts import (
     humaneval_program,
     mbpp_program,
@@ -13,8 +14,7 @@ from braidlm.evals.formats.code_texts import (
     x_is_finished,
     x_program,
 )
-from braidlm.evals.scoring.stops import cut_at, has_any
-from braidlm.evals.statistics.pass_at_k import pass_at_k
+from braidlm.evals.scoring.stop_strings import contains_any, truncate_at
 
 
 @pytest.mark.parametrize("samples", range(1, 8))
@@ -40,10 +40,10 @@ def test_pass_at_k_of_what_cannot_be(samples: int, passed: int, k: int) -> None:
 
 
 def test_stops() -> None:
-    assert cut_at("a\ndef b\nclass c", ["\nclass", "\ndef"]) == "a"
-    assert cut_at("abc", ["x"]) == "abc"
-    assert has_any("abc", ["x", "b"])
-    assert not has_any("abc", [])
+    assert truncate_at("a\ndef b\nclass c", ["\nclass", "\ndef"]) == "a"
+    assert truncate_at("abc", ["x"]) == "abc"
+    assert contains_any("abc", ["x", "b"])
+    assert not contains_any("abc", [])
 
 
 def test_humaneval() -> None:

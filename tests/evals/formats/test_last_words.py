@@ -8,20 +8,20 @@ import torch
 from plain_scorer import plain_sum
 
 from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.last_words import LastWords
-from braidlm.evals.scoring.contestant import Contestant
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 
 
-def contestant() -> Contestant:
-    return Contestant(Scorer(tiny_model(vocab_size=TOKENIZER.vocab_size, context=32)), TOKENIZER)
+def evaluated() -> EvaluatedModel:
+    return EvaluatedModel(Scorer(tiny_model(vocab_size=TOKENIZER.vocab_size, context=32)), TOKENIZER)
 
 
 @torch.no_grad()
-def written(model: Contestant, text: str, count: int) -> bytes:
+def written(model: EvaluatedModel, text: str, count: int) -> bytes:
     ids = list(text.encode())
     for _ in range(count):
         ids.append(int(model.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
@@ -29,7 +29,7 @@ def written(model: Contestant, text: str, count: int) -> bytes:
 
 
 def test_it_agrees_with_greedy_decoding_and_the_plain_sum() -> None:
-    model = contestant()
+    model = evaluated()
     passages = [(f"A cat {number}", word) for number in range(20) for word in (" sat", " ran off", "!")]
     # Whatever single letters the model itself writes next are right.
     for number in range(30):
@@ -48,7 +48,7 @@ def test_it_agrees_with_greedy_decoding_and_the_plain_sum() -> None:
 
 
 def test_a_long_passage_loses_its_beginning() -> None:
-    model = contestant()
+    model = evaluated()
     result = LastWords([("x" * 50 + " and", " then"), ("and", " then")], "hash").evaluate("lambada", model)
     whole = list(("x" * 50 + " and then").encode())[-33:]
     sums = [plain_sum(model.model, whole, 28), plain_sum(model.model, list(b"and then"), 3)]

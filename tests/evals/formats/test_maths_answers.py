@@ -7,9 +7,9 @@ from braidlm.evals.formats.maths_answers import (
     last_number,
     normalised,
     plain_number,
-    said_expression,
-    said_number,
     same_expression,
+    stated_expression,
+    stated_number,
 )
 from braidlm.evals.formats.maths_examples import GSM8K, MATH
 
@@ -34,7 +34,7 @@ from braidlm.evals.formats.maths_examples import GSM8K, MATH
     ],
 )
 def test_numbers_of_word_problems(solution: str, said: str | None, last: str | None) -> None:
-    assert said_number(solution) == said
+    assert stated_number(solution) == said
     assert last_number(solution) == last
 
 
@@ -43,8 +43,8 @@ def test_plain_numbers() -> None:
 
 
 def test_the_examples_are_read_as_they_are_meant() -> None:
-    assert [said_number(solution) for _, solution in GSM8K] == ["6", "5", "39", "8", "9", "29", "33", "8"]
-    assert [said_expression(solution) for _, solution in MATH] == ["[2,5)", "24", "16", "-\\frac{2}{3}"]
+    assert [stated_number(solution) for _, solution in GSM8K] == ["6", "5", "39", "8", "9", "29", "33", "8"]
+    assert [stated_expression(solution) for _, solution in MATH] == ["[2,5)", "24", "16", "-\\frac{2}{3}"]
     assert [last_boxed(solution) for _, solution in MATH] == ["[2,5)", "24", "16", "-\\frac{2}{3}"]
 
 
@@ -79,7 +79,7 @@ def test_boxes(solution: str, answer: str | None) -> None:
     ],
 )
 def test_final_answers(solution: str, answer: str | None) -> None:
-    assert said_expression(solution) == answer
+    assert stated_expression(solution) == answer
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from plain_scorer import plain_sum
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.formats.minimal_pairs import MinimalPairs, Pair, accuracy, read_pairs, where_they_part
-from braidlm.evals.scoring import settling
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Request
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.formats.minimal_pairs import MinimalPairs, Pair, accuracy, pairs_from_divergence, read_pairs
+from braidlm.evals.scoring.near_ties import NEAR_TIE, resolve_near_ties
+from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.evals.scoring.settling import settled
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import tiny_model
 
@@ -27,11 +26,11 @@ def letters_model(**architecture: object) -> BraidForCausalLM:
 
 
 def many_pairs(count: int = 60) -> MinimalPairs:
-    dice = random.Random(0)
+    rng = random.Random(0)
     pairs = []
     for index in range(count):
-        stem = "".join(dice.choice("abcdefgh ") for _ in range(dice.randint(1, 20)))
-        good, bad = ("".join(dice.choice("abcdefgh") for _ in range(dice.randint(1, 9))) for _ in range(2))
+        stem = "".join(rng.choice("abcdefgh ") for _ in range(rng.randint(1, 20)))
+        good, bad = ("".join(rng.choice("abcdefgh") for _ in range(rng.randint(1, 9))) for _ in range(2))
         pairs.append(Pair(stem + good, stem + bad, f"set {index % 7}"))
     return MinimalPairs(pairs, "0" * 64)
 
@@ -40,7 +39,7 @@ def many_pairs(count: int = 60) -> MinimalPairs:
 @pytest.mark.parametrize("share", [True, False])
 def test_every_item_is_that_of_the_plain_scorer(places: int, share: bool) -> None:
     model, task = letters_model(), many_pairs()
-    found = task.differences(Scorer(model, places=places, share=share), TOKENIZER)
+    found = task.differences(Scorer(model, tokens_per_pass=places, share=share), TOKENIZER)
     expected = np.array(
         [plain_sum(model, TOKENIZER.encode(p.good)) - plain_sum(model, TOKENIZER.encode(p.bad)) for p in task.pairs]
     )
@@ -51,7 +50,7 @@ def test_every_item_is_that_of_the_plain_scorer(places: int, share: bool) -> Non
 
 def test_only_what_differs_is_scored() -> None:
     given = [[1, 2, 3, 4], [1, 2, 5], [7, 8], [9, 8], [1, 2], [1, 2], [3], [3, 4, 5], [], [6]]
-    firsts = [request.first for request in where_they_part([Request(ids) for ids in given])]
+    firsts = [request.first for request in pairs_from_divergence([Request(ids) for ids in given])]
     assert firsts == [2, 2, 1, 1, 2, 2, 1, 1, 0, 1]
 
 
@@ -78,7 +77,7 @@ def test_the_score_is_the_mean_over_sets_and_ties_count_as_right() -> None:
 
 def test_sentences_of_equal_tokens_are_a_tie() -> None:
     task = MinimalPairs([Pair("abc", "abc", "a"), Pair("abcd", "abce", "a")], "0")
-    result = task.evaluate("t", Contestant(Scorer(letters_model()), TOKENIZER))
+    result = task.evaluate("t", EvaluatedModel(Scorer(letters_model()), TOKENIZER))
     assert result.notes["ties"] == 1
 
 
@@ -93,15 +92,15 @@ def test_close_calls_are_settled_in_float64(monkeypatch: pytest.MonkeyPatch) -> 
         Request([9, 9]),
     ]
     groups = [(0, 1), (2, 3), (4, 5)]
-    sums = np.array([-1.0, -1.0 - settling.CLOSE / 2, -1.0, -3.0, -2.0, -2.0])
+    sums = np.array([-1.0, -1.0 - NEAR_TIE / 2, -1.0, -3.0, -2.0, -2.0])
     asked: list[list[Request]] = []
 
     def exact(some: list[Request]) -> object:
         asked.append(some)
-        return Scorer.exact(scorer, some)
+        return Scorer.score_float64(scorer, some)
 
-    monkeypatch.setattr(scorer, "exact", exact)
-    found = settled(scorer, requests, sums, groups)
+    monkeypatch.setattr(scorer, "score_float64", exact)
+    found = resolve_near_ties(scorer, requests, sums, groups)
     assert asked == [requests[:2]], "only the first pair is close, and the last is equal"
     assert found[2:].tolist() == sums[2:].tolist()
     twin = letters_model().double()

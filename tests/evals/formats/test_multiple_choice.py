@@ -8,9 +8,9 @@ from plain_scorer import plain_sum
 
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats import multiple_choice
 from braidlm.evals.formats.multiple_choice import MultipleChoice, Question, beginnings, endings, spaces_moved
-from braidlm.evals.scoring.contestant import Contestant
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import tiny_model
 
@@ -22,24 +22,22 @@ def tokenizer() -> BraidTokenizer:
 
 
 def questions(count: int = 40) -> list[Question]:
-    dice = random.Random(5)
+    rng = random.Random(5)
 
     def text(most: int) -> str:
-        return " ".join(dice.choice(WORDS) for _ in range(dice.randint(1, most)))
+        return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, most)))
 
     return [
-        endings(
-            text(6) + dice.choice(("", ":", " ")), [text(4) for _ in range(dice.choice((2, 4)))], 0, dice.choice("ab")
-        )
+        endings(text(6) + rng.choice(("", ":", " ")), [text(4) for _ in range(rng.choice((2, 4)))], 0, rng.choice("ab"))
         for _ in range(count)
     ]
 
 
-def contestant(coder: BraidTokenizer, context: int = 64, **options: int) -> Contestant:
-    return Contestant(Scorer(tiny_model(vocab_size=coder.vocab_size, context=context), **options), coder)
+def evaluated(coder: BraidTokenizer, context: int = 64, **options: int) -> EvaluatedModel:
+    return EvaluatedModel(Scorer(tiny_model(vocab_size=coder.vocab_size, context=context), **options), coder)
 
 
-def plain_answers(model: Contestant, question: Question) -> dict[str, int]:
+def plain_answers(model: EvaluatedModel, question: Question) -> dict[str, int]:
     """Option by option: the tokens of the whole behind those of the context."""
     sums, tokens, sizes = [], [], []
     for context, option in question.options:
@@ -55,7 +53,7 @@ def plain_answers(model: Contestant, question: Question) -> dict[str, int]:
 
 @pytest.mark.parametrize("headline", multiple_choice.MEASURES)
 def test_it_agrees_with_the_plain_way(headline: multiple_choice.Measure) -> None:
-    model, some = contestant(tokenizer()), questions()
+    model, some = evaluated(tokenizer()), questions()
     answers = [plain_answers(model, question) for question in some]
     assert len({tuple(answer.values()) for answer in answers}) > 3, "the three ways differ somewhere"
     result = MultipleChoice(some, "hash", headline).evaluate("t", model)
@@ -69,7 +67,7 @@ def test_it_agrees_with_the_plain_way(headline: multiple_choice.Measure) -> None
 
 
 def test_parts_chance_and_errors() -> None:
-    model, some = contestant(tokenizer()), questions()
+    model, some = evaluated(tokenizer()), questions()
     result = MultipleChoice(some, "hash").evaluate("t", model)
     sizes = {name: sum(question.of == name for question in some) for name in "ab"}
     assert {name: part.count for name, part in result.parts.items()} == sizes
@@ -83,21 +81,21 @@ def test_parts_chance_and_errors() -> None:
 
 def test_where_options_are_always_the_same_the_more_frequent_one_is_the_baseline() -> None:
     some = [endings("is it", ["no", "yes"], answer) for answer in (1, 1, 0, 1)]
-    model = contestant(tokenizer())
+    model = evaluated(tokenizer())
     assert MultipleChoice(some, "hash", fixed_options=True).evaluate("t", model).chance == 75
     assert MultipleChoice(some, "hash").evaluate("t", model).chance == 50
 
 
 def test_how_much_runs_at_once_changes_nothing() -> None:
     results = [
-        MultipleChoice(questions(), "hash").evaluate("t", contestant(tokenizer(), places=places, share=share))
+        MultipleChoice(questions(), "hash").evaluate("t", evaluated(tokenizer(), tokens_per_pass=places, share=share))
         for places, share in ((1, True), (64, False), (4096, True))
     ]
     assert results[0] == results[1] == results[2]
 
 
 def test_beginnings_are_judged_by_what_follows() -> None:
-    model = contestant(tokenizer())
+    model = evaluated(tokenizer())
     question = beginnings(["the cat", "the dogs"], "ran away", 1)
     assert question.options == (("the cat", " ran away"), ("the dogs", " ran away"))
     encode = model.tokenizer.encode
@@ -110,13 +108,13 @@ def test_beginnings_are_judged_by_what_follows() -> None:
 
 def test_equal_options_are_counted_and_the_first_is_taken() -> None:
     some = [endings("the cat", ["sat", "sat"], answer) for answer in (0, 1)]
-    result = MultipleChoice(some, "hash").evaluate("t", contestant(tokenizer()))
+    result = MultipleChoice(some, "hash").evaluate("t", evaluated(tokenizer()))
     assert (result.notes["ties"], result.score) == (2, 50)
 
 
 def test_a_long_context_loses_its_beginning_and_is_counted() -> None:
     coder = bytes_tokenizer()
-    model = contestant(coder, context=16)
+    model = evaluated(coder, context=16)
     long = endings("x" * 40 + "abcdefgh", ["one", "two"], 0)
     short = endings("xxxxxxxxxxxxabcdefgh"[-12:], ["one", "two"], 0)
     result = MultipleChoice([long, endings("ab", ["one", "two"], 0)], "hash").evaluate("t", model)
@@ -134,7 +132,7 @@ def test_spaces_at_the_end_of_a_context_are_scored() -> None:
 
 def test_a_text_without_context_begins_with_the_beginning() -> None:
     coder = tokenizer()
-    model = contestant(coder)
+    model = evaluated(coder)
     assert coder.bos_id is not None
     question = Question((("", "the cat sat"), ("", "cat the sat")), 0)
     sums = [plain_sum(model.model, [coder.bos_id, *coder.encode(text)]) for _, text in question.options]

@@ -12,11 +12,11 @@ from locked_zip import write_locked_zip
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.formats.set_accuracy import set_accuracy
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Request
-from braidlm.evals.scoring.parting import fitted_alike, parted
+from braidlm.evals.scoring.divergence import from_divergence, truncate_alike
+from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 from tiny_models import tiny_model
@@ -33,25 +33,23 @@ def write(place: Path, rows: list[Any]) -> Path:
 
 
 def boxes(folder: Path, count: int = 24) -> Path:
-    dice = random.Random(1)
+    rng = random.Random(1)
     for split in ("regular", "ambiref"):
         rows = []
         for at in range(count if split == "regular" else count // 2):
-            prefix = (
-                f"Box 0 contains {dice.choice(THINGS)}, Box 1 contains {dice.choice(THINGS)}. Box {at % 2} contains "
-            )
-            options = [f"{thing}." for thing in dice.sample(THINGS, 5)]
+            prefix = f"Box 0 contains {rng.choice(THINGS)}, Box 1 contains {rng.choice(THINGS)}. Box {at % 2} contains "
+            options = [f"{thing}." for thing in rng.sample(THINGS, 5)]
             rows.append({"numops": at % 3, "input_prefix": prefix, "options": options, "example_id": at})
         write(folder / f"{split}.jsonl", rows)
     return folder
 
 
 def situations() -> dict[str, list[dict[str, str]]]:
-    dice = random.Random(2)
+    rng = random.Random(2)
     words = ["cat", "dog", "mat", "key", "hat", "book", "sat", "ran", "home", "there"]
 
     def sentence() -> str:
-        return "The " + " ".join(dice.choices(words, k=dice.randint(3, 6))) + "."
+        return "The " + " ".join(rng.choices(words, k=rng.randint(3, 6))) + "."
 
     return {
         domain: [
@@ -63,13 +61,13 @@ def situations() -> dict[str, list[dict[str, str]]]:
 
 
 def concepts(folder: Path) -> Path:
-    dice = random.Random(3)
+    rng = random.Random(3)
     names = ("comps_base", "comps_wugs", "comps_wugs_dist-before", "comps_wugs_dist-in-between")
     for name in names:
         rows = []
         for at in range(8):
-            good, bad = (f"A {dice.choice(('cat', 'dog', 'book', 'wug'))} {at}{letter}" for letter in "xy")
-            phrase = f"{dice.choice(('sat', 'ran home', 'was there'))}."
+            good, bad = (f"A {rng.choice(('cat', 'dog', 'book', 'wug'))} {at}{letter}" for letter in "xy")
+            phrase = f"{rng.choice(('sat', 'ran home', 'was there'))}."
             rows.append({"prefix_acceptable": good, "prefix_unacceptable": bad, "property_phrase": phrase})
         write(folder / f"{name}.jsonl", rows)
     return folder
@@ -91,7 +89,7 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 def test_entity_tracking_is_the_definition(tmp_path: Path, places: int) -> None:
     folder = boxes(tmp_path / "boxes")
     data = TASKS["entity_tracking"]().open(folder)
-    found = data.evaluate("entity_tracking", Contestant(Scorer(MODEL, places=places), TOKENIZER))
+    found = data.evaluate("entity_tracking", EvaluatedModel(Scorer(MODEL, tokens_per_pass=places), TOKENIZER))
     rows = read(folder)
     expected = plain([([row["input_prefix"] + o for o in row["options"]], row["options"]) for _, row in rows])
     assert found.items["chosen"] == expected
@@ -119,7 +117,7 @@ def test_ewok_is_the_definition_from_a_folder_and_from_a_locked_archive(tmp_path
     files["ewok/fast/other.jsonl"] = b"{}\n"
     archive = write_locked_zip(tmp_path / "ewok.zip", files, "ewok")
     task = TASKS["ewok"]()
-    model = Contestant(Scorer(MODEL), TOKENIZER)
+    model = EvaluatedModel(Scorer(MODEL), TOKENIZER)
     found = [task.open(place).evaluate("ewok", model) for place in (tmp_path / "full", tmp_path, archive)]
     rows = [row for name in sorted(domains) for row in domains[name]]
     expected = plain(
@@ -166,7 +164,7 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
 def test_comps_is_the_definition(tmp_path: Path) -> None:
     folder = concepts(tmp_path / "comps")
     data = TASKS["comps"]().open(folder)
-    found = data.evaluate("comps", Contestant(Scorer(MODEL), TOKENIZER))
+    found = data.evaluate("comps", EvaluatedModel(Scorer(MODEL), TOKENIZER))
     rows = read(folder)
     both = ("prefix_acceptable", "prefix_unacceptable")
     expected = plain(
@@ -215,24 +213,24 @@ def test_a_malformed_item(tmp_path: Path, change: dict[str, Any], text: str) -> 
 
 def test_equal_options_are_right_and_counted() -> None:
     items = [Item((("The ", "cat"), ("The ", "cat"), ("The ", "dog")), "a", ("x", "y", "z"))]
-    result = RankedOptions(items, "0").evaluate("t", Contestant(Scorer(MODEL), TOKENIZER))
+    result = RankedOptions(items, "0").evaluate("t", EvaluatedModel(Scorer(MODEL), TOKENIZER))
     assert result.items["chosen"] in ([0], [2])
     assert result.notes["ties"] == 1
 
 
 def test_options_are_scored_from_where_they_part() -> None:
     requests = [Request([1, 2, 3, 4, 5], 2), Request([1, 2, 3, 6], 2), Request([1, 2, 3], 2)]
-    assert [request.first for request in parted(requests, [(0, 1, 2)])] == [3, 3, 3]
+    assert [request.first for request in from_divergence(requests, [(0, 1, 2)])] == [3, 3, 3]
     unlike = [Request([1, 2, 3, 4], 2), Request([1, 2, 3, 4], 3), Request([5, 2, 3, 4], 3)]
-    assert [request.first for request in parted(unlike, [(0, 1), (2,)])] == [2, 3, 4]
-    assert [request.first for request in parted(unlike, [(0,), (1, 2)])] == [4, 3, 3], "other contexts, other sums"
+    assert [request.first for request in from_divergence(unlike, [(0, 1), (2,)])] == [2, 3, 4]
+    assert [request.first for request in from_divergence(unlike, [(0,), (1, 2)])] == [4, 3, 3], "other contexts"
 
 
 def test_options_that_are_too_long_lose_the_same_beginning() -> None:
     requests = [Request(list(range(8)), 5), Request([*range(5), 9], 5), Request([1, 2], 1)]
-    found = fitted_alike(requests, [(0, 1), (2,)], 4)
+    found = truncate_alike(requests, [(0, 1), (2,)], 4)
     assert [(list(one.ids), one.first) for one in found] == [([3, 4, 5, 6, 7], 2), ([3, 4, 9], 2), ([1, 2], 1)]
-    assert fitted_alike(requests, [(0, 1)], None) == requests
+    assert truncate_alike(requests, [(0, 1)], None) == requests
 
 
 def test_a_model_of_bytes_and_a_short_context(tmp_path: Path) -> None:
@@ -240,8 +238,8 @@ def test_a_model_of_bytes_and_a_short_context(tmp_path: Path) -> None:
     tokenizer = bytes_tokenizer()
     model = tiny_model(vocab_size=tokenizer.vocab_size, context=40)
     data = TASKS["entity_tracking_fast"]().open(boxes(tmp_path / "boxes", 6))
-    ways = [Scorer(model, places=1, share=False), Scorer(model)]
-    chosen = [data.evaluate("t", Contestant(way, tokenizer)).items["chosen"] for way in ways]
+    ways = [Scorer(model, tokens_per_pass=1, share=False), Scorer(model)]
+    chosen = [data.evaluate("t", EvaluatedModel(way, tokenizer)).items["chosen"] for way in ways]
     assert chosen[0] == chosen[1]
 
 

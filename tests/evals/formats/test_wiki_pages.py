@@ -10,10 +10,10 @@ from plain_scorer import plain_tokens
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.formats.wiki_pages import pages_of, usual_spelling
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.rolling import rolling_requests
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.formats.wiki_pages import detokenized, pages_of
 from braidlm.evals.scoring.scorer import Scorer
+from braidlm.evals.scoring.windows import sliding_windows
 from braidlm.evals.tasks import TASKS
 from tiny_models import tiny_model
 
@@ -24,14 +24,14 @@ PAGES = [row["page"] for row in HUB_ROWS["wikitext2"]]
 
 def test_windows_predict_every_token_once_from_as_much_as_there_is() -> None:
     tokens = list(range(100, 110))
-    found = rolling_requests(tokens, 0, 4)
+    found = sliding_windows(tokens, 0, 4)
     assert [(list(request.ids), request.first) for request in found] == [
         ([0, 100, 101, 102, 103], 1),
         ([103, 104, 105, 106, 107], 1),
         ([105, 106, 107, 108, 109], 3),
     ]
-    assert [list(request.ids) for request in rolling_requests(tokens[:4], 0, 4)] == [[0, 100, 101, 102, 103]]
-    assert rolling_requests([], 0, 4) == []
+    assert [list(request.ids) for request in sliding_windows(tokens[:4], 0, 4)] == [[0, 100, 101, 102, 103]]
+    assert sliding_windows([], 0, 4) == []
 
 
 def test_pages_begin_with_a_heading_of_the_first_level() -> None:
@@ -44,7 +44,7 @@ def test_pages_begin_with_a_heading_of_the_first_level() -> None:
 
 
 def test_the_usual_spelling() -> None:
-    assert usual_spelling(PAGES[0]) == (
+    assert detokenized(PAGES[0]) == (
         ' = Cats =\n\nCats sleep (a lot), 1,000 hours. The cat\'s "bed" is soft-ish.\n\n== Food ==\n\n'
         "They eat [fish]; always!\n"
     )
@@ -57,13 +57,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def contestant() -> Contestant:
-    return Contestant(Scorer(tiny_model(vocab_size=TOKENIZER.vocab_size, context=CONTEXT)), TOKENIZER)
+def evaluated() -> EvaluatedModel:
+    return EvaluatedModel(Scorer(tiny_model(vocab_size=TOKENIZER.vocab_size, context=CONTEXT)), TOKENIZER)
 
 
-def plain_page(model: Contestant, page: str) -> float:
+def plain_page(model: EvaluatedModel, page: str) -> float:
     """Token by token: in windows of the context, the last one moved back."""
-    tokens = list(usual_spelling(page).encode())
+    tokens = list(detokenized(page).encode())
     total, done = 0.0, 0
     while done < len(tokens):
         end = min(done + CONTEXT, len(tokens))
@@ -77,7 +77,7 @@ def plain_page(model: Contestant, page: str) -> float:
 
 
 def test_bits_per_byte_and_perplexity_per_word_of_the_original(folder: Path) -> None:
-    model = contestant()
+    model = evaluated()
     data = TASKS["wikitext2"]().open(folder)
     pages = data.splits["test"]
     sums = [plain_page(model, page) for page in pages]

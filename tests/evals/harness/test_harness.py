@@ -13,9 +13,9 @@ import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import read_pairs
-from braidlm.evals.harness.tasks import HarnessTask, hushed, open_harness
-from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.harness.tasks import HarnessTask, open_harness, silenced
 from braidlm.evals.scoring.scorer import Scorer
 from outcome import Outcome
 
@@ -91,8 +91,8 @@ def folder(runs: Path) -> Path:
     return runs / "one" / "checkpoints" / "chck_2M"
 
 
-def contestant(folder: Path) -> Contestant:
-    return Contestant(Scorer(load_model(folder)), load_tokenizer(folder))
+def evaluated(folder: Path) -> EvaluatedModel:
+    return EvaluatedModel(Scorer(load_model(folder)), load_tokenizer(folder))
 
 
 def both(folder: Path) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ def both(folder: Path) -> tuple[Any, Any]:
 
     from braidlm.evals.harness.model import HarnessModel
 
-    with hushed():
+    with silenced():
         theirs = HFLM(
             pretrained=str(folder),
             trust_remote_code=True,
@@ -111,14 +111,14 @@ def both(folder: Path) -> tuple[Any, Any]:
             dtype="float32",
             backend="causal",
         )
-    return HarnessModel(contestant(folder)), theirs
+    return HarnessModel(evaluated(folder)), theirs
 
 
 def test_continuations_longer_than_the_context_are_scored_and_counted(folder: Path) -> None:
     from braidlm.evals.harness.model import HarnessModel
 
-    model = HarnessModel(contestant(folder))
-    context = model.contestant.scorer.context
+    model = HarnessModel(evaluated(folder))
+    context = model.evaluated.scorer.context
     assert context is not None
     found = model._loglikelihood_tokens([(("", ""), [1], [2] * (2 * context)), (("", ""), [1], [2])])
     assert found[0][0] < found[1][0] < 0
@@ -133,9 +133,9 @@ def asked(name: str, task_files: Path) -> list[Any]:
 def test_the_same_blimp_items_as_the_hf_model(folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
     pairs = read_pairs(task_files.parent / "pairs.jsonl")
-    differences = pairs.differences(ours.contestant.scorer, ours.contestant.tokenizer, begin="bos")
+    differences = pairs.differences(ours.evaluated.scorer, ours.evaluated.tokenizer, begin="bos")
     instances = asked("pairs", task_files)
-    with hushed():
+    with silenced():
         found = theirs.loglikelihood(instances)
     sums = np.array([value for value, _ in found])
     assert differences == pytest.approx(sums[0::2] - sums[1::2], abs=1e-4)
@@ -144,7 +144,7 @@ def test_the_same_blimp_items_as_the_hf_model(folder: Path, task_files: Path) ->
     assert (differences > 0).tolist() == items
     mine = ours.loglikelihood(instances)
     assert [value for value, _ in mine] == pytest.approx(sums, abs=1e-4)
-    result = open_harness("tiny_pairs", task_files).evaluate("harness:tiny_pairs", ours.contestant)
+    result = open_harness("tiny_pairs", task_files).evaluate("harness:tiny_pairs", ours.evaluated)
     assert result.score == pytest.approx(100 * np.mean(items))
 
 
@@ -152,7 +152,7 @@ def test_the_same_blimp_items_as_the_hf_model(folder: Path, task_files: Path) ->
 def test_the_same_sums_and_greedy_flags_as_the_hf_model(name: str, folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
     instances = asked(name, task_files)
-    with hushed():
+    with silenced():
         expected = theirs.loglikelihood(instances)
     found = ours.loglikelihood(instances)
     assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
@@ -163,7 +163,7 @@ def test_the_same_long_texts_as_the_hf_model(folder: Path, task_files: Path) -> 
     ours, theirs = both(folder)
     instances = asked("text", task_files)
     assert max(len(ours.tok_encode(*instance.args)) for instance in instances) > ours.max_length
-    with hushed():
+    with silenced():
         expected = theirs.loglikelihood_rolling(instances)
     assert ours.loglikelihood_rolling(instances) == pytest.approx(expected, abs=1e-3)
 
@@ -171,7 +171,7 @@ def test_the_same_long_texts_as_the_hf_model(folder: Path, task_files: Path) -> 
 def test_the_same_writing_as_the_hf_model(folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
     instances = asked("writing", task_files)
-    with hushed():
+    with silenced():
         expected = theirs.generate_until(instances)
     assert ours.generate_until(instances) == expected
     assert any(expected)
@@ -190,7 +190,7 @@ def test_how_texts_are_written_is_the_tasks_choice() -> None:
 @pytest.mark.parametrize("name", [*TASKS])
 def test_every_kind_of_task_has_a_result(name: str, folder: Path, task_files: Path) -> None:
     task = open_harness(f"tiny_{name}", task_files)
-    result = task.evaluate(f"harness:tiny_{name}", contestant(folder))
+    result = task.evaluate(f"harness:tiny_{name}", evaluated(folder))
     assert (result.task, result.count, result.parts) == (f"harness:tiny_{name}", 5, {})
     percent = name not in ("text", "words")
     assert result.metric == {
@@ -207,9 +207,9 @@ def test_every_kind_of_task_has_a_result(name: str, folder: Path, task_files: Pa
 
 
 def test_a_group_has_the_parts_of_its_tasks(folder: Path, task_files: Path) -> None:
-    found = open_harness("tiny_group", task_files).evaluate("harness:tiny_group", contestant(folder))
+    found = open_harness("tiny_group", task_files).evaluate("harness:tiny_group", evaluated(folder))
     each = {
-        name: open_harness(name, task_files).evaluate(name, contestant(folder)).score
+        name: open_harness(name, task_files).evaluate(name, evaluated(folder)).score
         for name in ("tiny_pairs", "tiny_spaced")
     }
     assert {name: part.score for name, part in found.parts.items()} == each
@@ -259,7 +259,7 @@ def test_what_people_get_wrong(folder: Path, task_files: Path, monkeypatch: pyte
     assert "--harness-tasks FOLDER" in str(found.value.todo)
     file = task_files / "pairs.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), "unsafe_code": True}))
-    with pytest.raises(BraidError, match="runs programs that the model writes, without a fence"):
+    with pytest.raises(BraidError, match="runs programs that the model writes, without a sandbox"):
         opened("tiny_pairs")
     with pytest.raises(BraidError, match="there is no task"):
         braidlm.eval(folder, [], device="cpu")
@@ -267,7 +267,7 @@ def test_what_people_get_wrong(folder: Path, task_files: Path, monkeypatch: pyte
 
 def _without_the_harness_own_tasks() -> Callable[[str | None, bool], Any]:
     """Its thousands of task files take ten seconds to read."""
-    from braidlm.evals.harness.tasks import tasks as harness
+    from braidlm.evals.harness import tasks as harness
 
     plain = harness._manager.__wrapped__
     return lambda folder, defaults: plain(folder, False)

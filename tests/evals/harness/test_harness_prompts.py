@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from choice_samples import HUB_ROWS
 
-from braidlm.evals.formats.wiki_pages import usual_spelling, words
-from braidlm.evals.harness.tasks import hushed
+from braidlm.evals.formats.wiki_pages import detokenized, words
+from braidlm.evals.harness.tasks import silenced
 from braidlm.evals.tasks import TASKS
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
@@ -45,7 +45,7 @@ def their_task(name: str, folder: Path, shots: int = 0) -> Any:
         "num_fewshot": shots,
     }
     (folder / "task.yaml").write_text(json.dumps(task_file))  # JSON is YAML
-    with hushed():
+    with silenced():
         loaded = TaskManager(include_path=str(folder), include_defaults=False).load([f"our_{name}"])
         task = loaded["tasks"][f"our_{name}"]
         task.set_fewshot_seed(1234)
@@ -81,6 +81,6 @@ def test_last_words_are_those_of_the_harness(tmp_path: Path) -> None:
 def test_pages_are_those_of_the_harness(tmp_path: Path) -> None:
     task = their_task("wikitext2", tmp_path)
     (pages,) = TASKS["wikitext2"]().open(tmp_path / "rows.jsonl").splits.values()
-    assert [usual_spelling(page) for page in pages] == [instance.args[0] for instance in task.instances]
+    assert [detokenized(page) for page in pages] == [instance.args[0] for instance in task.instances]
     counts = [task.process_results({"page": page}, [-1.0])["word_perplexity"][1] for page in pages]
     assert [words(page) for page in pages] == counts

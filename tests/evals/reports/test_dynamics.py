@@ -2,9 +2,9 @@
 
 import pytest
 
-from braidlm.evals.reports.dynamics import compared, run_dynamics, smooth
-from braidlm.evals.reports.page import best_sentence
-from braidlm.evals.reports.results import ModelResults, TaskResult
+from braidlm.evals.reports.dynamics import compare_runs, run_dynamics, smooth
+from braidlm.evals.reports.dynamics_page import best_sentence
+from braidlm.evals.results import ModelResults, TaskResult
 
 
 def checkpoints(
@@ -63,7 +63,7 @@ def test_tasks_that_are_mostly_chance_are_named() -> None:
 
 
 def test_several_runs_on_one_scale() -> None:
-    low, high = compared({"low": checkpoints("low", [50, 52]), "high": checkpoints("high", [60, 62])})
+    low, high = compare_runs({"low": checkpoints("low", [50, 52]), "high": checkpoints("high", [60, 62])})
     assert max(low.mean) < 0 < min(high.mean)
     own = run_dynamics("low", checkpoints("low", [50, 52]))
     assert own.deviations["blimp_fast"] == [-1.0, 1.0]

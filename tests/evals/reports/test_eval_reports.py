@@ -12,15 +12,14 @@ import pytest
 
 import braidlm
 from braidlm.core.report.page import Strong
-from braidlm.evals.babylm.average import babylm_average, facts_of
+from braidlm.evals.babylm.averages import averages, babylm_average, facts_of
 from braidlm.evals.reports.comparison_page import comparison_page
-from braidlm.evals.reports.keeping import Kept
-from braidlm.evals.reports.page import dynamics_page
-from braidlm.evals.reports.pictures import pictures
-from braidlm.evals.reports.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.reports.dynamics_figures import dynamics_figures
+from braidlm.evals.reports.dynamics_page import dynamics_page
+from braidlm.evals.reports.result_cache import ResultCache
 from braidlm.evals.reports.tables import columns, long_csv, markdown, rows, too_long_lines
-from braidlm.evals.statistics.averages import averages
-from braidlm.evals.statistics.verdicts import verdicts
+from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.statistics.significance import compare_best
 from outcome import Outcome
 
 FACTS = {"description": "What | it is", "metric": "accuracy, %", "licence": "MIT", "version": 3, "count": 1200}
@@ -35,7 +34,7 @@ def evaluation(scores: dict[str, tuple[float, float]], **more: Any) -> Evaluatio
         other = TaskResult("other", "bits per byte", second, 1200, 0.01, higher_is_better=False)
         models.append(ModelResults(name, f"folder/{name}", name * 64, tasks={"known": known, "other": other}))
     tasks = {name: {**FACTS, "data": "d", "sha256": name[0] * 64} for name in ("known", "other")}
-    return Evaluation(models, tasks, "float32", {"braidlm": "9.9", "torch": "2"}, verdicts=verdicts(models))
+    return Evaluation(models, tasks, "float32", {"braidlm": "9.9", "torch": "2"}, verdicts=compare_best(models))
 
 
 def test_only_what_is_more_than_noise_is_bold() -> None:
@@ -61,7 +60,7 @@ def test_markdown_says_what_was_measured_and_with_what() -> None:
         "What | it is. Score: accuracy, % with seeds 3; 1,200 items; version 3; licence: MIT; SHA-256 of the data kkk"
     )
     assert f"- `known`: {line}" in text
-    assert "- `a`: aaaaaaaaaaaa, heard: stories" in text
+    assert "- `a`: aaaaaaaaaaaa, active paths: stories" in text
     assert "Computed in float32, with braidlm 9.9, torch 2." in text
     assert "baseline: what guessing gives" in text
 
@@ -120,7 +119,7 @@ def test_the_best_checkpoint_is_bold_only_where_it_is_clear() -> None:
     found = evaluation({"run/a": (60.0, 1.5), "run/b": (61.0, 1.3), "run/c": (61.5, 1.2)})
     for at, model in enumerate(found.models):
         model.run, model.words, model.folder = "run", at + 1, model.name.replace("run", "checkpoints")
-    page = dynamics_page(found, pictures(found)).html()
+    page = dynamics_page(found, dynamics_figures(found)).html()
     assert page.count("<strong>") == 1
     assert "<strong>1.2000 ± 0.0100</strong>" in page
     assert '<td class="number">61.50 ± 1.00</td>' in page, "half a point is noise"
@@ -201,8 +200,8 @@ def test_blimp_by_field_and_phenomenon(runs: Path, sorted_pairs: Path, tmp_path:
 
 
 def test_results_kept_by_older_versions_are_read(tmp_path: Path) -> None:
-    kept, facts = Kept(tmp_path), {"task": "t"}
-    kept.keep(facts, TaskResult("t", "m", 1.0, 1, None))
+    kept, facts = ResultCache(tmp_path), {"task": "t"}
+    kept.write(facts, TaskResult("t", "m", 1.0, 1, None))
     path = next(kept.folder.iterdir())
     older = json.loads(path.read_text())
     del older["result"]["by"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox import box
-from braidlm.evals.sandbox.box import MEGABYTE, Limits, Program, Sandbox, Step
-from braidlm.evals.sandbox.fences import children
+from braidlm.evals.sandbox import sandbox as sandbox_module
+from braidlm.evals.sandbox.isolation import children
+from braidlm.evals.sandbox.sandbox import MEGABYTE, Limits, Program, Sandbox, Step
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -24,18 +24,18 @@ TOKEN = f"braid-sandbox-test-{os.getpid()}"
 
 
 @functools.cache
-def tried(fence: str) -> tuple[str, tuple[str, ...]] | str:
-    """A Python that runs in this fence, and what it does not prevent; or why there is none.
+def tried(isolation: str) -> tuple[str, tuple[str, ...]] | str:
+    """A Python that runs in this isolation, and what it does not prevent; or why there is none.
 
     Root's own Python may lie in a home that nobody else can read: the system's is the second to be tried.
     """
-    for python in (box.python(), os.path.realpath(SYSTEM_PYTHON)):
+    for python in (sandbox_module.python(), os.path.realpath(SYSTEM_PYTHON)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(box, "python", lambda python=python: python)
-            failures, trouble = box._failed(Sandbox(fence, True, tuple(box._readable(()))))
-        if trouble is None:
+            patch.setattr(sandbox_module, "python", lambda python=python: python)
+            failures, problem = sandbox_module._run_probe(Sandbox(isolation, True, tuple(sandbox_module._readable(()))))
+        if problem is None:
             return python, tuple(failures)
-    return str(trouble)
+    return str(problem)
 
 
 MAP = """
@@ -52,20 +52,20 @@ def begin():
 """
 
 
-def opened(fence: str, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """This fence, with a Python that can be run in it."""
-    found = tried(fence)
+def opened(isolation: str, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """This isolation, with a Python that can be run in it."""
+    found = tried(isolation)
     if isinstance(found, str):
-        pytest.skip(f"no {fence} here: {found}")
+        pytest.skip(f"no {isolation} here: {found}")
     python, failures = found
-    assert fence == "none" or not failures
-    monkeypatch.setattr(box, "python", lambda: python)
-    return Sandbox(fence, True, tuple(box._readable(())))
+    assert isolation == "none" or not failures
+    monkeypatch.setattr(sandbox_module, "python", lambda: python)
+    return Sandbox(isolation, True, tuple(sandbox_module._readable(())))
 
 
 @pytest.fixture(params=["namespaces", "landlock"])
 def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sandbox]:
-    """Every fence that isolates; what a test leaves behind is an error."""
+    """Every isolation that protects; what a test leaves behind is an error."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     for path in (folder, *folder.parents):
@@ -89,7 +89,9 @@ def ours() -> list[str]:
 
 def program(source: str, **limits: object) -> Program:
     usual = Limits(**{"wall": 20, **limits})  # type: ignore[arg-type]
-    return Program({"main.py": source}, [Step([box.python(), "-I", "-S", "{scratch}/main.py", TOKEN], usual)])
+    return Program(
+        {"main.py": source}, [Step([sandbox_module.python(), "-I", "-S", "{scratch}/main.py", TOKEN], usual)]
+    )
 
 
 def test_a_program_that_behaves(sandbox: Sandbox) -> None:
@@ -231,11 +233,13 @@ for act in (
 def test_the_disk_is_small(sandbox: Sandbox) -> None:
     source = "import time\nfor i in range(100):\n  open(str(i), 'wb').write(bytes(1 << 20))\n  time.sleep(0.01)"
     reason = sandbox.run(Program(program(source).files, program(source).steps, disk=8 * MEGABYTE)).reason
-    assert ("No space left on device" if sandbox.fence == "namespaces" else "wrote more than 8 MB of files") in reason
+    assert (
+        "No space left on device" if sandbox.isolation == "namespaces" else "wrote more than 8 MB of files"
+    ) in reason
 
 
 def test_steps_follow_each_other_while_they_succeed(sandbox: Sandbox) -> None:
-    run = [box.python(), "-I", "-S"]
+    run = [sandbox_module.python(), "-I", "-S"]
     files = {"a.py": "print('first'); open('x', 'w').write('1')", "b.py": "print(open('x').read())", "c.py": "1 / 0"}
     a, b, c = (Step([*run, f"{{scratch}}/{name}", TOKEN], Limits(wall=20)) for name in files)
     outcome = sandbox.run(Program(files, [a, b]))
@@ -275,7 +279,7 @@ def test_a_killed_launcher_takes_the_program_with_it(sandbox: Sandbox) -> None:
     thread.join(20)
     _wait_until(lambda: not ours())
     assert "its launcher ended with -9" in str(caught[0])
-    for folder in Path(box.tempfile.gettempdir()).iterdir():  # what a launcher deletes, Braid does in its place
+    for folder in Path(sandbox_module.tempfile.gettempdir()).iterdir():  # Braid deletes what the launcher could not
         pytest.fail(f"{folder} is left")
 
 
@@ -296,13 +300,13 @@ def test_limits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_system_that_cannot_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     opened("none", monkeypatch)
-    monkeypatch.setattr(box, "_trouble", lambda sandbox, known: "not here")
+    monkeypatch.setattr(sandbox_module, "_problem", lambda sandbox, supported: "not here")
     with pytest.raises(BraidError) as error:
         Sandbox.open()
     assert "no way to isolate programs (namespaces: not here; landlock: not here)" in str(error.value)
     assert "code_isolation=best runs programs with limits alone" in str(error.value)
     best = Sandbox.open("best")
-    assert best.fence == "none"
+    assert best.isolation == "none"
     assert "NOT prevented: reading files outside its folder, " in best.statement[-1]
     assert best.statement[0] == "files and network: NOT isolated"
 
@@ -310,10 +314,10 @@ def test_a_system_that_cannot_isolate_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_a_fence_with_a_hole_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     opened("none", monkeypatch)
     sandbox = Sandbox("none", True, ())
-    assert box._trouble(sandbox, known=True) == (
+    assert sandbox_module._problem(sandbox, supported=True) == (
         "does not prevent reading files outside its folder, writing outside its folder"
     )
-    assert "not known" in str(box._trouble(sandbox, known=False))
+    assert "not known" in str(sandbox_module._problem(sandbox, supported=False))
 
 
 def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +329,12 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 AS_A_USER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from braidlm.evals.sandbox.box import *
+from braidlm.evals.sandbox.sandbox import *
 sandbox = Sandbox.open()
 def run(source, **limits):
     step = Step([python(), "-I", "-S", "{scratch}/main.py"], Limits(**limits))
     return sandbox.run(Program({"main.py": source}, [step]))
-print(sandbox.fence)
+print(sandbox.isolation)
 print(run("print(1 + 1)").out.strip())
 print(run("import os\\nwhile True:\\n  try: os.fork()\\n  except OSError: pass", may_fork=True, wall=0.5).reason)
 print(run("open('/usr/x', 'w')").reason != "", run("import socket; socket.socket()").reason)
@@ -338,7 +342,7 @@ print(run("open('/usr/x', 'w')").reason != "", run("import socket; socket.socket
 
 
 def test_as_an_ordinary_user() -> None:
-    source = str(Path(box.__file__).parents[3])
+    source = str(Path(sandbox_module.__file__).parents[3])
     if os.geteuid() != 0 or not os.path.exists(SYSTEM_PYTHON):
         pytest.skip("the other tests ran as an ordinary user, or there is no Python that one could run")
     done = subprocess.run(
@@ -359,6 +363,6 @@ def test_as_an_ordinary_user() -> None:
 def test_what_a_program_said_last() -> None:
     trace = "SyntaxError: Unexpected token ';'\n    at wrap (node:1:2)"
     node = f"/x/test.js:3\n  return a +;\n            ^\n\n{trace}\n\nNode.js v20.1.0\n"
-    assert box._last_words(node) == "SyntaxError: Unexpected token ';'"
-    assert box._last_words("a trace\nValueError: no\n\n") == "ValueError: no"
-    assert box._last_words("\n") == ""
+    assert sandbox_module._error_line(node) == "SyntaxError: Unexpected token ';'"
+    assert sandbox_module._error_line("a trace\nValueError: no\n\n") == "ValueError: no"
+    assert sandbox_module._error_line("\n") == ""

@@ -8,8 +8,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.scoring.completions import complete, prompt_ids, room
-from braidlm.evals.scoring.contestant import Contestant
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import randomised, tiny_model
 
@@ -33,8 +33,8 @@ def neox() -> Any:
     return randomised(GPTNeoXForCausalLM(config)).eval()
 
 
-def contestant(model: Any) -> Contestant:
-    return Contestant(Scorer(model), TOKENIZER)
+def evaluated(model: Any) -> EvaluatedModel:
+    return EvaluatedModel(Scorer(model), TOKENIZER)
 
 
 def never(text: str) -> bool:
@@ -58,16 +58,18 @@ def plain(model: Any, ids: list[int], most: int) -> str:
 def test_greedy_is_the_plain_loop(make: Any, rows: int | None) -> None:
     model = make()
     ids = [prompt_ids(TOKENIZER, prompt) for prompt in PROMPTS]
-    found = complete(contestant(model), ids, 12, [never] * len(ids), rows=rows)
+    found = complete(evaluated(model), ids, 12, [never] * len(ids), max_rows=rows)
     assert [completion.text for completion in found] == [plain(model, prompt, 12) for prompt in ids]
 
 
 @pytest.mark.parametrize("make", [braid, gpt2, neox])
 def test_samples_do_not_depend_on_what_runs_beside_them(make: Any) -> None:
-    model = contestant(make())
+    model = evaluated(make())
     ids = [prompt_ids(TOKENIZER, prompt) for prompt in PROMPTS for _ in range(2)]
     sampling = Sampling(temperature=1.0, top_p=0.95, seed=3)
-    together, apart, few = (complete(model, ids, 10, [never] * len(ids), sampling, rows=rows) for rows in (16, 1, 5))
+    together, apart, few = (
+        complete(model, ids, 10, [never] * len(ids), sampling, max_rows=rows) for rows in (16, 1, 5)
+    )
     assert together == apart == few
     texts = [completion.text for completion in together]
     assert texts[0::2] != texts[1::2], "two samples of a prompt differ"
@@ -81,7 +83,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
     with torch.no_grad():
         chances = (model(input_ids=torch.tensor([ids])).logits[0, -1] / 0.7).softmax(-1)
     count = 3000
-    found = complete(contestant(model), [ids] * count, 1, [never] * count, Sampling(0.7), rows=1500)
+    found = complete(evaluated(model), [ids] * count, 1, [never] * count, Sampling(0.7), max_rows=1500)
     first = [completion.text for completion in found]
     likely = [int(token) for token in chances.topk(3).indices if int(token) < 128]
     assert likely
@@ -92,7 +94,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
 
 
 def test_a_text_ends_when_it_is_finished_and_not_before() -> None:
-    model = contestant(braid())
+    model = evaluated(braid())
     ids = [prompt_ids(TOKENIZER, prompt) for prompt in PROMPTS]
     whole = complete(model, ids, 20, [never] * len(ids))
     assert {completion.stopped for completion in whole} <= {"limit", "end"}
@@ -115,21 +117,21 @@ def test_the_end_of_text() -> None:
     bias[TOKENIZER.eos_id] = 1e4
     head = model.head.forward
     model.head.forward = lambda hidden: head(hidden) + bias
-    found = complete(contestant(model), [ids, ids], 5, [never, never])
+    found = complete(evaluated(model), [ids, ids], 5, [never, never])
     assert [(completion.text, completion.stopped) for completion in found] == [("", "end")] * 2
 
 
 def test_progress_reaches_its_end() -> None:
     seen: list[tuple[int, int]] = []
     ids = [prompt_ids(TOKENIZER, prompt) for prompt in PROMPTS]
-    complete(contestant(braid()), ids, 4, [never] * len(ids), advance=lambda a, b: seen.append((a, b)), rows=3)
+    complete(evaluated(braid()), ids, 4, [never] * len(ids), advance=lambda a, b: seen.append((a, b)), max_rows=3)
     assert seen == [(12, 32), (24, 32), (32, 32)]
 
 
 def test_room_for_new_tokens() -> None:
-    model = contestant(braid())
-    assert (room(model, 20).prompt, room(model, 20).new) == (44, 20)
-    assert (room(model, 500).prompt, room(model, 500).new) == (32, 32), "at most half of what a model can read"
+    model = evaluated(braid())
+    assert (token_budget(model, 20).prompt, token_budget(model, 20).new) == (44, 20)
+    assert (token_budget(model, 500).prompt, token_budget(model, 500).new) == (32, 32), "at most half of the context"
     long = prompt_ids(TOKENIZER, "x" * 200)[-44:]
     assert complete(model, [long], 20, [never])[0].stopped in ("limit", "end")
 

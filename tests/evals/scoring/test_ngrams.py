@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.scoring.ngrams import FALLBACK_DISCOUNTS, NGramModel, bits_per_byte, fit_trigram, fit_unigram
+from braidlm.evals.formats.held_out_text import bits_per_byte
+from braidlm.evals.scoring.ngrams import FALLBACK_DISCOUNTS, NGramModel, fit_trigram, fit_unigram
 
 
 class PlainKneserNey:

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.scoring.forest import Request
-from braidlm.evals.scoring.readers import SHARING
-from braidlm.evals.scoring.scorer import Scorer, full_products
+from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
+from braidlm.evals.scoring.requests import Request
+from braidlm.evals.scoring.scorer import Scorer, full_float32
 from tiny_models import VOCABULARY, random_ids, tiny_model
 
 BRAID: dict[str, dict[str, Any]] = {
@@ -69,11 +69,11 @@ def test_it_agrees_with_the_plain_scorer(kind: str) -> None:
     assert np.ptp(sums) > 10
 
 
-@pytest.mark.parametrize("kind", [*SHARING, "gpt_neox"])
+@pytest.mark.parametrize("kind", [*TREE_MODEL_TYPES, "gpt_neox"])
 def test_models_of_transformers(kind: str) -> None:
     model, requests = transformers_model(kind), pairs()
     scorer = Scorer(model)
-    assert scorer.share is (kind in SHARING)
+    assert scorer.share is (kind in TREE_MODEL_TYPES)
     sums = [plain_sum(model, list(request.ids)) for request in requests]
     np.testing.assert_allclose(scorer.score(requests).sums, sums, rtol=0, atol=1e-3)
     assert np.ptp(sums) > 10
@@ -91,7 +91,7 @@ def test_how_much_runs_at_once_changes_nothing(kind: str) -> None:
     """In float64, so that a difference would be a mistake and not rounding."""
     model, requests = tiny_model(torch.float64, **BRAID[kind]), pairs()
     found = [
-        Scorer(model, places=places, share=share, dtype=torch.float64).score(requests).tokens
+        Scorer(model, tokens_per_pass=places, share=share, dtype=torch.float64).score(requests).tokens
         for places in (1, 100, 10_000)
         for share in (True, False)
     ]
@@ -101,9 +101,9 @@ def test_how_much_runs_at_once_changes_nothing(kind: str) -> None:
 
 def test_in_float32_only_rounding_is_left() -> None:
     model, requests = tiny_model(), pairs()
-    one, many = (Scorer(model, places=places).score(requests).sums for places in (1, 10_000))
+    one, many = (Scorer(model, tokens_per_pass=places).score(requests).sums for places in (1, 10_000))
     assert np.abs(one - many).max() < 1e-4
-    again = Scorer(model, places=10_000).score(requests)
+    again = Scorer(model, tokens_per_pass=10_000).score(requests)
     assert np.array_equal(again.sums, many)
 
 
@@ -140,7 +140,7 @@ def test_a_context_too_long_loses_its_beginning() -> None:
 
 def test_exact_scores_are_those_of_float64() -> None:
     model, requests = tiny_model(), pairs(5)
-    exact = Scorer(model).exact(requests).sums
+    exact = Scorer(model).score_float64(requests).sums
     twin = tiny_model(torch.float64)
     expected = [plain_sum(twin, list(request.ids)) for request in requests]
     np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-9)
@@ -155,10 +155,10 @@ def test_the_model_is_read_without_dropout() -> None:
 
 def test_progress_ends_at_all() -> None:
     said: list[tuple[int, int]] = []
-    scorer = Scorer(tiny_model(), places=64)
-    forest = scorer.lay(pairs())
-    scorer.score_forest(forest, lambda done, total: said.append((done, total)))
-    assert said[-1] == (forest.places, forest.places)
+    scorer = Scorer(tiny_model(), tokens_per_pass=64)
+    trees = scorer.build_trees(pairs())
+    scorer.score_trees(trees, lambda done, total: said.append((done, total)))
+    assert said[-1] == (trees.nodes, trees.nodes)
     assert [done for done, _ in said] == sorted(done for done, _ in said)
     assert len(said) > 3
 
@@ -167,7 +167,7 @@ def test_products_are_full_and_the_setting_comes_back() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        with full_products():
+        with full_float32():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "high"
     finally:

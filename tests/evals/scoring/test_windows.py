@@ -7,11 +7,11 @@ import pytest
 import torch
 from plain_scorer import plain_tokens
 
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import MinimalPairs, Pair
 from braidlm.evals.formats.multiple_choice import MultipleChoice, endings
 from braidlm.evals.formats.ranked_options import Item, RankedOptions
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Request
+from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.scoring.windows import too_long, windows_of
 from tiny_models import random_ids, tiny_model
@@ -62,30 +62,32 @@ LONG = [
 @pytest.mark.parametrize("share", [True, False])
 def test_long_continuations_are_the_plain_sum_over_windows(positions: str, share: bool) -> None:
     model = tiny_model(torch.float64, positions=positions)
-    scores = Scorer(model, share=share, dtype=torch.float64).score(LONG, leads=True)
+    scores = Scorer(model, share=share, dtype=torch.float64).score(LONG, margins=True)
     assert len(scores) == len(LONG)
     for index, (ids, first) in enumerate(LONG):
         np.testing.assert_allclose(scores.of(index), plainly(model, list(ids), first, CONTEXT), rtol=0, atol=1e-9)
-    assert scores.leads is not None
-    assert len(scores.leads) == len(scores.tokens) == sum(len(ids) - first for ids, first in LONG)
+    assert scores.margins is not None
+    assert len(scores.margins) == len(scores.tokens) == sum(len(ids) - first for ids, first in LONG)
 
 
 def test_how_much_runs_at_once_changes_nothing() -> None:
     model = tiny_model(torch.float64)
-    found = [Scorer(model, places=places, dtype=torch.float64).score(LONG).tokens for places in (1, 50, 10_000)]
+    found = [
+        Scorer(model, tokens_per_pass=places, dtype=torch.float64).score(LONG).tokens for places in (1, 50, 10_000)
+    ]
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-10)
     np.testing.assert_allclose(found[2], found[0], rtol=0, atol=1e-10)
-    exact = Scorer(tiny_model()).exact(LONG)
+    exact = Scorer(tiny_model()).score_float64(LONG)
     np.testing.assert_allclose(exact.sums, [sum(plainly(model, list(i), f, CONTEXT)) for i, f in LONG], atol=1e-5)
 
 
 def test_what_fits_is_what_it_was_and_costs_no_more() -> None:
     short = [Request(some_ids(4 + seed, seed), 1 + seed % 3) for seed in range(20)]
     scorer = Scorer(tiny_model())
-    alone = scorer.lay(short)
-    assert alone.places <= sum(len(request.ids) - 1 for request in short)
-    beside = scorer.lay([*short, Request(some_ids(100), 90)])
-    scores, others = scorer.score_forest(alone), scorer.score_forest(beside)
+    alone = scorer.build_trees(short)
+    assert alone.nodes <= sum(len(request.ids) - 1 for request in short)
+    beside = scorer.build_trees([*short, Request(some_ids(100), 90)])
+    scores, others = scorer.score_trees(alone), scorer.score_trees(beside)
     np.testing.assert_allclose(others.tokens[: len(scores.tokens)], scores.tokens, rtol=0, atol=2e-5)
     assert all(windows_of(request, CONTEXT) == [request] for request in short)
     assert windows_of(short[3], CONTEXT)[0] is short[3], "not even copied"
@@ -111,15 +113,15 @@ def test_items_that_are_too_long_are_counted() -> None:
     assert too_long(requests, None) == {"shortened": 0, "in windows": 0}
 
 
-def contestant() -> Contestant:
+def evaluated() -> EvaluatedModel:
     from braidlm.data.tokenizing.build import bytes_tokenizer
 
     tokenizer = bytes_tokenizer()
-    return Contestant(Scorer(tiny_model(vocab_size=tokenizer.vocab_size)), tokenizer)
+    return EvaluatedModel(Scorer(tiny_model(vocab_size=tokenizer.vocab_size)), tokenizer)
 
 
 def test_tasks_say_what_they_cut() -> None:
-    model = contestant()
+    model = evaluated()
     long = "and so on until the end of this very long option "
     choice = MultipleChoice([endings("A", [long, "b"], 0), endings("A" * 40, ["a", "b"], 1)], "hash")
     result = choice.evaluate("t", model)

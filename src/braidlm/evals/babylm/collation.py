@@ -1,14 +1,14 @@
-"""One file of all answers of a model, as `collate_preds` of the BabyLM 2025 pipeline makes it from its results folder.
+"""One file of all predictions of a model, as `collate_preds` of the BabyLM 2025 pipeline makes it from its folder.
 
-It is made from what lies in the folder, as there, so that answers written at different times come together; only the
-scores of checkpoints are taken from `braid.json`, where the pipeline computes them anew from answers and data.
+It is made from the files in the folder, as there, so that predictions of different evaluations come together; only the
+scores of checkpoints are read from `braid.json`, where the pipeline computes them again from predictions and data.
 """
 
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.files import read_json
-from braidlm.evals.babylm.checkpoint_names import words_of_name
+from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.evals.suites import SUITES
 
 FULL = {
@@ -35,23 +35,23 @@ MAIN, BACKEND = "main", "causal"
 COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"
 OURS = "braid.json"
 CHECKPOINTS = tuple(f"chck_{millions}M" for millions in (*range(1, 10), *range(10, 101, 10)))
-"""Those that the strict-small track wants; the other tracks want more after them."""
+"""Those that the strict-small track requires; the other tracks require more after them."""
 
 
 def zero_shot(folder: Path, revision: str) -> Path:
-    """Where the pipeline keeps answers without fine-tuning."""
+    """The pipeline's folder of predictions without fine-tuning."""
     return folder / revision / "zero_shot" / BACKEND
 
 
 def collate(folder: Path) -> dict[str, Any]:
-    """All answers of one model that are there."""
+    """All predictions of one model in its folder."""
     main = zero_shot(folder, MAIN)
-    found = {key: _answers(main / place) for key, place in FULL.values()}
-    found[AOA] = _read(main / "AoA_word" / "surprisal.json")
-    collated: dict[str, Any] = {key: answers for key, answers in found.items() if answers is not None}
+    predictions = {key: _predictions(main / subfolder) for key, subfolder in FULL.values()}
+    predictions[AOA] = _read(main / "AoA_word" / "surprisal.json")
+    collated: dict[str, Any] = {key: some for key, some in predictions.items() if some is not None}
     collated["glue"] = {}
     for task in GLUE.values():
-        collated["glue"] |= _answers(folder / MAIN / "finetune" / task) or {}
+        collated["glue"] |= _predictions(folder / MAIN / "finetune" / task) or {}
     collated["fast_eval_results"] = {}
     for scores in _checkpoints(folder).values():
         for key, shares in scores.items():
@@ -59,24 +59,24 @@ def collate(folder: Path) -> dict[str, Any]:
     return collated
 
 
-def lacking(folder: Path, collated: dict[str, Any]) -> list[str]:
-    """What the leaderboard wants of the strict-small track, and is not there."""
-    there = {*collated, *(f"glue {task}" for task in collated["glue"])}
-    wanted = [*(key for key, _ in FULL.values()), AOA, *(f"glue {task}" for task in GLUE.values())]
+def missing_entries(folder: Path, collated: dict[str, Any]) -> list[str]:
+    """What the leaderboard requires for the strict-small track, and the folder does not have."""
+    present = {*collated, *(f"glue {task}" for task in collated["glue"])}
+    required = [*(key for key, _ in FULL.values()), AOA, *(f"glue {task}" for task in GLUE.values())]
     keys = {key for key, _ in FAST.values()}
     complete = {name for name, scores in _checkpoints(folder).items() if keys <= set(scores)}
     checkpoints = [name for name in CHECKPOINTS if name not in complete]
-    return [key for key in wanted if key not in there] + [f"checkpoint {name}" for name in checkpoints]
+    return [key for key in required if key not in present] + [f"checkpoint {name}" for name in checkpoints]
 
 
 def _checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
     """The fast scores of each checkpoint, in the order of training."""
-    found = {path.parent.name: read_json(path)["fast_scores"] for path in folder.glob(f"*/{OURS}")}
-    ordered = sorted(found, key=lambda name: (words_of_name(name) or 0, name))
-    return {name: found[name] for name in ordered if found[name]}
+    scores = {path.parent.name: read_json(path)["fast_scores"] for path in folder.glob(f"*/{OURS}")}
+    ordered = sorted(scores, key=lambda name: (words_in_name(name) or 0, name))
+    return {name: scores[name] for name in ordered if scores[name]}
 
 
-def _answers(folder: Path) -> Any:
+def _predictions(folder: Path) -> Any:
     return _read(folder / "predictions.json")
 
 

@@ -1,16 +1,15 @@
-"""Reading times: does a model's surprisal say where people read slowly?
+"""Reading times: does a model's surprisal predict where people read slowly?
 
 As the BabyLM pipeline of 2025 defines it, on the data of de Varda, Marelli and Amenta (2023): for every word of 205
-sentences its surprisal given what stands before it, added to a regression of reading times.
+sentences its surprisal given its context, added to a regression of reading times.
 
-- Eye tracking: four measures; the baseline is frequency, length, place and their products of two; the mean of the
+- Eye tracking: four measures; the baseline is frequency, length, position and their pairwise products; the mean of the
   gains.
 - Self-paced reading: one measure; the baseline also has length and surprisal of the word before (spill-over).
 
 A word is encoded **without the space before it**, as the pipeline does: "Check whether tokenizer adds a whitespace",
-its source says. Of a tokenizer that does not, it asks for "Arthur placedthe", and gains shrink. That
-is the score here too, since it is the one that others report; what words with their space give stands beside it
-(`also`).
+its source says. With a tokenizer that does not, it scores "Arthur placedthe", and gains shrink. That is the score here
+too, since it is the one that others report; the gains of words with their space are given beside it (`also`).
 """
 
 import csv
@@ -23,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.evals.files.json_rows import files_of, sha256_of_files, text_of
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest
-from braidlm.evals.scoring.scorer import Advance
-from braidlm.evals.scoring.word_surprisal import WordRequests, word_requests
-from braidlm.evals.statistics.regression import Table, gain, jackknife_error
+from braidlm.evals.babylm.word_surprisal import WordRequests, word_requests
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.files.text_files import files_of, sha256_of_files
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.statistics.regression import gain
+from braidlm.evals.statistics.standard_errors import Table, jackknife_error
 
 EYE_TRACKING = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
 SELF_PACED = "self_paced_reading_time"
@@ -37,7 +37,7 @@ BASE = ("Subtlex_log10", "length", "context_length")
 NUMBERS = (*BASE, "prev_length", *EYE_TRACKING, SELF_PACED)
 WORDS = ("item", "word", "prev_item", "prev_word", "sent_id")
 MISSING = frozenset({"", "None", "nan", "NaN", "NA", "N/A", "null"})
-"""What the pipeline's reader of tables takes for nothing; a sentence that begins with "None" is in the data."""
+"""What pandas, which the pipeline uses, reads as missing; a sentence that begins with "None" is in the data."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class ReadingTimes:
     sentences: np.ndarray
     """[words] which sentence each is of."""
     sha256: str
-    _laid: dict[tuple, Any] = field(default_factory=dict, repr=False)
+    _prepared: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
         return len(self.words)
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """The mean of the gains for eye tracking and for self-paced reading; each is a part."""
         surprisal, before = self.surprisals(model, advance)
         table = {**self.table, "surprisal": surprisal, "before": before}
@@ -72,8 +72,8 @@ class ReadingTimes:
         eyes, paced = float(np.mean(list(gains.values()))), self_paced(table)
         also = {}
         if model.tokenizer.encode("the") != model.tokenizer.encode(" the"):
-            surprisal_too, before_too = self.surprisals(model, advance, space=" ")
-            spaced = {**self.table, "surprisal": surprisal_too, "before": before_too}
+            with_space, before_with_space = self.surprisals(model, advance, space=" ")
+            spaced = {**self.table, "surprisal": with_space, "before": before_with_space}
             also = {
                 "eye tracking, words with their space": eye_tracking(spaced),
                 "self-paced, words with their space": self_paced(spaced),
@@ -99,25 +99,25 @@ class ReadingTimes:
         )
 
     def surprisals(
-        self, model: Contestant, advance: Advance | None = None, space: str = ""
+        self, model: EvaluatedModel, advance: ProgressCallback | None = None, space: str = ""
     ) -> tuple[np.ndarray, np.ndarray]:
         """[words] in nats, and those of the words before; NaN where there is no such word."""
-        requests, forest = self._requests(model, space)
-        found = requests.surprisals(model.scorer.score_forest(forest, advance).sums)
+        requests, trees = self._requests(model, space)
+        surprisals = requests.surprisals(model.scorer.score_trees(trees, advance).sums)
         before = np.full(self.count, np.nan)
-        before[[word.before is not None for word in self.words]] = found[self.count :]
-        return found[: self.count], before
+        before[[word.before is not None for word in self.words]] = surprisals[self.count :]
+        return surprisals[: self.count], before
 
-    def _requests(self, model: Contestant, space: str) -> tuple[WordRequests, Forest]:
-        """Of all words and those before them, and their rows; kept, because a run's checkpoints have one tokenizer."""
+    def _requests(self, model: EvaluatedModel, space: str) -> tuple[WordRequests, PrefixTrees]:
+        """Of all words and those before them, and their prefix trees; cached, because checkpoints share a tokenizer."""
         key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share, space)
-        if key not in self._laid:
-            asked = [(word.context, word.word) for word in self.words]
-            asked += [word.before for word in self.words if word.before is not None]
-            requests = word_requests(model.tokenizer, [(context, space + word) for context, word in asked])
-            kept = {known: value for known, value in self._laid.items() if known[:-1] == key[:-1]}
-            self._laid = {**kept, key: (requests, model.scorer.lay(requests.requests))}
-        return self._laid[key]
+        if key not in self._prepared:
+            words = [(word.context, word.word) for word in self.words]
+            words += [word.before for word in self.words if word.before is not None]
+            requests = word_requests(model.tokenizer, [(context, space + word) for context, word in words])
+            others = {other: value for other, value in self._prepared.items() if other[:-1] == key[:-1]}
+            self._prepared = {**others, key: (requests, model.scorer.build_trees(requests.requests))}
+        return self._prepared[key]
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """Surprisals as the BabyLM pipeline writes them."""
@@ -135,7 +135,7 @@ def eye_tracking(table: Table) -> float:
 
 
 def self_paced(table: Table) -> float:
-    """The gain over a baseline that knows the word before, in percent."""
+    """The gain over a baseline that includes the word before, in percent."""
     return gain(table, SELF_PACED, (*BASE, "prev_length", "before"), "surprisal")
 
 
@@ -144,13 +144,13 @@ def reading_score(table: Table) -> float:
     return (eye_tracking(table) + self_paced(table)) / 2
 
 
-def read_reading_times(place: Path | str) -> ReadingTimes:
+def read_reading_times(path: Path | str) -> ReadingTimes:
     """The table of words: a CSV file, or a folder with one."""
-    files = files_of(place, ".csv")
+    files = files_of(path, ".csv")
     if len(files) != 1:
-        raise BraidError(f"there are {len(files)} .csv files here, and reading times are one", str(place))
+        raise BraidError(f"there are {len(files)} .csv files here, and reading times are one", str(path))
     where = files[0].where
-    reader = csv.DictReader(io.StringIO(text_of(files[0])))
+    reader = csv.DictReader(io.StringIO(files[0].text))
     for name in (*WORDS, *NUMBERS):
         if name not in (reader.fieldnames or ()):
             known = did_you_mean(name, reader.fieldnames or ()).replace("There are", "It has")

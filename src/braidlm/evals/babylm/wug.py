@@ -3,7 +3,7 @@
 For each word there are sentences with its possible forms, and the share of people who chose the first. The metric of
 the BabyLM pipeline: the probability of the first sentence among the sentences of its word (the softmax of their summed
 log-probabilities), and Spearman's correlation of that with the share, times 100. The pipeline computes probabilities in
-float32, where all above 1 - 6e-8 are 1 and so equal in rank; they are rounded to it here too.
+float32, where all above 1 - 6e-8 are 1 and so equal in rank; they are rounded to float32 here too.
 """
 
 from dataclasses import dataclass, field
@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.files.json_rows import files_of, rows_of
-from braidlm.evals.formats.ranked_options import listed, ranges
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest, Request
-from braidlm.evals.scoring.parting import parted
-from braidlm.evals.scoring.scorer import Advance, Scorer
-from braidlm.evals.scoring.settling import CLOSE
-from braidlm.evals.scoring.texts import sentence_requests
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.files.json_rows import rows_of
+from braidlm.evals.files.text_files import files_of
+from braidlm.evals.formats.ranked_options import predictions_by_set
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.divergence import from_divergence
+from braidlm.evals.scoring.near_ties import NEAR_TIE
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import Request, consecutive_ranges, sentence_requests
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
 from braidlm.evals.scoring.windows import too_long
-from braidlm.evals.statistics.correlations import spearman, spearman_error
+from braidlm.evals.statistics.from_scipy import check_scipy, spearman
+from braidlm.evals.statistics.standard_errors import spearman_error
 
 EXAMPLE = r'{"sentences": "... blicked.\t... blought.", "ratio": 0.8}'
 
@@ -42,13 +44,13 @@ class MadeUpWords:
 
     words: list[Forms]
     sha256: str
-    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
         return len(self.words)
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Spearman's correlation times 100."""
         sums, groups = self._sums(model.scorer, model.tokenizer, advance)
         probabilities = np.array([probability_of_first(sums[group.start : group.stop]) for group in groups])
@@ -61,7 +63,7 @@ class MadeUpWords:
             count=self.count,
             standard_error=None if error is None else 100 * error,
             chance=0.0,
-            notes=dict(too_long(self._lay(model.scorer, model.tokenizer)[0], model.scorer.context, groups)),
+            notes=dict(too_long(self._prepare(model.scorer, model.tokenizer)[0], model.scorer.context, groups)),
             items={
                 "chosen": [int(np.argmax(sums[group.start : group.stop])) for group in groups],
                 "probability": probabilities.tolist(),
@@ -72,60 +74,61 @@ class MadeUpWords:
         """The chosen sentences and the probabilities as the BabyLM pipeline writes them."""
         items = zip(self.words, result.items["chosen"], result.items["probability"], strict=True)
         answers = [{"pred": word.sentences[chosen], "prob": chance} for word, chosen, chance in items]
-        return listed(answers, [result.task] * self.count)
+        return predictions_by_set(answers, [result.task] * self.count)
 
     def _sums(
-        self, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None
+        self, scorer: Scorer, tokenizer: BraidTokenizer, advance: ProgressCallback | None
     ) -> tuple[np.ndarray, list[range]]:
-        """Of every sentence, exact for words whose place in the ranking hangs on less than float32 can tell."""
-        requests, forest, groups = self._lay(scorer, tokenizer)
-        sums = scorer.score_forest(forest, advance).sums
-        if scorer.settles:
-            unsure = [index for at in unsure_ranks(sums, groups) for index in groups[at]]
-            if unsure:
-                sums[unsure] = scorer.exact([requests[index] for index in unsure]).sums
+        """Of every sentence; recomputed in float64 for words whose rank depends on a near tie."""
+        requests, trees, groups = self._prepare(scorer, tokenizer)
+        sums = scorer.score_trees(trees, advance).sums
+        if scorer.resolves_near_ties:
+            near = [index for group in near_ranks(sums, groups) for index in groups[group]]
+            if near:
+                sums[near] = scorer.score_float64([requests[index] for index in near]).sums
         return sums, groups
 
-    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], Forest, list[range]]:
-        """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees, list[range]]:
+        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
         key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._laid:
-            groups = ranges([len(word.sentences) for word in self.words])
+        if key not in self._prepared:
+            groups = consecutive_ranges([len(word.sentences) for word in self.words])
             sentences = [sentence for word in self.words for sentence in word.sentences]
-            requests = parted(sentence_requests(tokenizer, sentences), groups)
-            self._laid = {key: (requests, scorer.lay(requests), groups)}
-        return self._laid[key]
+            requests = from_divergence(sentence_requests(tokenizer, sentences), groups)
+            self._prepared = {key: (requests, scorer.build_trees(requests), groups)}
+        return self._prepared[key]
 
 
-def odds(sums: np.ndarray) -> float:
-    """The logarithm of the odds of the first among these; its order is that of the probability."""
+def log_odds(sums: np.ndarray) -> float:
+    """The log-odds of the first, which rank as its probability does."""
     return float(sums[0] - np.logaddexp.reduce(sums[1:]))
 
 
 def probability_of_first(sums: np.ndarray) -> float:
     """The softmax's first value, rounded to float32."""
-    return float(np.float32(np.exp(-np.logaddexp(0.0, -odds(sums)))))
+    return float(np.float32(np.exp(-np.logaddexp(0.0, -log_odds(sums)))))
 
 
-def unsure_ranks(sums: np.ndarray, groups: list[range]) -> list[int]:
-    """The words whose odds are so near another's that rounding could turn their order."""
-    values = np.array([odds(sums[group.start : group.stop]) for group in groups])
-    # Equal odds are those of equal sentences: they stay equal, and are unsure together.
-    distinct, which = np.unique(values, return_inverse=True)
-    near = np.flatnonzero(np.diff(distinct) < CLOSE)
-    return np.flatnonzero(np.isin(which, np.concatenate((near, near + 1)))).tolist()
+def near_ranks(sums: np.ndarray, groups: list[range]) -> list[int]:
+    """The words whose log-odds are so near another's that rounding could change their order."""
+    values = np.array([log_odds(sums[group.start : group.stop]) for group in groups])
+    # Equal log-odds belong to equal sentences: they stay equal, and are recomputed together.
+    distinct, indices = np.unique(values, return_inverse=True)
+    near = np.flatnonzero(np.diff(distinct) < NEAR_TIE)
+    return np.flatnonzero(np.isin(indices, np.concatenate((near, near + 1)))).tolist()
 
 
-def read_forms(place: Path | str) -> MadeUpWords:
+def read_forms(path: Path | str) -> MadeUpWords:
     """The words of every `.jsonl` file of a folder, or of one file."""
-    rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
+    check_scipy()
+    rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
     words = []
     for row in rows:
         sentences = tuple(row.text("sentences").split("\t"))
         if len(sentences) < 2 or not all(sentence.strip() for sentence in sentences):
-            raise row.wrong("'sentences' is to hold two sentences or more, parted by tabs")
+            raise row.error("'sentences' is to hold two sentences or more, separated by tabs")
         ratio = row.number("ratio")
         if not 0 <= ratio <= 1:
-            raise row.wrong(f"'ratio' is to be a share between 0 and 1, not {ratio:g}")
+            raise row.error(f"'ratio' is to be a share between 0 and 1, not {ratio:g}")
         words.append(Forms(sentences, ratio))
     return MadeUpWords(words, rows.sha256)

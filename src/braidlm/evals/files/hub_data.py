@@ -1,8 +1,8 @@
-"""Task data from the Hugging Face Hub, when it is asked for by name: `hub:NAME`, `hub:NAME:SPLIT`, `hub:NAME@REVISION`.
+"""Task data from the Hugging Face Hub, where the user names it: `hub:NAME`, `hub:NAME:SPLIT`, `hub:NAME@REVISION`.
 
 Rows are written as JSONL into the data folder, `hub/NAME/CONFIG/SPLIT.jsonl` (of a task whose sets are configurations
-`hub/NAME/all/CONFIG.jsonl`), and found there the next time, so that only the first evaluation needs the network. NAME
-may also be a local folder in the Hub's layout, which is read anew each time; `hub:` alone is the task's usual data set.
+`hub/NAME/all/CONFIG.jsonl`), and read from there the next time, so that only the first evaluation needs the network.
+NAME may also be a local folder in the Hub's layout, which is read every time; `hub:` alone is the task's own data set.
 """
 
 import contextlib
@@ -21,58 +21,60 @@ FOLDER, ALL = "hub", "all"
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where a task's data is on the Hub."""
+    """The data set of a task on the Hub."""
 
     name: str
     config: str | None = None
     splits: tuple[str, ...] = ("test",)
     revision: str | None = None
     sets: bool = False
-    """Whether each configuration is one of the task's sets; a file for each, of the first of the splits."""
+    """Whether each configuration is one of the task's sets: then a file for each, of the first split."""
 
     @property
     def command(self) -> str:
-        """For a sentence on how to get the data, with TASK to be filled in."""
+        """A sentence on how to get the data; `{task}` is to be filled in."""
         return f"`--data {{task}}={PREFIX}` gets it from the Hub (`{self.name}`)."
 
 
-def fetched(place: str, usual: HubSource | None, root: Path) -> Path:
-    """The folder with the rows of `place` (which begins with `hub:`), a file for each split or set."""
-    if usual is None:
-        raise BraidError("this task is not read from the Hub", place, "Give a file or a folder.")
-    source = _source(place.removeprefix(PREFIX), usual)
+def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
+    """The folder with the rows of a data set (`hub:NAME`), a file for each split or set."""
+    if default is None:
+        raise BraidError("this task is not read from the Hub", name, "Give a file or a folder.")
+    source = _source(name.removeprefix(PREFIX), default)
     is_local = Path(source.name).expanduser().is_dir()
-    name = Path(source.name).name if is_local else source.name.replace("/", "--")
-    folder = root / FOLDER / "@".join(filter(None, (name, source.revision)))
-    if usual.sets:
+    folder_name = Path(source.name).name if is_local else source.name.replace("/", "--")
+    folder = root / FOLDER / "@".join(filter(None, (folder_name, source.revision)))
+    if default.sets:
         return _sets(source, folder / ALL, is_local)
-    folder /= usual.config or "default"
+    folder /= default.config or "default"
     files = {split: folder / f"{split}.jsonl" for split in source.splits}
     if is_local or not all(file.exists() for file in files.values()):
         for split, rows in _load(source, PREFIX + source.name).items():
-            write_text(files[split], "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            _write_rows(files[split], rows)
     return folder
 
 
-def _sets(source: HubSource, folder: Path, anew: bool) -> Path:
-    """A file for each configuration; all of them or none, so that half of a download is not taken for the whole."""
-    if anew or not folder.is_dir():
+def _sets(source: HubSource, folder: Path, reload: bool) -> Path:
+    """A file for each configuration; written atomically, so that an interrupted download leaves nothing behind."""
+    if reload or not folder.is_dir():
         where, split = PREFIX + source.name, source.splits[0]
         configs = _configs(source, where)
         with atomic_folder(folder, replace=True) as part:
             for config in configs:
                 rows = _load(replace(source, config=config, splits=(split,)), where)[split]
-                write_text(
-                    part / f"{config}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                )
+                _write_rows(part / f"{config}.jsonl", rows)
     return folder
 
 
-def _source(given: str, usual: HubSource) -> HubSource:
-    name, _, split = given.partition(":")
+def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _source(text: str, default: HubSource) -> HubSource:
+    name, _, split = text.partition(":")
     name, _, revision = name.partition("@")
     return replace(
-        usual, name=name or usual.name, splits=(split,) if split else usual.splits, revision=revision or None
+        default, name=name or default.name, splits=(split,) if split else default.splits, revision=revision or None
     )
 
 
@@ -100,14 +102,14 @@ def _configs(source: HubSource, where: str) -> list[str]:
 
 
 def _name(source: HubSource) -> str:
-    """What `datasets` is to be given: a local folder by its whole path."""
+    """The name for `datasets`: a local folder by its expanded path."""
     folder = Path(source.name).expanduser()
     return str(folder) if folder.is_dir() else source.name
 
 
 @contextlib.contextmanager
 def _explained(source: HubSource, where: str) -> Iterator[None]:
-    """Errors of `datasets`, in our words; its own name the splits and configurations that exist."""
+    """Errors of `datasets` as BraidErrors; its messages name the existing splits and configurations."""
     try:
         yield
     except ConnectionError as error:

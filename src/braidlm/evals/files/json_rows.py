@@ -1,77 +1,79 @@
-"""Rows of JSONL files, each with the place it stands at, so that whatever is wrong with one can be said exactly."""
+"""Rows of JSONL files, each with its file and line number, so that errors can name them."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """A file of a data set, wherever it was read from."""
-
-    name: str
-    """Without folders, with its ending."""
-    where: str
-    """For messages."""
-    content: bytes
-
-    @property
-    def stem(self) -> str:
-        return Path(self.name).stem
+from braidlm.evals.files.text_files import TextFile, sha256_of_files
 
 
 @dataclass(frozen=True)
 class Row:
     """One object of a file."""
 
-    facts: dict[str, Any]
+    fields: dict[str, Any]
     stem: str
-    """The file's name without its ending."""
+    """The file's name without its extension."""
     where: str
-    """File and number of the line."""
+    """File and line number."""
     example: str
-    """What a line looks like."""
+    """An example of a line, for error messages."""
 
     def text(self, key: str) -> str:
         """A sentence."""
-        value = self._value(key)
+        value = self.value(key)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(f"'{key}' is to be a sentence, not {json.dumps(value)[:40]}")
+            raise self.error(f"'{key}' is to be a sentence, not {json.dumps(value)[:40]}")
         return value
 
     def number(self, key: str) -> float:
         """A number, or a text that is one."""
-        value = self._value(key)
+        value = self.value(key)
         try:
-            found = float("nan" if isinstance(value, bool) else value)
+            number = float("nan" if isinstance(value, bool) else value)
         except (TypeError, ValueError):
-            found = math.nan
-        if not math.isfinite(found):
-            raise self.wrong(f"'{key}' is to be a number, not {json.dumps(value)[:40]}")
-        return found
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.error(f"'{key}' is to be a number, not {json.dumps(value)[:40]}")
+        return number
 
     def texts(self, key: str) -> list[str]:
         """Two sentences or more."""
-        value = self._value(key)
-        right = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
-        if not right or len(value) < 2:
-            raise self.wrong(f"'{key}' is to be a list of two sentences or more, not {json.dumps(value)[:40]}")
+        value = self.value(key)
+        valid = isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
+        if not valid or len(value) < 2:
+            raise self.error(f"'{key}' is to be a list of two sentences or more, not {json.dumps(value)[:40]}")
         return value
 
-    def wrong(self, what: str) -> BraidError:
+    def inner(self, key: str) -> "Row":
+        """An object inside the row."""
+        value = self.value(key)
+        if not isinstance(value, dict):
+            raise self.error(f"'{key}' is to be an object, not {short(value)}")
+        return replace(self, fields=value)
+
+    def label(self, key: str, labels: Sequence[str | int]) -> int:
+        """The index of a field's value among the labels; numbers may be written as text."""
+        value = self.value(key)
+        names = [str(label) for label in labels]
+        name = str(value).strip()
+        if isinstance(value, bool) or name not in names:
+            raise self.error(f"'{key}' is to be one of {', '.join(names)}, not {short(value)}")
+        return names.index(name)
+
+    def value(self, key: str) -> Any:
+        """The value of a field, of any type."""
+        if key not in self.fields:
+            raise self.error(f"there is no '{key}'.{did_you_mean(key, self.fields).replace('There are', 'It has')}")
+        return self.fields[key]
+
+    def error(self, what: str) -> BraidError:
         """An error about this row."""
         return BraidError(what, self.where, f"A line is {self.example}.")
-
-    def _value(self, key: str) -> Any:
-        if key not in self.facts:
-            raise self.wrong(f"there is no '{key}'.{did_you_mean(key, self.facts).replace('There are', 'It has')}")
-        return self.facts[key]
 
 
 @dataclass(frozen=True)
@@ -86,48 +88,29 @@ class Rows:
         return iter(self.rows)
 
 
-def files_of(place: Path | str, ending: str = ".jsonl", example: str = "") -> list[TextFile]:
-    """The files of a folder with this ending, or one file."""
-    place = Path(place)
-    paths = [place] if place.is_file() else sorted(place.glob(f"*{ending}"))
-    if not paths:
-        todo = f"A line of such a file is {example}." if example else None
-        raise BraidError(f"there are no {ending} files here", str(place), todo)
-    return [TextFile(path.name, str(path), path.read_bytes()) for path in paths]
-
-
-def rows_of(files: Sequence[TextFile], place: Path | str, example: str) -> Rows:
-    """Read and check that every line is an object."""
+def rows_of(files: Sequence[TextFile], path: Path | str, example: str) -> Rows:
+    """Parse every line as an object."""
     rows = [row for file in files for row in _rows(file, example)]
     if not rows:
-        raise BraidError("the files are empty", str(place))
+        raise BraidError("the files are empty", str(path))
     return Rows(rows, sha256_of_files(files))
 
 
-def sha256_of_files(files: Sequence[TextFile]) -> str:
-    """One hash over names and contents."""
-    lines = [f"{file.name} {hashlib.sha256(file.content).hexdigest()}\n" for file in files]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def text_of(file: TextFile) -> str:
-    """A file's text."""
-    try:
-        return file.content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", file.where) from None
+def short(value: Any) -> str:
+    """The beginning of a value, for error messages."""
+    return json.dumps(value, ensure_ascii=False)[:40]
 
 
 def _rows(file: TextFile, example: str) -> Iterator[Row]:
-    # Only a newline ends a line: other characters that end lines elsewhere may stand in a sentence.
-    for number, line in enumerate(text_of(file).replace("\r\n", "\n").split("\n"), 1):
+    # Only a newline ends a line: other line separators of Unicode may occur within a sentence.
+    for number, line in enumerate(file.text.replace("\r\n", "\n").split("\n"), 1):
         if not line.strip():
             continue
         row = Row({}, file.stem, f"{file.where}, line {number}", example)
         try:
-            facts = json.loads(line)
+            fields = json.loads(line)
         except json.JSONDecodeError as error:
-            raise row.wrong(f"this line is not JSON ({error.msg} at character {error.colno})") from None
-        if not isinstance(facts, dict):
-            raise row.wrong(f"this line is not an object but {json.dumps(facts)[:40]}")
-        yield Row(facts, row.stem, row.where, row.example)
+            raise row.error(f"this line is not JSON ({error.msg} at character {error.colno})") from None
+        if not isinstance(fields, dict):
+            raise row.error(f"this line is not an object but {json.dumps(fields)[:40]}")
+        yield replace(row, fields=fields)

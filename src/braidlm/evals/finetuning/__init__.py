@@ -1,1 +1,1 @@
-"""Fine-tuning a model on labelled texts, and how well it then answers: GLUE, SuperGLUE and whatever has their form."""
+"""Fine-tuning a model on labelled texts: GLUE, SuperGLUE and data sets of their form."""

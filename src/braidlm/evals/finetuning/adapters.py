@@ -1,4 +1,4 @@
-"""LoRA through peft: which matrices of a model get adapters, and how these become part of them at the end."""
+"""LoRA through peft: which matrices of a model get adapters, and how they are merged at the end."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ TARGETS = ("qkv", "out", "up", "gate_up")
 
 
 def check_peft() -> None:
-    """Before the long work starts."""
+    """Raise an error early if peft is not installed."""
     try:
         import peft  # noqa: F401
     except ImportError:
@@ -38,25 +38,30 @@ def targets(model: nn.Module) -> tuple[list[str], list[str]]:
     return single, stacked
 
 
-def add_adapters(model: Any, how: Hyperparameters) -> Any:
-    """A model of peft's around a classifier: only adapters and the new head are trained."""
+def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
+    """peft's model around a classifier: only adapters and the new head are trained."""
     from peft import LoraConfig, get_peft_model
 
-    dropout = how.adapter_dropout
-    # GPT-2's layers in transformers hold their matrices the other way round.
-    turned = any(type(module).__name__ == "Conv1D" for module in model.modules())
-    chosen: dict[str, Any] = {"target_modules": "all-linear", "fan_in_fan_out": turned}
+    dropout = hyperparameters.adapter_dropout
+    # GPT-2's layers in transformers hold transposed matrices.
+    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    chosen: dict[str, Any] = {"target_modules": "all-linear", "fan_in_fan_out": transposed}
     if isinstance(model, BraidPreTrainedModel):
         single, stacked = targets(model)
         chosen = {"target_modules": single, "target_parameters": stacked or None}
         if stacked:
-            dropout = 0.0  # peft adds the adapters of a stack to its weights, where there is no input to drop from
+            dropout = 0.0  # peft adds the adapters of a stack to its weights, where dropout of the input is impossible
     config = LoraConfig(
-        task_type="SEQ_CLS", r=how.rank, lora_alpha=how.alpha, lora_dropout=dropout, modules_to_save=[HEAD], **chosen
+        task_type="SEQ_CLS",
+        r=hyperparameters.rank,
+        lora_alpha=hyperparameters.alpha,
+        lora_dropout=dropout,
+        modules_to_save=[HEAD],
+        **chosen,
     )
     return get_peft_model(model, config)
 
 
 def merge_adapters(adapted: Any) -> Any:
-    """The classifier with its adapters added to its matrices: an ordinary model again."""
+    """The classifier with its adapters merged into its matrices: an ordinary model again."""
     return adapted.merge_and_unload()

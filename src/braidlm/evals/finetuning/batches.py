@@ -1,44 +1,47 @@
-"""Batches of about equally long texts, so that little is filled up; in few shapes, so that steps can be replayed."""
+"""Batches of texts of similar length, so that padding is short; in few shapes, so that graphs can be replayed."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-TOGETHER = 50
-"""Batches whose texts are sorted among each other: enough to find equals, few enough to keep chance in it."""
-WIDTH_STEP = {"cuda": 32, "cpu": 8}
-"""Batches are filled up to multiples of it."""
-PLACES = {"cuda": 65_536, "cpu": 2_048}
-"""Places of one pass where nothing is learned."""
+SORTED_TOGETHER = 50
+"""Batches whose texts are sorted by length together: enough to match lengths, few enough to stay random."""
+WIDTH_MULTIPLE = {"cuda": 32, "cpu": 8}
+"""Batches are padded to multiples of it."""
+TOKENS_PER_PASS = {"cuda": 65_536, "cpu": 2_048}
+"""Tokens of one forward pass without gradients."""
 
 
-def width_step(device: str) -> int:
-    return WIDTH_STEP.get(device, WIDTH_STEP["cpu"])
+def width_multiple(device: str) -> int:
+    return WIDTH_MULTIPLE.get(device, WIDTH_MULTIPLE["cpu"])
 
 
-def rounded(length: int, step: int, most: int) -> int:
+def padded_width(length: int, multiple: int, max_length: int) -> int:
     """The width of a batch whose longest text has this length."""
-    return min(most, -(-length // step) * step)
+    return min(max_length, -(-length // multiple) * multiple)
 
 
-def training_batches(lengths: np.ndarray, size: int, dice: np.random.Generator) -> list[np.ndarray]:
-    """One epoch in an order of its own: every batch full; what is left over rests this time."""
+def training_batches(lengths: np.ndarray, size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The batches of one epoch in random order; all are full, and the remaining texts are left out."""
     size = min(size, len(lengths))
-    order = dice.permutation(len(lengths))[: len(lengths) // size * size]
+    order = rng.permutation(len(lengths))[: len(lengths) // size * size]
     batches = []
-    for at in range(0, len(order), size * TOGETHER):
-        some = order[at : at + size * TOGETHER]
-        batches += np.split(some[np.argsort(lengths[some], kind="stable")], len(some) // size)
-    return [batches[index] for index in dice.permutation(len(batches))]
+    for start in range(0, len(order), size * SORTED_TOGETHER):
+        group = order[start : start + size * SORTED_TOGETHER]
+        batches += np.split(group[np.argsort(lengths[group], kind="stable")], len(group) // size)
+    return [batches[index] for index in rng.permutation(len(batches))]
 
 
-def reading_batches(lengths: np.ndarray, places: int, step: int, most: int) -> Iterator[np.ndarray]:
+def evaluation_batches(lengths: np.ndarray, max_tokens: int, multiple: int, max_length: int) -> Iterator[np.ndarray]:
     """Every text once, from the shortest to the longest."""
     order = np.argsort(lengths, kind="stable")
     begin = 0
     while begin < len(order):
         stop = begin + 1
-        while stop < len(order) and rounded(lengths[order[stop]], step, most) * (stop + 1 - begin) <= places:
+        while stop < len(order):
+            width = padded_width(lengths[order[stop]], multiple, max_length)
+            if width * (stop + 1 - begin) > max_tokens:
+                break
             stop += 1
         yield order[begin:stop]
         begin = stop

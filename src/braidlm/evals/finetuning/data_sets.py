@@ -1,6 +1,6 @@
-"""The labelled data sets: their texts, labels and measures, and how the files are called that hold them.
+"""The labelled data sets: their texts, labels, metrics and files.
 
-Texts are put together as the BabyLM pipeline of 2025 does it (`evaluation_pipeline/finetune/dataset.py`).
+Texts are composed as in the BabyLM pipeline of 2025 (`evaluation_pipeline/finetune/dataset.py`).
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Literal
 
-from braidlm.evals.finetuning.measures import CORRELATION
+from braidlm.evals.finetuning.metrics import CORRELATION
 
 BABYLM_FOLDERS = (
     "babylm-2025/full_eval/glue_filtered",
@@ -29,7 +29,7 @@ class Files:
     train: str
     valid: str
     columns: tuple[str, ...] | None = None
-    """What the columns hold where the first line does not say; an empty name is a column that is not read."""
+    """The names of the columns where the first line does not have them; a column with an empty name is not read."""
 
 
 TSV = Files("train.tsv", "dev.tsv")
@@ -44,22 +44,22 @@ class DataSet:
     description: str
     size: str
     first: str
-    """The text, or the first of two: names in braces stand for fields of a row."""
+    """The template of the text, or of the first of two: names in braces are fields of a row."""
     second: str | None
     labels: tuple[str, ...] | None
     """The names of the classes, from class 0; None where the label is a number."""
     metric: str = "accuracy"
     other_files: tuple[Files, ...] = ()
-    """Of layouts beside the BabyLM challenge's."""
+    """Of other layouts than the BabyLM challenge's."""
     other_folders: tuple[str, ...] = ()
     other_fields: Mapping[str, str] = field(default_factory=dict)
     """Names that a field has in other layouts."""
-    numbers: tuple[float, float] = (0.0, 5.0)
-    """Between which a label that is a number lies."""
+    label_range: tuple[float, float] = (0.0, 5.0)
+    """The range of labels that are numbers."""
 
     @property
     def licence(self) -> str:
-        """Neither collection has one of its own; both refer to those of the data sets that they took."""
+        """Neither collection has its own; both refer to those of the original data sets."""
         site = "gluebenchmark.com" if self.group == "glue" else "super.gluebenchmark.com"
         return f"that of the original data set (see {site}/faq)"
 
@@ -73,12 +73,12 @@ class DataSet:
 
     @property
     def outputs(self) -> int:
-        """Numbers that a classifier gives for a text."""
+        """The number of outputs of a classifier."""
         return self.classes or 1
 
     @property
     def text_fields(self) -> list[str]:
-        """What a row must have beside its label."""
+        """The fields that a row must have beside its label."""
         template = self.first + (self.second or "")
         return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
@@ -88,8 +88,8 @@ class DataSet:
         return (Files(f"{self.name}.train.jsonl", f"{self.name}.valid.jsonl"), *self.other_files)
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Where the training file may be inside a data folder: where it is, the other is too."""
+    def locations(self) -> tuple[str, ...]:
+        """The usual locations of the training file inside a data folder; the other file is beside it."""
         own = [f"{folder}/{files.train}" for folder in self.other_folders for files in self.other_files]
         return (*(f"{folder}/{self.files[0].train}" for folder in BABYLM_FOLDERS), *own)
 

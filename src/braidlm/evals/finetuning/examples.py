@@ -24,7 +24,7 @@ class Examples:
     """One file's examples, in its order."""
 
     texts: list[tuple[str, str | None]]
-    """The text, or two."""
+    """One text, or two."""
     labels: np.ndarray
     """Classes (int64) or numbers (float64)."""
 
@@ -34,63 +34,65 @@ class Examples:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """What is learned from and what is judged."""
+    """The training and the validation examples of a data set."""
 
-    of: DataSet
+    data_set: DataSet
     train: Examples
     valid: Examples
     sha256: str
 
 
-def read_labelled(of: DataSet, place: Path) -> LabelledData:
-    """A data set from its folder, or from the training file that stands beside the other."""
-    files = _layout(of, place)
-    folder = place.parent if place.is_file() else place
+def read_labelled(data_set: DataSet, path: Path) -> LabelledData:
+    """A data set from its folder, or from its training file, which is beside the validation file."""
+    files = _layout(data_set, path)
+    folder = path.parent if path.is_file() else path
     paths = [folder / files.train, folder / files.valid]
-    train, valid = (read_examples(of, path, files) for path in paths)
-    if of.labels is not None and len(set(train.labels.tolist())) < 2:
-        only = of.labels[int(train.labels[0])]
+    train, valid = (read_examples(data_set, file, files) for file in paths)
+    if data_set.labels is not None and len(set(train.labels.tolist())) < 2:
+        only = data_set.labels[int(train.labels[0])]
         raise BraidError(f"every example has the label '{only}': there is nothing to learn", str(paths[0]))
-    digest = hashlib.sha256("".join(f"{path.name} {sha256_of(path)}\n" for path in paths).encode())
-    return LabelledData(of, train, valid, digest.hexdigest())
+    digest = hashlib.sha256("".join(f"{file.name} {sha256_of(file)}\n" for file in paths).encode())
+    return LabelledData(data_set, train, valid, digest.hexdigest())
 
 
-def _layout(of: DataSet, place: Path) -> Files:
-    """The layout whose files are in a place."""
-    folder = place.parent if place.is_file() else place
-    begun = [files for files in of.files if (folder / files.train).is_file() or (folder / files.valid).is_file()]
-    found = [files for files in begun if (folder / files.train).is_file() and (folder / files.valid).is_file()]
-    if place.is_file():
-        found = [files for files in found if files.train == place.name] or found
-    if found:
-        return found[0]
-    names = [f"{files.train} and {files.valid}" for files in of.files]
-    if not begun:
-        raise BraidError(f"there is no data of {of.task} here", str(folder), f"It is {', or '.join(names)}.")
-    has, lacks = (begun[0].valid, begun[0].train)
-    if not (folder / has).is_file():
-        has, lacks = lacks, has
+def _layout(data_set: DataSet, path: Path) -> Files:
+    """The layout whose files exist."""
+    folder = path.parent if path.is_file() else path
+    partial = [
+        files for files in data_set.files if (folder / files.train).is_file() or (folder / files.valid).is_file()
+    ]
+    complete = [files for files in partial if (folder / files.train).is_file() and (folder / files.valid).is_file()]
+    if path.is_file():
+        complete = [files for files in complete if files.train == path.name] or complete
+    if complete:
+        return complete[0]
+    names = [f"{files.train} and {files.valid}" for files in data_set.files]
+    if not partial:
+        raise BraidError(f"there is no data of {data_set.task} here", str(folder), f"It is {', or '.join(names)}.")
+    present, missing = partial[0].valid, partial[0].train
+    if not (folder / present).is_file():
+        present, missing = missing, present
     raise BraidError(
-        f"{has} is here, and {lacks} is not: {of.task} needs examples to learn from and examples to judge",
+        f"{present} is here, and {missing} is not: {data_set.task} needs examples to learn from and examples to judge",
         str(folder),
-        f"Put {lacks} beside it, or give another folder with `--data {of.task}=FOLDER`.",
+        f"Put {missing} beside it, or give another folder with `--data {data_set.task}=FOLDER`.",
     )
 
 
-def read_examples(of: DataSet, path: Path, files: Files) -> Examples:
+def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
     """The examples of one file."""
     texts, labels = [], []
     for row, where in _rows(path, files):
-        row = {of.other_fields.get(name, name): value for name, value in row.items()}
-        texts.append(_texts(of, row, where))
-        labels.append(_label(of, row, where))
+        row = {data_set.other_fields.get(name, name): value for name, value in row.items()}
+        texts.append(_texts(data_set, row, where))
+        labels.append(_label(data_set, row, where))
     if not texts:
         raise BraidError("there are no examples in this file", str(path))
-    return Examples(texts, np.array(labels, dtype=np.float64 if of.labels is None else np.int64))
+    return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
 
 
 def _rows(path: Path, files: Files) -> Iterator[tuple[Row, str]]:
-    """The rows of a file with the place of each, for errors."""
+    """The rows of a file with the line of each, for errors."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -116,7 +118,7 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[Row, str]]:
 
 
 def _table_rows(text: str, path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
-    """Rows of a table: tab-separated as GLUE writes it, where quotes mean nothing, or comma-separated."""
+    """Rows of a table: tab-separated as in GLUE, where quotes have no meaning, or comma-separated."""
     for cells, number in _tab_cells(text) if path.suffix == ".tsv" else _comma_cells(text):
         if not any(cell.strip() for cell in cells):
             continue
@@ -141,48 +143,49 @@ def _comma_cells(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _is_heading(cells: list[str], columns: tuple[str, ...]) -> bool:
-    """Whether the first line names the columns after all, as in GLUE's own SST-2."""
+    """Whether the first line is a heading although `columns` are given, as in GLUE's own SST-2."""
     return {name for name in columns if name} <= {cell.strip() for cell in cells}
 
 
-def _texts(of: DataSet, row: Row, where: str) -> tuple[str, str | None]:
-    for name in of.text_fields:
+def _texts(data_set: DataSet, row: Row, where: str) -> tuple[str, str | None]:
+    for name in data_set.text_fields:
         if name not in row:
             raise BraidError(f"there is no '{name}'.{did_you_mean(name, row).replace('There are', 'It has')}", where)
         if not isinstance(row[name], str):
             raise BraidError(f"'{name}' is to be a text, not {json.dumps(row[name])[:40]}", where)
-    first = of.first.format_map(row)
-    second = None if of.second is None else of.second.format_map(row)
+    first = data_set.first.format_map(row)
+    second = None if data_set.second is None else data_set.second.format_map(row)
     if not (first + (second or "")).strip():
         raise BraidError("there is no text", where)
     return first, second
 
 
-def _label(of: DataSet, row: Row, where: str) -> float:
+def _label(data_set: DataSet, row: Row, where: str) -> float:
     if LABEL not in row:
         raise BraidError(f"there is no '{LABEL}'.{did_you_mean(LABEL, row).replace('There are', 'It has')}", where)
-    given = row[LABEL]
-    if of.labels is None:
-        return _number(of, given, where)
-    if isinstance(given, str) and given.strip() in of.labels:
-        return of.labels.index(given.strip())
-    known = {str(number): number for number in range(len(of.labels))}
-    written = str(int(given)) if isinstance(given, bool) else str(given).strip()
-    if written not in known:
-        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(of.labels))
-        raise BraidError(f"the label {json.dumps(given)[:40]} is none of those of {of.name}: {listed}", where)
-    return known[written]
+    value = row[LABEL]
+    if data_set.labels is None:
+        return _number(data_set, value, where)
+    if isinstance(value, str) and value.strip() in data_set.labels:
+        return data_set.labels.index(value.strip())
+    known = {str(number): number for number in range(len(data_set.labels))}
+    name = str(int(value)) if isinstance(value, bool) else str(value).strip()
+    if name not in known:
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(data_set.labels))
+        raise BraidError(f"the label {json.dumps(value)[:40]} is none of those of {data_set.name}: {listed}", where)
+    return known[name]
 
 
-def _number(of: DataSet, given: Any, where: str) -> float:
-    low, high = of.numbers
+def _number(data_set: DataSet, value: Any, where: str) -> float:
+    low, high = data_set.label_range
     try:
-        found = float(given)
+        number = float(value)
     except (TypeError, ValueError):
-        found = float("nan")
-    if not low <= found <= high:
+        number = float("nan")
+    if not low <= number <= high:
         raise BraidError(
-            f"the label {json.dumps(given)[:40]} is not a number from {low:g} to {high:g}, as those of {of.name} are",
+            f"the label {json.dumps(value)[:40]} is not a number from {low:g} to {high:g}, "
+            f"as those of {data_set.name} are",
             where,
         )
-    return found
+    return number

@@ -1,8 +1,8 @@
-"""How models are fine-tuned: the numbers that the papers used, and what a user wants otherwise.
+"""Hyperparameters of fine-tuning: those of the papers, with the user's settings in their place.
 
-All parameters are trained as the BabyLM pipeline of 2025 does it (`eval_finetuning.sh`), whose numbers the MoEP paper
-took over. Adapters (LoRA) are trained with the numbers of the PaPaformer paper (its Table 5), which come from the
-pipeline of 2024: three parts in a hundred thousand, the rate for all parameters, would leave adapters as they are.
+All parameters are trained as in the BabyLM pipeline of 2025 (`eval_finetuning.sh`), whose values the MoEP paper uses.
+Adapters (LoRA) are trained with the values of the PaPaformer paper (its Table 5), which come from the pipeline of 2024:
+the learning rate for all parameters, 3e-5, would hardly change adapters.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.scoring.contestant import Settings
+from braidlm.evals.evaluated_model import Settings
 
 SEEDS = (42, 12, 3, 100, 200)
 """The first is the BabyLM pipeline's, all five are the PaPaformer paper's; more follow the last."""
@@ -19,21 +19,21 @@ SEEDS = (42, 12, 3, 100, 200)
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Everything that decides how one model is fine-tuned, but the seed."""
+    """All hyperparameters of fine-tuning but the seed."""
 
     method: Literal["full", "lora"]
     learning_rate: float
     batch_size: int
     epochs: int
     length: int
-    """The most tokens of an example."""
+    """The maximum tokens of an example."""
     patience: int | None
     """Epochs without a better score after which training ends; None for never."""
     schedule: Literal["cosine", "linear"]
     warmup: float
-    """The share of all steps in which the learning rate rises."""
+    """The fraction of all steps in which the learning rate rises."""
     final: float
-    """Which part of the learning rate is left at the end."""
+    """The fraction of the learning rate at the end."""
     weight_decay: float
     rank: int = 8
     alpha: int = 16
@@ -41,12 +41,12 @@ class Hyperparameters:
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0."""
-        rising = int(self.warmup * steps)
-        if step < rising:
-            return self.learning_rate * step / max(1, rising)
-        done = (step - rising) / max(1, steps - rising)
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * (self.final + (1 - self.final) * left)
+        warmup_steps = int(self.warmup * steps)
+        if step < warmup_steps:
+            return self.learning_rate * step / max(1, warmup_steps)
+        done = (step - warmup_steps) / max(1, steps - warmup_steps)
+        decay = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * (self.final + (1 - self.final) * decay)
 
 
 FULL = Hyperparameters(
@@ -66,7 +66,7 @@ FULL_FOR: dict[str, dict[str, Any]] = {
     "multirc": {"batch_size": 16},
     "wsc": {"epochs": 30},
 }
-"""Where the pipeline has other numbers."""
+"""The pipeline's exceptions."""
 LORA = Hyperparameters(
     method="lora",
     learning_rate=1e-3,
@@ -81,20 +81,20 @@ LORA = Hyperparameters(
 )
 
 
-def chosen(data_set: str, settings: Settings) -> Hyperparameters:
-    """The paper's numbers with those that the user gave in their place."""
+def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:
+    """The paper's values, overridden by the user's settings."""
     _check(settings)
     if settings.finetune == "full":
-        found = dataclasses.replace(FULL, **FULL_FOR.get(data_set, {}))
+        defaults = dataclasses.replace(FULL, **FULL_FOR.get(data_set, {}))
     else:
-        found = LORA
+        defaults = LORA
     names = ("learning_rate", "batch_size", "epochs", "length", "patience")
-    given = {name: value for name in names if (value := getattr(settings, f"finetune_{name}")) is not None}
-    return dataclasses.replace(found, **given)
+    overrides = {name: value for name in names if (value := getattr(settings, f"finetune_{name}")) is not None}
+    return dataclasses.replace(defaults, **overrides)
 
 
-def seeds_of(settings: Settings) -> list[int]:
-    """As many seeds as are asked for."""
+def seeds_for(settings: Settings) -> list[int]:
+    """As many seeds as the settings say."""
     more = range(SEEDS[-1] + 1, SEEDS[-1] + 1 + max(0, settings.seeds - len(SEEDS)))
     return [*SEEDS, *more][: settings.seeds]
 
@@ -102,8 +102,8 @@ def seeds_of(settings: Settings) -> list[int]:
 def _check(settings: Settings) -> None:
     if settings.finetune not in ("full", "lora"):
         raise BraidError(f"models are fine-tuned in full or with lora, not with '{settings.finetune}'")
-    least = {"seeds": 1, "finetune_batch_size": 1, "finetune_epochs": 1, "finetune_length": 8, "finetune_patience": 1}
-    for name, low in least.items():
+    minimum = {"seeds": 1, "finetune_batch_size": 1, "finetune_epochs": 1, "finetune_length": 8, "finetune_patience": 1}
+    for name, low in minimum.items():
         value = getattr(settings, name)
         if value is not None and value < low:
             raise BraidError(f"{name} is {value}, and must be at least {low}")

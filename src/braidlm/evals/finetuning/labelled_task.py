@@ -1,4 +1,4 @@
-"""A task that a model is fine-tuned for: the mean over seeds, and how far they lie apart."""
+"""A task that a model is fine-tuned for: the mean over seeds, and their standard deviation."""
 
 import math
 from dataclasses import dataclass
@@ -6,21 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.adapters import check_peft
 from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
 from braidlm.evals.finetuning.examples import LabelledData, read_labelled
-from braidlm.evals.finetuning.hyperparameters import Hyperparameters, chosen, seeds_of
-from braidlm.evals.finetuning.loop import Lesson, Tuned, fine_tune
-from braidlm.evals.finetuning.measures import constant_answer, measures, standard_error
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant, Settings
-from braidlm.evals.scoring.scorer import Advance
+from braidlm.evals.finetuning.hyperparameters import Hyperparameters, hyperparameters_for, seeds_for
+from braidlm.evals.finetuning.loop import FineTuned, TokenizedData, fine_tune
+from braidlm.evals.finetuning.metrics import all_metrics, constant_answer, standard_error
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.statistics.from_scipy import check_scipy
 
 
 @dataclass
 class LabelledTask:
-    """Examples to learn from and examples to judge."""
+    """A labelled data set, read and checked."""
 
     data: LabelledData
 
@@ -33,53 +34,60 @@ class LabelledTask:
         return self.data.sha256
 
     def check(self, settings: Settings) -> None:
-        """Refuse hyperparameters that make no sense, and adapters where there is no peft."""
-        seeds_of(settings)
-        if chosen(self.data.of.name, settings).method == "lora":
+        """Refuse invalid hyperparameters, adapters without peft, and correlations without SciPy."""
+        if self.data.data_set.labels is None:
+            check_scipy()
+        if hyperparameters_for(self.data.data_set.name, settings).method == "lora":
             check_peft()
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
-        """Fine-tune a copy of the model from each seed, and judge it."""
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Fine-tune a copy of the model from each seed, and evaluate it."""
         self.check(model.settings)
-        how = chosen(self.data.of.name, model.settings)
-        seeds = seeds_of(model.settings)
-        lesson = self.lesson(model, how)
-        show = _Shown(advance, lesson, how.epochs, len(seeds))
+        hyperparameters = hyperparameters_for(self.data.data_set.name, model.settings)
+        seeds = seeds_for(model.settings)
+        data = self.tokenize(model, hyperparameters)
+        progress = _Progress(advance, data, hyperparameters.epochs, len(seeds))
         tuned = []
         for seed in seeds:
-            tuned.append(fine_tune(model.model, lesson, how, seed, show.read))
-            show.finish_seed()
-        return result(task, lesson, how, seeds, tuned, self.data.of)
+            tuned.append(fine_tune(model.model, data, hyperparameters, seed, progress.add))
+            progress.finish_seed()
+        return task_result(task, data, hyperparameters, seeds, tuned, self.data.data_set)
 
-    def lesson(self, model: Contestant, how: Hyperparameters) -> Lesson:
+    def tokenize(self, model: EvaluatedModel, hyperparameters: Hyperparameters) -> TokenizedData:
         """The examples as this model's tokens, on its device."""
-        data = self.data
-        most = min(how.length, model.scorer.context or how.length)
-        train, valid = (encode(model.tokenizer, some.texts, most, model.device) for some in (data.train, data.valid))
-        return Lesson(train, data.train.labels, valid, data.valid.labels, data.of.classes, data.of.metric, most)
+        examples = (self.data.train, self.data.valid)
+        max_length = min(hyperparameters.length, model.scorer.context or hyperparameters.length)
+        train, valid = (encode(model.tokenizer, some.texts, max_length, model.device) for some in examples)
+        classes, metric = self.data.data_set.classes, self.data.data_set.metric
+        return TokenizedData(train, self.data.train.labels, valid, self.data.valid.labels, classes, metric, max_length)
 
 
-def open_labelled(of: DataSet, place: Path) -> LabelledTask:
+def open_labelled(data_set: DataSet, path: Path) -> LabelledTask:
     """A data set, read and checked."""
-    return LabelledTask(read_labelled(of, place))
+    return LabelledTask(read_labelled(data_set, path))
 
 
-def result(
-    task: str, lesson: Lesson, how: Hyperparameters, seeds: list[int], tuned: list[Tuned], of: DataSet
+def task_result(
+    task: str,
+    data: TokenizedData,
+    hyperparameters: Hyperparameters,
+    seeds: list[int],
+    tuned: list[FineTuned],
+    data_set: DataSet,
 ) -> TaskResult:
-    """What the answers of all seeds mean."""
-    metric, labels, classes = lesson.metric, lesson.valid_labels, lesson.classes
-    each = [measures(one.answers, labels, classes) for one in tuned]
-    scores = [found[metric] for found in each]
-    also = {name: float(np.mean([found[name] for found in each])) for name in each[0] if name != metric}
+    """The result over all seeds."""
+    metric, labels, classes = data.metric, data.valid_labels, data.classes
+    metrics = [all_metrics(one.answers, labels, classes) for one in tuned]
+    scores = [values[metric] for values in metrics]
+    also = {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0] if name != metric}
     notes = {
-        "method": how.method,
+        "method": hyperparameters.method,
         "seeds": {str(seed): score for seed, score in zip(seeds, scores, strict=True)},
         "spread": float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
         "best epochs": [one.best_epoch for one in tuned],
         "epochs": [len(one.scores) for one in tuned],
         "trained parameters": tuned[0].trained,
-        "examples": len(lesson.train),
+        "examples": len(data.train),
     }
     if classes is not None:
         notes["majority class"] = constant_answer("accuracy", labels, classes)
@@ -88,38 +96,38 @@ def result(
         metric=f"{metric}, %",
         score=float(np.mean(scores)),
         count=len(labels),
-        standard_error=_whole_error(metric, lesson, tuned, scores),
+        standard_error=_total_error(metric, data, tuned, scores),
         chance=constant_answer(metric, labels, classes),
         also=also,
         notes=notes,
-        items={of.name: tuned[0].answers.tolist()},
+        items={data_set.name: tuned[0].answers.tolist()},
     )
 
 
-def _whole_error(metric: str, lesson: Lesson, tuned: list[Tuned], scores: list[float]) -> float | None:
-    """Of the mean over seeds: other items might have come, and other seeds."""
-    found = [standard_error(metric, one.answers, lesson.valid_labels, lesson.classes) for one in tuned]
-    of_items = [error for error in found if error is not None]
+def _total_error(metric: str, data: TokenizedData, tuned: list[FineTuned], scores: list[float]) -> float | None:
+    """Of the mean over seeds, over samples of items and of seeds."""
+    errors = [standard_error(metric, one.answers, data.valid_labels, data.classes) for one in tuned]
+    of_items = [error for error in errors if error is not None]
     if not of_items:
         return None
     of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
     return math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds)
 
 
-class _Shown:
+class _Progress:
     """Progress in tokens over all seeds and epochs; a seed that ends early counts as whole."""
 
-    def __init__(self, advance: Advance | None, lesson: Lesson, epochs: int, seeds: int):
+    def __init__(self, advance: ProgressCallback | None, data: TokenizedData, epochs: int, seeds: int):
         self.advance = advance
-        self.of_seed = epochs * int(lesson.train.lengths.sum() + lesson.valid.lengths.sum())
+        self.of_seed = epochs * int(data.train.lengths.sum() + data.valid.lengths.sum())
         self.total = self.of_seed * seeds
         self.finished, self.tokens = 0, 0
 
-    def read(self, tokens: int) -> None:
+    def add(self, tokens: int) -> None:
         self.tokens += tokens
         if self.advance is not None:
             self.advance(min(self.finished * self.of_seed + self.tokens, self.total), self.total)
 
     def finish_seed(self) -> None:
         self.finished, self.tokens = self.finished + 1, 0
-        self.read(0)
+        self.add(0)

@@ -1,4 +1,4 @@
-"""Fine-tuning from one seed: epochs of steps, judged after each, until no better score has come for a while."""
+"""Fine-tuning from one seed: epochs of steps with validation after each, and early stopping."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,43 +12,43 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.finetuning import batches
 from braidlm.evals.finetuning.adapters import add_adapters, merge_adapters
 from braidlm.evals.finetuning.classifier import classify, make_classifier
-from braidlm.evals.finetuning.encoding import Encoded
+from braidlm.evals.finetuning.encoding import EncodedTexts
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
-from braidlm.evals.finetuning.measures import measures
-from braidlm.evals.finetuning.step import Step, autocast
+from braidlm.evals.finetuning.metrics import all_metrics
+from braidlm.evals.finetuning.step import TrainingStep, autocast
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What is learned from and judged, as tokens."""
+class TokenizedData:
+    """The training and validation examples of a data set as tokens."""
 
-    train: Encoded
+    train: EncodedTexts
     train_labels: np.ndarray
-    valid: Encoded
+    valid: EncodedTexts
     valid_labels: np.ndarray
     classes: int | None
     """None where labels are numbers."""
     metric: str
-    most: int
-    """The most tokens that a text may have."""
+    max_length: int
+    """The maximum tokens of a text."""
 
 
 @dataclass
-class Tuned:
-    """A model after fine-tuning, as it was after its best epoch."""
+class FineTuned:
+    """A model after fine-tuning, with the parameters of its best epoch."""
 
     classifier: nn.Module
-    """A plain one: adapters are part of its matrices."""
+    """Adapters are merged into its matrices."""
     answers: np.ndarray
-    """To the examples that are judged: classes or numbers."""
+    """To the validation examples: classes or numbers."""
     trained: int
-    """Parameters that were trained."""
+    """The number of trained parameters."""
     replayed: bool = False
-    """Whether steps were recorded and replayed, which only saves time."""
+    """Whether steps were replayed as CUDA graphs, indices only saves time."""
     scores: list[float] = field(default_factory=list)
-    """After each epoch."""
+    """Of the validation examples after each epoch."""
     losses: list[float] = field(default_factory=list)
-    """Of each epoch, the mean over its steps."""
+    """The mean over the steps of each epoch."""
 
     @property
     def best_epoch(self) -> int:
@@ -58,78 +58,83 @@ class Tuned:
 
 def fine_tune(
     model: Any,
-    lesson: Lesson,
-    how: Hyperparameters,
+    data: TokenizedData,
+    hyperparameters: Hyperparameters,
     seed: int,
     advance: Callable[[int], None] | None = None,
     replay: bool = True,
-) -> Tuned:
-    """Train a copy of a language model to answer; the model itself, and torch's random numbers, stay as they are.
+) -> FineTuned:
+    """Fine-tune a copy of a language model; the model itself, and torch's random state, stay as they are.
 
-    `advance` is called with the tokens that were read since the last call.
+    `advance` is called with the number of tokens since the last call.
     """
-    device = lesson.train.ids.device
+    device = data.train.ids.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode(False):
         torch.manual_seed(seed)
-        classifier = make_classifier(model, lesson.classes or 1)
-        adapted = add_adapters(classifier, how) if how.method == "lora" else None
-        found = _trained(classifier, lesson, how, seed, advance or (lambda tokens: None), replay)
+        classifier = make_classifier(model, data.classes or 1)
+        adapted = add_adapters(classifier, hyperparameters) if hyperparameters.method == "lora" else None
+        tuned = _train(classifier, data, hyperparameters, seed, advance or (lambda tokens: None), replay)
         if adapted is not None:
-            found.classifier = merge_adapters(adapted)
-    return found
+            tuned.classifier = merge_adapters(adapted)
+    return tuned
 
 
-def _trained(
-    classifier: Any, lesson: Lesson, how: Hyperparameters, seed: int, advance: Callable[[int], None], replay: bool
-) -> Tuned:
-    dice = np.random.default_rng(seed)
-    device = lesson.train.ids.device
-    labels = _labels(lesson).to(device)
-    step = Step(classifier, how, device, replay)
-    found = Tuned(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
-    steps = how.epochs * (len(lesson.train) // min(how.batch_size, len(lesson.train)))
+def _train(
+    classifier: Any,
+    data: TokenizedData,
+    hyperparameters: Hyperparameters,
+    seed: int,
+    advance: Callable[[int], None],
+    replay: bool,
+) -> FineTuned:
+    rng = np.random.default_rng(seed)
+    device = data.train.ids.device
+    labels = _labels(data).to(device)
+    step = TrainingStep(classifier, hyperparameters, device, replay)
+    tuned = FineTuned(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
+    steps = hyperparameters.epochs * (len(data.train) // min(hyperparameters.batch_size, len(data.train)))
     best: list[Tensor] = []
     done = 0
-    for _ in range(how.epochs):
+    for _ in range(hyperparameters.epochs):
         classifier.train()
         step.loss.zero_()
-        epoch = batches.training_batches(lesson.train.lengths, how.batch_size, dice)
+        epoch = batches.training_batches(data.train.lengths, hyperparameters.batch_size, rng)
         order = torch.from_numpy(np.concatenate(epoch)).to(device).split(len(epoch[0]))
-        for which, index in zip(epoch, order, strict=True):
-            ids = _ids(lesson, lesson.train, which, index)
-            step(ids, lesson.train.lasts[index], labels[index], how.rate(done, steps))
+        for indices, index in zip(epoch, order, strict=True):
+            ids = _ids(data, data.train, indices, index)
+            step(ids, data.train.last_positions[index], labels[index], hyperparameters.rate(done, steps))
             done += 1
-            advance(int(lesson.train.lengths[which].sum()))
-        found.losses.append(_mean_loss(step, len(epoch)))
-        answers = answer(classifier, lesson, lesson.valid)
-        advance(int(lesson.valid.lengths.sum()))
-        found.scores.append(measures(answers, lesson.valid_labels, lesson.classes)[lesson.metric])
-        if found.best_epoch == len(found.scores):
-            found.answers = answers
+            advance(int(data.train.lengths[indices].sum()))
+        tuned.losses.append(_mean_loss(step, len(epoch)))
+        answers = predict(classifier, data, data.valid)
+        advance(int(data.valid.lengths.sum()))
+        tuned.scores.append(all_metrics(answers, data.valid_labels, data.classes)[data.metric])
+        if tuned.best_epoch == len(tuned.scores):
+            tuned.answers = answers
             best = [parameter.detach().clone() for parameter in step.parameters]
-        elif how.patience is not None and len(found.scores) - found.best_epoch >= how.patience:
+        elif hyperparameters.patience is not None and len(tuned.scores) - tuned.best_epoch >= hyperparameters.patience:
             break
-    found.replayed = step.replays
+    tuned.replayed = step.replays
     with torch.no_grad():
-        for parameter, kept in zip(step.parameters, best, strict=True):
-            parameter.copy_(kept)
-    return found
+        for parameter, value in zip(step.parameters, best, strict=True):
+            parameter.copy_(value)
+    return tuned
 
 
-def _labels(lesson: Lesson) -> Tensor:
-    labels = torch.from_numpy(lesson.train_labels)
-    return labels.float() if lesson.classes is None else labels
+def _labels(data: TokenizedData) -> Tensor:
+    labels = torch.from_numpy(data.train_labels)
+    return labels.float() if data.classes is None else labels
 
 
-def _ids(lesson: Lesson, texts: Encoded, which: np.ndarray, index: Tensor) -> Tensor:
-    """The tokens of some texts, as wide as the longest of them needs, rounded up."""
-    step = batches.width_step(texts.ids.device.type)
-    width = batches.rounded(int(texts.lengths[which].max()), step, lesson.most)
+def _ids(data: TokenizedData, texts: EncodedTexts, indices: np.ndarray, index: Tensor) -> Tensor:
+    """The tokens of some texts, padded to the width of the longest, rounded up."""
+    multiple = batches.width_multiple(texts.ids.device.type)
+    width = batches.padded_width(int(texts.lengths[indices].max()), multiple, data.max_length)
     ids = texts.ids[index, :width]
     return ids if ids.shape[1] == width else torch.nn.functional.pad(ids, (0, width - ids.shape[1]))
 
 
-def _mean_loss(step: Step, steps: int) -> float:
+def _mean_loss(step: TrainingStep, steps: int) -> float:
     loss = float(step.loss) / steps
     if not np.isfinite(loss):
         raise BraidError(
@@ -141,20 +146,20 @@ def _mean_loss(step: Step, steps: int) -> float:
 
 
 @torch.no_grad()
-def answer(classifier: Any, lesson: Lesson, texts: Encoded) -> np.ndarray:
-    """[texts] the class that a classifier gives each, or the number."""
+def predict(classifier: Any, data: TokenizedData, texts: EncodedTexts) -> np.ndarray:
+    """[texts] the classes or numbers that a classifier predicts."""
     classifier.eval()
     device = texts.ids.device
-    places = batches.PLACES.get(device.type, batches.PLACES["cpu"])
-    step = batches.width_step(device.type)
-    order, found = [], []
-    for which in batches.reading_batches(texts.lengths, places, step, lesson.most):
-        index = torch.from_numpy(which).to(device)
+    max_tokens = batches.TOKENS_PER_PASS.get(device.type, batches.TOKENS_PER_PASS["cpu"])
+    multiple = batches.width_multiple(device.type)
+    order, outputs = [], []
+    for indices in batches.evaluation_batches(texts.lengths, max_tokens, multiple, data.max_length):
+        index = torch.from_numpy(indices).to(device)
         with autocast(device):
-            logits, _ = classify(classifier, _ids(lesson, texts, which, index), texts.lasts[index])
-        order.append(which)
-        found.append(logits[:, 0] if lesson.classes is None else logits.argmax(-1))
-    answers = torch.cat(found).cpu().numpy()
-    back = np.empty_like(answers)
-    back[np.concatenate(order)] = answers
-    return back.astype(np.float64) if lesson.classes is None else back
+            logits, _ = classify(classifier, _ids(data, texts, indices, index), texts.last_positions[index])
+        order.append(indices)
+        outputs.append(logits[:, 0] if data.classes is None else logits.argmax(-1))
+    sorted_answers = torch.cat(outputs).cpu().numpy()
+    answers = np.empty_like(sorted_answers)
+    answers[np.concatenate(order)] = sorted_answers
+    return answers.astype(np.float64) if data.classes is None else answers

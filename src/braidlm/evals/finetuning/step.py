@@ -1,7 +1,7 @@
 """One step of fine-tuning: a batch forwards and backwards, then the optimizer.
 
-On a GPU the step of a Braid model is recorded once for each shape and replayed from then on: at these sizes it takes
-longer to launch the work than to do it.
+On a GPU the step of a Braid model is captured as a CUDA graph once for each shape and replayed from then on: at these
+sizes launching the kernels takes longer than running them.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from braidlm.evals.finetuning.hyperparameters import Hyperparameters
 from braidlm.model.modeling_braid import BraidPreTrainedModel
 
 
-class Step:
-    """Trains what of a classifier wants gradients."""
+class TrainingStep:
+    """Trains those parameters of a classifier that require gradients."""
 
-    def __init__(self, model: Any, how: Hyperparameters, device: torch.device, replay: bool = True):
+    def __init__(self, model: Any, hyperparameters: Hyperparameters, device: torch.device, replay: bool = True):
         self.model = model
         self.device = device
         self.on_gpu = device.type == "cuda"
@@ -27,66 +27,67 @@ class Step:
         self.rate = torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(
             self.parameters,
-            lr=self.rate if self.on_gpu else how.learning_rate,
-            weight_decay=how.weight_decay,
+            lr=self.rate if self.on_gpu else hyperparameters.learning_rate,
+            weight_decay=hyperparameters.weight_decay,
             fused=True,
             capturable=self.on_gpu,
         )
         self.loss = torch.zeros((), device=device)
         """The sum of all steps' losses since it was last set to zero."""
-        self.recorded: dict[torch.Size, Recorded | None] = {}
+        self.graphs: dict[torch.Size, CapturedStep | None] = {}
+        """By shape; None where a shape has been seen once and not captured."""
 
-    def __call__(self, ids: Tensor, lasts: Tensor, labels: Tensor, rate: float) -> None:
+    def __call__(self, ids: Tensor, last_positions: Tensor, labels: Tensor, rate: float) -> None:
         """Train on one batch."""
         if self.on_gpu:
             self.rate.fill_(rate)
         else:
             self.optimizer.param_groups[0]["lr"] = rate
-        if not self.replays or ids.shape not in self.recorded:
-            self.train(ids, lasts, labels)
-            self.recorded[ids.shape] = None  # seen: kernels are tuned and the optimizer has its state
+        if not self.replays or ids.shape not in self.graphs:
+            self.train(ids, last_positions, labels)
+            self.graphs[ids.shape] = None  # warm: kernels are tuned and the optimizer has its state
             return
-        recorded = self.recorded[ids.shape]
-        if recorded is None:
+        graph = self.graphs[ids.shape]
+        if graph is None:
             try:
-                recorded = self.recorded[ids.shape] = Recorded(self, ids, lasts, labels)
-            except RuntimeError:  # some part of this model waits for the device, which no recording allows
+                graph = self.graphs[ids.shape] = CapturedStep(self, ids, last_positions, labels)
+            except RuntimeError:  # some part of this model synchronizes, which a capture does not allow
                 self.replays = False
-                self.train(ids, lasts, labels)
+                self.train(ids, last_positions, labels)
                 return
-        recorded.replay(ids, lasts, labels)
+        graph.replay(ids, last_positions, labels)
 
-    def train(self, ids: Tensor, lasts: Tensor, labels: Tensor) -> None:
-        """The step itself; it waits for nothing."""
+    def train(self, ids: Tensor, last_positions: Tensor, labels: Tensor) -> None:
+        """The step itself; it does not synchronize."""
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device):
-            logits, asked = classify(self.model, ids, lasts)
+            logits, routing_loss = classify(self.model, ids, last_positions)
         if labels.is_floating_point():
             loss = F.mse_loss(logits[:, 0], labels)
         else:
             loss = F.cross_entropy(logits, labels)
-        (loss + asked).backward()
+        (loss + routing_loss).backward()
         self.optimizer.step()
         self.loss += loss.detach()
 
 
-class Recorded:
-    """A step that was recorded for one shape."""
+class CapturedStep:
+    """A step captured as a CUDA graph for one shape."""
 
-    def __init__(self, step: Step, *batch: Tensor):
+    def __init__(self, step: TrainingStep, *batch: Tensor):
         self.batch = [tensor.clone() for tensor in batch]
         self.graph = torch.cuda.CUDAGraph()
-        step.optimizer.zero_grad(set_to_none=True)  # gradients get their places in the graph's own memory
+        step.optimizer.zero_grad(set_to_none=True)  # gradients are allocated in the graph's own memory
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph):
             step.train(*self.batch)
 
     def replay(self, *batch: Tensor) -> None:
-        for held, new in zip(self.batch, batch, strict=True):
-            held.copy_(new)
+        for static, new in zip(self.batch, batch, strict=True):
+            static.copy_(new)
         self.graph.replay()
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 products on a GPU, float32 elsewhere. What was cast is not kept: a recorded step has to cast again."""
+    """bf16 products on a GPU, float32 elsewhere. Casts are not cached: a captured step has to cast again."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)

@@ -1,4 +1,4 @@
-"""Code that a model writes, run against tests: sample, cut, run in a sandbox, count what passes."""
+"""Generated code, run against tests: sample, truncate, run in a sandbox, count what passes."""
 
 import math
 from collections import Counter
@@ -9,32 +9,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.sandbox.languages import LANGUAGES, Workshop, open_workshop
-from braidlm.evals.scoring.contestant import Contestant, Settings
-from braidlm.evals.scoring.scorer import Advance
-from braidlm.evals.statistics.influence import KEY, of_sets
-from braidlm.evals.statistics.pass_at_k import pass_at_k
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, open_code_environment
+from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.statistics.influence import INFLUENCE, set_influences
 
-if TYPE_CHECKING:  # torch comes with the first model: `braid list tasks` has no use for it
+if TYPE_CHECKING:  # `braid list tasks` does not import torch
     from braidlm.core.decoding.decoder import Sampling
     from braidlm.evals.scoring.completions import Completion
 
 KS = (1, 10, 100)
 MAX_TOKENS = 512
 SEED = 0
-SHOWN = 8
-"""Kinds of failure that a result names."""
+MAX_FAILURE_KINDS = 8
+"""Kinds of failure in a result's notes."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to write, and how what was written becomes a program with tests."""
+    """A prompt, and how its completion becomes a program with tests."""
 
     name: str
     language: str
     prompt: Callable[[int | None], str]
-    """With this many examples before it; None for the usual number."""
+    """With this many examples before it; None for the default number."""
     is_finished: Callable[[str], bool]
     program: Callable[[str], str]
 
@@ -51,7 +50,7 @@ class CodeProblems:
         return len(self.problems)
 
     def check(self, settings: Settings) -> None:
-        """What would go wrong later, found before any model is at work."""
+        """Refuse settings that would fail later, before any model runs."""
         if not settings.allow_code_execution:
             raise BraidError(
                 "this task runs programs that the model writes, and that has not been allowed",
@@ -70,15 +69,15 @@ class CodeProblems:
                 todo="Take one sample (`--code-samples 1`), or a temperature above 0.",
             )
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """pass@1 in percent, the mean over languages; pass@10 and pass@100 beside it where there are samples enough."""
         self.check(model.settings)
         languages = list(dict.fromkeys(problem.language for problem in self.problems))
-        with open_workshop(languages, model.settings.code_isolation) as workshop:
-            problems = [problem for problem in self.problems if problem.language in workshop.languages]
-            written, cut_prompts = _written(problems, model, advance)
-            failures = _failures(problems, written, workshop)
-        return _result(task, problems, failures, written, workshop, model.settings, cut_prompts)
+        with open_code_environment(languages, model.settings.code_isolation) as environment:
+            problems = [problem for problem in self.problems if problem.language in environment.languages]
+            completions, truncated = _completions(problems, model, advance)
+            failures = _failures(problems, completions, environment)
+        return _result(task, problems, failures, completions, environment, model.settings, truncated)
 
 
 def _sampling(settings: Settings) -> "Sampling":
@@ -87,53 +86,53 @@ def _sampling(settings: Settings) -> "Sampling":
     return Sampling(settings.code_temperature, top_p=settings.code_top_p, seed=SEED)
 
 
-def _written(
-    problems: Sequence[Problem], model: Contestant, advance: Advance | None
+def _completions(
+    problems: Sequence[Problem], model: EvaluatedModel, advance: ProgressCallback | None
 ) -> "tuple[list[list[Completion]], int]":
-    """The samples of each problem, and how many prompts lost their beginning."""
-    from braidlm.evals.scoring.completions import complete, prompt_ids, room
+    """The samples of each problem, and how many prompts were truncated."""
+    from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
 
-    space = room(model, MAX_TOKENS)
+    budget = token_budget(model, MAX_TOKENS)
     shots, samples = model.settings.shots, model.settings.code_samples
     prompts = [prompt_ids(model.tokenizer, problem.prompt(shots)) for problem in problems]
-    fitted = [ids if space.prompt is None else ids[-space.prompt :] for ids in prompts]
-    found = complete(
+    fitted = [ids if budget.prompt is None else ids[-budget.prompt :] for ids in prompts]
+    completions = complete(
         model,
         [ids for ids in fitted for _ in range(samples)],
-        space.new,
+        budget.new,
         [problem.is_finished for problem in problems for _ in range(samples)],
         _sampling(model.settings),
         advance,
     )
-    cut = sum(len(ids) < len(before) for ids, before in zip(fitted, prompts, strict=True))
-    return [found[at : at + samples] for at in range(0, len(found), samples)], cut
+    truncated = sum(len(ids) < len(before) for ids, before in zip(fitted, prompts, strict=True))
+    return [completions[start : start + samples] for start in range(0, len(completions), samples)], truncated
 
 
 def _failures(
-    problems: Sequence[Problem], written: "Sequence[Sequence[Completion]]", workshop: Workshop
+    problems: Sequence[Problem], completions: "Sequence[Sequence[Completion]]", environment: CodeEnvironment
 ) -> list[list[str]]:
-    """Why each sample of each problem failed; empty where it passed. Samples of the same text are run once."""
+    """Why each sample of each problem failed; empty where it passed. Equal programs are run once."""
     sources = [
         (problem.language, problem.program(completion.text))
-        for problem, completions in zip(problems, written, strict=True)
-        for completion in completions
+        for problem, samples in zip(problems, completions, strict=True)
+        for completion in samples
     ]
     distinct = list(dict.fromkeys(sources))
-    tests = [workshop.languages[language].test(source) for language, source in distinct]
-    outcomes = workshop.sandbox.run_all([test.program for test in tests])
+    tests = [environment.languages[language].test(source) for language, source in distinct]
+    outcomes = environment.sandbox.run_all([test.program for test in tests])
     failure = {key: test.failure(out) for key, test, out in zip(distinct, tests, outcomes, strict=True)}
-    said = iter(failure[source] for source in sources)
-    return [[next(said) for _ in completions] for completions in written]
+    in_order = iter(failure[source] for source in sources)
+    return [[next(in_order) for _ in samples] for samples in completions]
 
 
 def _result(
     task: str,
     problems: Sequence[Problem],
     failures: Sequence[Sequence[str]],
-    written: "Sequence[Sequence[Completion]]",
-    workshop: Workshop,
+    completions: "Sequence[Sequence[Completion]]",
+    environment: CodeEnvironment,
     settings: Settings,
-    cut_prompts: int,
+    truncated_prompts: int,
 ) -> TaskResult:
     samples = settings.code_samples
     languages = [problem.language for problem in problems]
@@ -142,15 +141,15 @@ def _result(
     for k in [k for k in KS if k <= samples]:
         each = np.array([100 * pass_at_k(samples, count, k) for count in passed])
         rates[k] = {name: each[[other == name for other in languages]] for name in dict.fromkeys(languages)}
-    means = {k: float(np.mean([some.mean() for some in rates[k].values()])) for k in rates}
-    several = len(rates[1]) > 1 or workshop.missing
+    means = {k: float(np.mean([values.mean() for values in rates[k].values()])) for k in rates}
+    several = len(rates[1]) > 1 or environment.missing
     parts = {
-        LANGUAGES[name].name + ("" if k == 1 else f", pass@{k}"): Part(float(some.mean()), len(some))
+        LANGUAGES[name].name + ("" if k == 1 else f", pass@{k}"): Part(float(values.mean()), len(values))
         for k in (rates if several else ())
-        for name, some in rates[k].items()
+        for name, values in rates[k].items()
     }
-    moves = of_sets([100 * count / samples for count in passed], languages, dict.fromkeys(rates[1], 1 / len(rates[1])))
-    completions = [completion for some in written for completion in some]
+    weights = dict.fromkeys(rates[1], 1 / len(rates[1]))
+    influences = set_influences([100 * count / samples for count in passed], languages, weights)
     return TaskResult(
         task=task,
         metric="pass@1, %",
@@ -164,29 +163,45 @@ def _result(
             "samples": samples,
             "temperature": settings.code_temperature,
             "top_p": settings.code_top_p,
-            "failures": dict(Counter(kind(r) for reasons in failures for r in reasons if r).most_common(SHOWN)),
-            "unfinished": sum(completion.stopped == "limit" for completion in completions),
-            "prompts cut": cut_prompts,
-            "not run": workshop.missing,
-            "sandbox": workshop.sandbox.statement,
+            "failures": dict(
+                Counter(kind(r) for reasons in failures for r in reasons if r).most_common(MAX_FAILURE_KINDS)
+            ),
+            "unfinished": sum(completion.stopped == "limit" for some in completions for completion in some),
+            "prompts cut": truncated_prompts,
+            "not run": environment.missing,
+            "sandbox": environment.sandbox.statement,
         },
         items={
             "problem": [problem.name for problem in problems],
             "failures": [list(reasons) for reasons in failures],
-            KEY: moves,
+            INFLUENCE: influences,
         },
     )
 
 
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """1 - C(samples - passed, k) / C(samples, k): the unbiased estimate of pass@k (Chen and others, 2021).
+
+    It is computed as a product of ratios below 1, because the binomials themselves overflow.
+    """
+    if not 0 <= passed <= samples:
+        raise ValueError(f"{passed} of {samples} samples cannot have passed")
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {samples} samples")
+    if samples - passed < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(samples - passed + 1, samples + 1)))
+
+
 def kind(reason: str) -> str:
-    """A failure without what is particular to it: the kind of error for Python's, else the first words."""
+    """The kind of a failure: the exception's name for Python's, else the first words."""
     head, _, rest = reason.partition(": ")
     return rest.partition(":")[0].strip() if head.startswith("ended with") and rest else head
 
 
 def _standard_error(rates: Sequence[np.ndarray]) -> float | None:
     """Of the mean over languages of means over problems."""
-    if any(len(some) < 2 for some in rates):
+    if any(len(values) < 2 for values in rates):
         return None
-    variance = sum(some.var(ddof=1) / len(some) for some in rates) / len(rates) ** 2
+    variance = sum(values.var(ddof=1) / len(values) for values in rates) / len(rates) ** 2
     return math.sqrt(variance)

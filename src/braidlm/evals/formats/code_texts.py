@@ -1,4 +1,4 @@
-"""Where a completion of code ends, and how it becomes a program: the rules of the original harnesses.
+"""Where a completion of code ends, and how it becomes a program, by the rules of the original harnesses.
 
 HumanEval: the stop sequences of Chen and others (2021, section 2.3). MBPP: the prompt and `[DONE]` of Austin and others
 (2021, section 4). HumanEval-X: CodeGeeX, codegeex/benchmark/utils.py and humaneval-x/evaluate_humaneval_x.py.
@@ -7,7 +7,7 @@ HumanEval: the stop sequences of Chen and others (2021, section 2.3). MBPP: the 
 import re
 from collections.abc import Mapping, Sequence
 
-from braidlm.evals.scoring.stops import cut_at
+from braidlm.evals.scoring.stop_strings import truncate_at
 
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 MBPP_STOPS = ("[DONE]",)
@@ -15,19 +15,19 @@ MBPP_STOPS = ("[DONE]",)
 
 def humaneval_program(row: Mapping[str, str], completion: str) -> str:
     """The function, its tests and the call of them."""
-    body = cut_at(completion, HUMANEVAL_STOPS)
+    body = truncate_at(completion, HUMANEVAL_STOPS)
     return f"{row['prompt']}{body}\n{row['test']}\ncheck({row['entry_point']})"
 
 
 def mbpp_prompt(row: Mapping, examples: Sequence[Mapping]) -> str:
     """Examples with their code, then the task; each with its tests."""
-    shown = [f"{_mbpp_question(example)}{example['code']}\n[DONE]\n\n" for example in examples]
-    return "".join(shown) + _mbpp_question(row)
+    solved = [f"{_mbpp_question(example)}{example['code']}\n[DONE]\n\n" for example in examples]
+    return "".join(solved) + _mbpp_question(row)
 
 
 def mbpp_program(row: Mapping, completion: str) -> str:
     """The code and its tests."""
-    return "\n".join([cut_at(completion, MBPP_STOPS), row["test_setup_code"], *row["test_list"]])
+    return "\n".join([truncate_at(completion, MBPP_STOPS), row["test_setup_code"], *row["test_list"]])
 
 
 def _mbpp_question(row: Mapping) -> str:
@@ -72,7 +72,7 @@ def x_body(language: str, text: str) -> str:
 
 
 def x_program(language: str, row: Mapping[str, str], completion: str) -> str:
-    """The whole text with its tests."""
+    """The whole program with its tests."""
     body, prompt, test = x_body(language, completion), row["prompt"], row["test"]
     if language == "python":
         imports = "".join(f"import {name}\n" for name in PYTHON_IMPORTS)
@@ -90,5 +90,5 @@ def x_program(language: str, row: Mapping[str, str], completion: str) -> str:
 
 def _first_unindented(text: str) -> int | None:
     """Where the first line begins that is neither empty nor indented."""
-    found = re.search(r"^\S", text, re.MULTILINE)
-    return None if found is None else found.start()
+    match = re.search(r"^\S", text, re.MULTILINE)
+    return None if match is None else match.start()

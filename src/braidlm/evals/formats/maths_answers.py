@@ -8,21 +8,21 @@ their repository). The rules are crude, and kept with their quirks, so that scor
 
 import re
 
-_SAID = re.compile(r"(?:####|[Tt]he answer is:?|\\boxed\{)\s*\$?\s*(-?\$?[0-9][0-9.,]*|-?\$?\.[0-9]+)")
+_STATED = re.compile(r"(?:####|[Tt]he answer is:?|\\boxed\{)\s*\$?\s*(-?\$?[0-9][0-9.,]*|-?\$?\.[0-9]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _FINAL = re.compile(r"Final Answer: The final answer is(.*?)(?:\.\s*I hope|\.?\s*$)", re.DOTALL | re.MULTILINE)
 
 
-def said_number(solution: str) -> str | None:
-    """The first number that a solution says is its answer."""
-    found = _SAID.search(solution)
-    return plain_number(found[1]) if found else None
+def stated_number(solution: str) -> str | None:
+    """The first number that a solution states as its answer."""
+    match = _STATED.search(solution)
+    return plain_number(match[1]) if match else None
 
 
 def last_number(solution: str) -> str | None:
-    """The last number of any kind: what a solution that says nothing may have meant."""
-    found = [text for text in _NUMBER.findall(solution) if any(character.isdigit() for character in text)]
-    return plain_number(found[-1]) if found else None
+    """The last number of any kind: the fallback for a solution that does not state its answer."""
+    numbers = [text for text in _NUMBER.findall(solution) if any(character.isdigit() for character in text)]
+    return plain_number(numbers[-1]) if numbers else None
 
 
 def plain_number(text: str) -> str:
@@ -30,12 +30,12 @@ def plain_number(text: str) -> str:
     return re.sub(r"[,$]", "", text.strip()).rstrip(".")
 
 
-def said_expression(solution: str) -> str | None:
+def stated_expression(solution: str) -> str | None:
     """What "the final answer is", else what the last box holds."""
-    found = _FINAL.search(solution)
-    if found and (said := found[1].strip()):
-        boxed = last_boxed(said)
-        return boxed if boxed is not None else _without_dollars(said)
+    match = _FINAL.search(solution)
+    if match and (stated := match[1].strip()):
+        boxed = last_boxed(stated)
+        return boxed if boxed is not None else _without_dollars(stated)
     return last_boxed(solution)
 
 
@@ -44,16 +44,16 @@ def last_boxed(solution: str) -> str | None:
     bare = solution.rfind("\\boxed ")
     if bare >= 0:
         return solution[bare + len("\\boxed ") :].split("$")[0]
-    at = solution.rfind("\\boxed")
-    at = at if at >= 0 else solution.rfind("\\fbox")
-    if at < 0:
+    start = solution.rfind("\\boxed")
+    start = start if start >= 0 else solution.rfind("\\fbox")
+    if start < 0:
         return None
-    begin = solution.find("{", at)
+    begin = solution.find("{", start)
     depth = 0
-    for place in range(max(begin, 0), len(solution) if begin >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(solution[place], 0)
+    for end in range(max(begin, 0), len(solution) if begin >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(solution[end], 0)
         if depth == 0:
-            return solution[begin + 1 : place]
+            return solution[begin + 1 : end]
     return None
 
 
@@ -68,7 +68,7 @@ def same_expression(one: str | None, other: str | None) -> bool:
 
 
 def normalised(text: str) -> str:
-    """An answer without what says nothing: layout, units, degrees, signs of money and percent, shorthand fractions."""
+    """An answer without layout, units, degrees, currency and percent signs, and with fractions written out."""
     text = text.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace("\\left", "").replace("\\right", "")
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
@@ -108,21 +108,21 @@ def _braced_roots(text: str) -> str:
 def _braced_fractions(text: str) -> str:
     """\\frac12, \\frac1b and \\frac1{72} with braces around each part; \\frac{72}1 stays, as in the original."""
     before, *after = text.split("\\frac")
-    found = before
+    braced = before
     for some in after:
         if not some:
             raise ValueError("a fraction of nothing")
         if some[0] == "{":
-            found += f"\\frac{some}"
+            braced += f"\\frac{some}"
         elif len(some) < 2:
             return text
         else:
             below = some[1] if some[1] == "{" else f"{{{some[1]}}}"
-            found += f"\\frac{{{some[0]}}}{below}{some[2:]}"
-    return found
+            braced += f"\\frac{{{some[0]}}}{below}{some[2:]}"
+    return braced
 
 
 def _without_dollars(text: str) -> str:
-    """What stands between dollar signs, if anything does."""
-    found = re.search(r"\$(.+?)\$", text, re.DOTALL)
-    return found[1].strip() if found else text.strip().rstrip(".")
+    """The part between dollar signs, if there is one."""
+    match = re.search(r"\$(.+?)\$", text, re.DOTALL)
+    return match[1].strip() if match else text.strip().rstrip(".")

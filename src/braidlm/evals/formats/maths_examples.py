@@ -1,4 +1,4 @@
-"""The solved examples that stand before questions of maths, as published.
+"""The solved examples before questions of maths, as published.
 
 GSM8K: the eight of Wei and others (2022), "Chain-of-thought prompting elicits reasoning in large language models",
 table 20. MATH: the four of Lewkowycz and others (2022), "Solving quantitative reasoning problems with language models",

@@ -1,55 +1,56 @@
-"""Questions of maths: a model writes a solution after some examples, and the answer in it is right or not.
+"""Questions of maths: a model generates a solution after some examples, and the answer in it is right or not.
 
-Solutions take the most probable token each time. A context too short for all examples gets fewer of them; what is too
-long even then loses its beginning. A result says how often that was so.
+Decoding is greedy. Where the context is too short for all examples, the prompt has fewer; a prompt that is too long
+even without examples is truncated at the beginning. A result's notes have the counts of both.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.scoring.contestant import Contestant, Settings
-from braidlm.evals.scoring.scorer import Advance
-from braidlm.evals.scoring.stops import cut_at, has_any
-from braidlm.evals.statistics.influence import KEY, of_mean
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.formats.set_accuracy import percentages
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.scoring.stop_strings import contains_any, truncate_at
+from braidlm.evals.statistics.influence import INFLUENCE, mean_influences
+from braidlm.evals.statistics.standard_errors import percentage_error
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, and what the data says of it."""
+    """A question, its answer, and its attributes in the data."""
 
     text: str
     answer: str
     part: str | None = None
     by: tuple[tuple[str, str], ...] = ()
-    """What it is sorted by beside parts, and as what."""
+    """Other attributes beside the part: name and value."""
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How questions are asked and answers read."""
+class QuestionFormat:
+    """The prompt of a question, and how answers are read."""
 
-    form: str
-    """Of a question, up to where the solution begins; `{}` is the question."""
+    template: str
+    """A question up to where the solution begins; `{}` is the question."""
     examples: Sequence[tuple[str, str]]
     stop: str
-    """What begins the next question."""
+    """The beginning of the next question."""
     max_tokens: int
     is_right: Callable[[str, str], bool]
     """Of a solution and the answer."""
     also: dict[str, Callable[[str, str], bool]]
-    """Other ways to read the answer, by name."""
+    """Other rules to read the answer, by name."""
 
     def prompt(self, question: str, shots: int) -> str:
         """The first `shots` examples, and the question."""
-        shown = "".join(f"{self._asked(text)} {solution}\n\n" for text, solution in self.examples[:shots])
-        return shown + self._asked(question)
+        solved = "".join(f"{self._filled(text)} {solution}\n\n" for text, solution in self.examples[:shots])
+        return solved + self._filled(question)
 
-    def _asked(self, question: str) -> str:
-        return self.form.replace("{}", question)
+    def _filled(self, question: str) -> str:
+        return self.template.replace("{}", question)
 
 
 @dataclass
@@ -57,7 +58,7 @@ class MathsProblems:
     """The questions of a task, read and checked."""
 
     questions: list[Question]
-    manner: Manner
+    format: QuestionFormat
     sha256: str
 
     @property
@@ -65,43 +66,45 @@ class MathsProblems:
         return len(self.questions)
 
     def check(self, settings: Settings) -> None:
-        """What would go wrong later, found before any model is at work."""
-        most = len(self.manner.examples)
-        if settings.shots is not None and not 0 <= settings.shots <= most:
-            raise BraidError(f"this task has {most} examples, and {settings.shots} are asked for", "shots")
+        """Refuse settings that would fail later, before any model runs."""
+        count = len(self.format.examples)
+        if settings.shots is not None and not 0 <= settings.shots <= count:
+            raise BraidError(f"this task has {count} examples, and {settings.shots} are asked for", "shots")
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Exact match in percent, over all questions and of each set."""
-        from braidlm.evals.scoring.completions import complete, room  # with torch, which a list of tasks has no use for
+        from braidlm.evals.scoring.completions import complete, token_budget  # imports torch
 
         self.check(model.settings)
-        shots = len(self.manner.examples) if model.settings.shots is None else model.settings.shots
-        space = room(model, self.manner.max_tokens)
-        prompts, fewer, cut_prompts = [], 0, 0
+        shots = len(self.format.examples) if model.settings.shots is None else model.settings.shots
+        budget = token_budget(model, self.format.max_tokens)
+        prompts, fewer, truncated = [], 0, 0
         for question in self.questions:
-            ids, used = self._fitted(question, model, shots, space.prompt)
+            ids, used = self._fitted(question, model, shots, budget.prompt)
             fewer += used < shots
-            cut_prompts += space.prompt is not None and len(ids) > space.prompt
-            prompts.append(ids if space.prompt is None else ids[-space.prompt :])
-        is_finished = functools.partial(has_any, stops=[self.manner.stop])
-        written = complete(model, prompts, space.new, [is_finished] * len(prompts), advance=advance)
-        solutions = [cut_at(completion.text, [self.manner.stop]) for completion in written]
-        unfinished = sum(completion.stopped == "limit" for completion in written)
-        notes = {"shots": shots, "unfinished": unfinished, "with fewer examples": fewer, "prompts cut": cut_prompts}
+            truncated += budget.prompt is not None and len(ids) > budget.prompt
+            prompts.append(ids if budget.prompt is None else ids[-budget.prompt :])
+        is_finished = functools.partial(contains_any, stops=[self.format.stop])
+        completions = complete(model, prompts, budget.new, [is_finished] * len(prompts), advance=advance)
+        solutions = [truncate_at(completion.text, [self.format.stop]) for completion in completions]
+        unfinished = sum(completion.stopped == "limit" for completion in completions)
+        notes = {"shots": shots, "unfinished": unfinished, "with fewer examples": fewer, "prompts cut": truncated}
         return self._result(task, solutions, notes)
 
-    def _fitted(self, question: Question, model: Contestant, shots: int, most: int | None) -> tuple[list[int], int]:
-        """A prompt with as many examples as there is room for."""
+    def _fitted(
+        self, question: Question, model: EvaluatedModel, shots: int, max_length: int | None
+    ) -> tuple[list[int], int]:
+        """A prompt with as many examples as fit, and their number."""
         from braidlm.evals.scoring.completions import prompt_ids
 
         for used in range(shots, -1, -1):
-            ids = prompt_ids(model.tokenizer, self.manner.prompt(question.text, used))
-            if most is None or len(ids) <= most:
+            ids = prompt_ids(model.tokenizer, self.format.prompt(question.text, used))
+            if max_length is None or len(ids) <= max_length:
                 break
         return ids, used
 
     def _result(self, task: str, solutions: Sequence[str], notes: dict[str, int]) -> TaskResult:
-        right = [self.manner.is_right(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)]
+        right = [self.format.is_right(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)]
         sets: dict[str | None, dict[str, list[bool]]] = {None: {}}
         for question, hit in zip(self.questions, right, strict=True):
             for kind, name in ((None, question.part), *question.by):
@@ -109,7 +112,7 @@ class MathsProblems:
                     sets.setdefault(kind, {}).setdefault(name, []).append(hit)
         also = {
             name: 100 * sum(rule(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)) / len(solutions)
-            for name, rule in self.manner.also.items()
+            for name, rule in self.format.also.items()
         }
         rate = sum(right) / len(right)
         return TaskResult(
@@ -117,15 +120,15 @@ class MathsProblems:
             metric="exact match, %",
             score=100 * rate,
             count=self.count,
-            standard_error=100 * math.sqrt(rate * (1 - rate) / len(right)) if len(right) > 1 else None,
+            standard_error=percentage_error(rate, len(right)),
             chance=0.0,
-            parts=_rates(sets[None]),
-            by={kind: _rates(some) for kind, some in sets.items() if kind is not None},
+            parts=percentages(sets[None]),
+            by={kind: percentages(some) for kind, some in sets.items() if kind is not None},
             also=also,
             notes=notes,
-            items={"right": right, "solution": list(solutions), KEY: of_mean([100.0 * hit for hit in right])},
+            items={
+                "right": right,
+                "solution": list(solutions),
+                INFLUENCE: mean_influences([100.0 * hit for hit in right]),
+            },
         )
-
-
-def _rates(sets: dict[str, list[bool]]) -> dict[str, Part]:
-    return {name: Part(100 * sum(hits) / len(hits), len(hits)) for name, hits in sorted(sets.items())}

@@ -1,8 +1,8 @@
 """Minimal pairs: of two sentences that differ in one point, is the grammatical one more probable?
 
-The metric of the BabyLM pipeline: the sum of the log-probabilities of all tokens (`texts.py` says of which) is larger
-for the good sentence; the accuracy of each set in percent; the mean over the sets. Equal sums count as right there, so
-they do here, and are counted: it happens when a tokenizer writes both sentences with the same tokens.
+The metric of the BabyLM pipeline: the sum of the log-probabilities of all tokens (`requests.py` says of which) is
+larger for the good sentence; the accuracy of each set in percent; the mean over the sets. Equal sums count as right, as
+in the pipeline, and are counted: they occur where both sentences have the same tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.files.json_rows import files_of, rows_of
-from braidlm.evals.formats.ranked_options import listed
-from braidlm.evals.formats.set_accuracy import set_accuracy
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest, Request
-from braidlm.evals.scoring.parting import parted
-from braidlm.evals.scoring.scorer import Advance, Scorer
-from braidlm.evals.scoring.settling import settled
-from braidlm.evals.scoring.texts import Begin, sentence_requests
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.files.json_rows import rows_of
+from braidlm.evals.files.text_files import files_of
+from braidlm.evals.formats.ranked_options import predictions_by_set
+from braidlm.evals.formats.set_accuracy import percentages, set_accuracy
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.divergence import from_divergence
+from braidlm.evals.scoring.near_ties import resolve_near_ties
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import Begin, Request, sentence_requests
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
 from braidlm.evals.scoring.windows import too_long
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 METRIC = "accuracy, % (mean over sets)"
 KINDS = {"field": "field", "linguistics_term": "phenomenon"}
-"""By what BLiMP sorts its sets, as its files call it and as we do."""
+"""Attributes of BLiMP's sets: their names in its files, and ours."""
 EXAMPLE = f'{{"{GOOD}": "Cats sleep.", "{BAD}": "Cats sleeps.", "UID": "agreement"}}'
 
 
@@ -40,7 +41,7 @@ class Pair:
     bad: str
     of: str
     kinds: tuple[str, ...] = ()
-    """What BLiMP's files say of it beside its set: those of `KINDS` that they have."""
+    """The values of the attributes of `KINDS` that its file has."""
 
 
 @dataclass
@@ -49,54 +50,60 @@ class MinimalPairs:
 
     pairs: list[Pair]
     sha256: str
-    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
         return len(self.pairs)
 
     def differences(
-        self, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None, begin: Begin = "tokenizer"
+        self,
+        scorer: Scorer,
+        tokenizer: BraidTokenizer,
+        advance: ProgressCallback | None = None,
+        begin: Begin = "tokenizer",
     ) -> np.ndarray:
         """[pairs] by how many nats the good sentence is more probable."""
-        requests, forest = self._lay(scorer, tokenizer, begin)
-        sums = settled(scorer, requests, scorer.score_forest(forest, advance).sums, _pairs_of(requests))
+        requests, trees = self._prepare(scorer, tokenizer, begin)
+        sums = resolve_near_ties(scorer, requests, scorer.score_trees(trees, advance).sums, _pairs_of(requests))
         return sums[0::2] - sums[1::2]
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent, the mean over sets."""
         result = accuracy(task, self.pairs, self.differences(model.scorer, model.tokenizer, advance))
-        requests, _ = self._lay(model.scorer, model.tokenizer, "tokenizer")
+        requests, _ = self._prepare(model.scorer, model.tokenizer, "tokenizer")
         result.notes.update(too_long(requests, model.scorer.context, _pairs_of(requests)))
         return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences as the BabyLM pipeline writes them."""
         chosen = zip(self.pairs, result.items["chosen"], strict=True)
-        return listed([(pair.good, pair.bad)[option] for pair, option in chosen], [pair.of for pair in self.pairs])
+        return predictions_by_set(
+            [(pair.good, pair.bad)[option] for pair, option in chosen], [pair.of for pair in self.pairs]
+        )
 
-    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin) -> tuple[list[Request], Forest]:
-        """Requests in rows; kept, because the checkpoints of a run have one tokenizer."""
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin) -> tuple[list[Request], PrefixTrees]:
+        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
         key = (tokenizer.fingerprint, scorer.context, scorer.share, begin)
-        if key not in self._laid:
+        if key not in self._prepared:
             sentences = [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
-            requests = where_they_part(sentence_requests(tokenizer, sentences, begin))
-            self._laid = {key: (requests, scorer.lay(requests))}
-        return self._laid[key]
+            requests = pairs_from_divergence(sentence_requests(tokenizer, sentences, begin))
+            self._prepared = {key: (requests, scorer.build_trees(requests))}
+        return self._prepared[key]
 
 
-def where_they_part(requests: Sequence[Request]) -> list[Request]:
+def pairs_from_divergence(requests: Sequence[Request]) -> list[Request]:
     """Good and bad sentences in turn, scored from the first token in which the two of a pair differ."""
-    return parted(requests, _pairs_of(requests))
+    return from_divergence(requests, _pairs_of(requests))
 
 
 def _pairs_of(requests: Sequence[Request]) -> list[tuple[int, int]]:
-    """Where the two of each pair stand."""
-    return [(at, at + 1) for at in range(0, len(requests), 2)]
+    """The indices of the two sentences of each pair."""
+    return [(index, index + 1) for index in range(0, len(requests), 2)]
 
 
 def accuracy(task: str, pairs: Sequence[Pair], differences: np.ndarray) -> TaskResult:
-    """What differences mean."""
+    """The result that follows from the differences."""
     right = (differences >= 0).tolist()
     result = set_accuracy(task, METRIC, [pair.of for pair in pairs], right, [0.5] * len(pairs))
     result.notes["ties"] = int(np.count_nonzero(differences == 0))
@@ -106,27 +113,27 @@ def accuracy(task: str, pairs: Sequence[Pair], differences: np.ndarray) -> TaskR
 
 
 def _by_kind(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, dict[str, Part]]:
-    """The share of pairs that is right by field and by phenomenon, where every pair says of which it is."""
+    """The accuracy by field and by phenomenon, where every pair has both."""
     if not all(len(pair.kinds) == len(KINDS) for pair in pairs):
         return {}
-    found: dict[str, dict[str, Part]] = {}
-    for at, kind in enumerate(KINDS.values()):
+    by_kind: dict[str, dict[str, Part]] = {}
+    for number, kind in enumerate(KINDS.values()):
         hits: dict[str, list[bool]] = {}
         for pair, hit in zip(pairs, right, strict=True):
-            hits.setdefault(pair.kinds[at], []).append(hit)
-        found[kind] = {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
-    return found
+            hits.setdefault(pair.kinds[number], []).append(hit)
+        by_kind[kind] = percentages(hits)
+    return by_kind
 
 
 def read_pairs(folder: Path | str) -> MinimalPairs:
     """The pairs of every `.jsonl` file of a folder, or of one file."""
     rows = rows_of(files_of(folder, example=EXAMPLE), folder, EXAMPLE)
     pairs = [
-        Pair(row.text(GOOD), row.text(BAD), str(row.facts.get("UID") or row.stem), _kinds(row.facts)) for row in rows
+        Pair(row.text(GOOD), row.text(BAD), str(row.fields.get("UID") or row.stem), _kinds(row.fields)) for row in rows
     ]
     return MinimalPairs(pairs, rows.sha256)
 
 
-def _kinds(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(fields: Mapping[str, Any]) -> tuple[str, ...]:
     # One of BLiMP's sets writes its field as syntax/semantics, the others of that field as syntax_semantics.
-    return tuple(str(facts[key]).replace("/", "_") for key in KINDS if facts.get(key))
+    return tuple(str(fields[key]).replace("/", "_") for key in KINDS if fields.get(key))

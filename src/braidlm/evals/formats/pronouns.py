@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from braidlm.data.corpora.stories import PronounPair
+from braidlm.data.corpora.stories.generator import PronounPair
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -25,7 +25,7 @@ def pronoun_accuracy(model: BraidForCausalLM, tokenizer: Encoder, pairs: Sequenc
 
 
 def _log_probability(model: BraidForCausalLM, tokenizer: Encoder, prefix: str, word: str) -> float:
-    """Of a word after a prefix, within the model's context."""
+    """The log-probability of a word after a prefix, within the model's context."""
     context = tokenizer.encode(prefix)
     whole = context + tokenizer.encode(word)
     inputs, targets = whole[:-1], whole[1:]

@@ -2,7 +2,7 @@
 
 The metric of the BabyLM pipeline for EWoK, entity tracking and COMPS: of each option the sum of the log-probabilities
 of the tokens that reach into its continuation, given its context; right if none is larger than that of the first. Equal
-sums count as right there, so they do here, and are counted.
+sums count as right, as in the pipeline, and are counted.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.set_accuracy import set_accuracy
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest, Request
-from braidlm.evals.scoring.parting import fitted_alike, parted
-from braidlm.evals.scoring.scorer import Advance, Scorer
-from braidlm.evals.scoring.settling import settled
-from braidlm.evals.scoring.texts import requests_for
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.divergence import from_divergence, truncate_alike
+from braidlm.evals.scoring.near_ties import resolve_near_ties
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import Request, consecutive_ranges, requests_for
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
 from braidlm.evals.scoring.windows import too_long
 
 
@@ -30,7 +30,7 @@ class Item:
     options: tuple[tuple[str, str], ...]
     of: str
     answers: tuple[str, ...]
-    """What a file of predictions calls the options."""
+    """The options as a file of predictions has them."""
 
 
 @dataclass
@@ -41,21 +41,21 @@ class RankedOptions:
     sha256: str
     metric: str = "accuracy, % (mean over sets)"
     splits: dict[str, str] = field(default_factory=dict)
-    """For each set the split it belongs to, where there are some."""
-    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+    """For each set the split it belongs to, if there are splits."""
+    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
         return len(self.items)
 
     def sums(
-        self, scorer: Scorer, tokenizer: BraidTokenizer, advance: Advance | None = None
+        self, scorer: Scorer, tokenizer: BraidTokenizer, advance: ProgressCallback | None = None
     ) -> tuple[np.ndarray, list[range]]:
-        """Of every option by how many nats it is probable, all with the same left out, and where each item's are."""
-        requests, forest, groups, _ = self._lay(scorer, tokenizer)
-        return settled(scorer, requests, scorer.score_forest(forest, advance).sums, groups), groups
+        """The log-probability of every option from where the options of an item diverge, and the range of each item."""
+        requests, trees, groups, _ = self._prepare(scorer, tokenizer)
+        return resolve_near_ties(scorer, requests, scorer.score_trees(trees, advance).sums, groups), groups
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent, the mean over sets (and splits)."""
         sums, groups = self.sums(model.scorer, model.tokenizer, advance)
         chosen = [int(np.argmax(sums[group.start : group.stop])) for group in groups]  # the first of equal ones
@@ -68,40 +68,36 @@ class RankedOptions:
             [1 / len(item.options) for item in self.items],
             self.splits,
         )
-        result.notes.update(ties=ties, **self._lay(model.scorer, model.tokenizer)[-1])
+        result.notes.update(ties=ties, **self._prepare(model.scorer, model.tokenizer)[-1])
         result.items["chosen"] = chosen
         return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The answers as the BabyLM pipeline writes them: by set, in the order of the data."""
         answers = [item.answers[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
-        return listed(answers, [item.of for item in self.items])
+        return predictions_by_set(answers, [item.of for item in self.items])
 
-    def _lay(
+    def _prepare(
         self, scorer: Scorer, tokenizer: BraidTokenizer
-    ) -> tuple[list[Request], Forest, list[range], dict[str, int]]:
-        """Requests in rows, and what was too long; kept, because the checkpoints of a run have one tokenizer."""
+    ) -> tuple[list[Request], PrefixTrees, list[range], dict[str, int]]:
+        """Requests, prefix trees, counts of long items; cached, because the checkpoints of a run share a tokenizer."""
         key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._laid:
-            groups = ranges([len(item.options) for item in self.items])
+        if key not in self._prepared:
+            groups = consecutive_ranges([len(item.options) for item in self.items])
             options = [option for item in self.items for option in item.options]
-            whole = parted(requests_for(tokenizer, options), groups)
-            requests = fitted_alike(whole, groups, scorer.context)
-            self._laid = {key: (requests, scorer.lay(requests), groups, too_long(whole, scorer.context, groups))}
-        return self._laid[key]
+            full = from_divergence(requests_for(tokenizer, options), groups)
+            requests = truncate_alike(full, groups, scorer.context)
+            self._prepared = {
+                key: (requests, scorer.build_trees(requests), groups, too_long(full, scorer.context, groups))
+            }
+        return self._prepared[key]
 
 
-def ranges(sizes: Sequence[int]) -> list[range]:
-    """Where groups of these sizes stand, one after another."""
-    ends = np.cumsum(sizes).tolist()
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-
-
-def listed(answers: Sequence[Any], sets: Sequence[str]) -> dict[str, Any]:
-    """Answers by set, each with its id: what the BabyLM pipeline calls predictions."""
-    found: dict[str, Any] = {}
+def predictions_by_set(answers: Sequence[Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Answers by set, each with its id, as in the BabyLM pipeline's files of predictions."""
+    by_set: dict[str, Any] = {}
     for answer, name in zip(answers, sets, strict=True):
-        some = found.setdefault(name, {"predictions": []})["predictions"]
-        facts = answer if isinstance(answer, dict) else {"pred": answer}
-        some.append({"id": f"{name}_{len(some)}", **facts})
-    return found
+        predictions = by_set.setdefault(name, {"predictions": []})["predictions"]
+        fields = answer if isinstance(answer, dict) else {"pred": answer}
+        predictions.append({"id": f"{name}_{len(predictions)}", **fields})
+    return by_set

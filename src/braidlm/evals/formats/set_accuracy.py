@@ -1,12 +1,12 @@
-"""Accuracy over sets: the percentage of each, and means of those, as the BabyLM pipeline makes them."""
+"""Accuracy over sets: the percentage of each, and means of those, as the BabyLM pipeline computes them."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.statistics.influence import KEY, of_sets
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.statistics.influence import INFLUENCE, set_influences
 
 
 def set_accuracy(
@@ -19,14 +19,14 @@ def set_accuracy(
 ) -> TaskResult:
     """The mean over sets of the percentage that is right; where sets belong to splits, first over those of a split.
 
-    `sets` says of each item to which set it belongs, `chances` how probable it is that guessing is right.
+    `sets` has the set of each item, `chances` the probability that a guess is right.
     """
     hits: dict[str, list[bool]] = {}
     guesses: dict[str, list[float]] = {}
     for name, hit, chance in zip(sets, right, chances, strict=True):
         hits.setdefault(name, []).append(bool(hit))
         guesses.setdefault(name, []).append(chance)
-    parts = {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
+    parts = percentages(hits)
     weights = _weights(list(parts), splits or {})
     # The variance of a weighted mean: that of its parts, each times the square of its weight.
     variance = sum(weights[name] ** 2 * _variance(part) for name, part in parts.items())
@@ -36,11 +36,16 @@ def set_accuracy(
         score=sum(weights[name] * part.score for name, part in parts.items()),
         count=len(sets),
         standard_error=100 * math.sqrt(variance),
-        chance=round(100 * sum(weights[name] * float(np.mean(some)) for name, some in guesses.items()), 6),
+        chance=round(100 * sum(weights[name] * float(np.mean(values)) for name, values in guesses.items()), 6),
         parts=parts,
         notes={"sets": len(parts)},
-        items={KEY: of_sets(100.0 * np.array(right, dtype=np.float64), sets, weights)},
+        items={INFLUENCE: set_influences(100.0 * np.array(right, dtype=np.float64), sets, weights)},
     )
+
+
+def percentages(hits: Mapping[str, Sequence[bool]]) -> dict[str, Part]:
+    """The accuracy of each group, in the order of their names."""
+    return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
 
 
 def _weights(sets: Sequence[str], splits: Mapping[str, str]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """WikiText by pages: bits per byte and perplexity per word of the original text, whatever the tokenizer.
 
-As lm-evaluation-harness does (tasks/wikitext): a page is a document by itself, its text is put back into usual
-spelling ("a @-@ b" is "a-b") before it is read, and what the model needs for it is divided by the words and bytes of
-the page as it was. So the numbers of models with different tokenizers can be compared.
+As lm-evaluation-harness does (tasks/wikitext): a page is a document by itself, its text is detokenized ("a @-@ b" is
+"a-b") before it is scored, and its log-probability is divided by the words and bytes of the original page. So the
+numbers of models with different tokenizers can be compared.
 """
 
 import math
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.formats.held_text import encoded, ratio_error, window_of
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.forest import Forest
-from braidlm.evals.scoring.ngrams import bits_per_byte
-from braidlm.evals.scoring.rolling import rolling_requests
-from braidlm.evals.scoring.scorer import Advance, Scorer
-from braidlm.evals.scoring.texts import begin_id
-from braidlm.evals.statistics.influence import KEY, of_ratio
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.formats.held_out_text import bits_per_byte, encode_long, window_of
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
+from braidlm.evals.scoring.requests import begin_id
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.windows import sliding_windows
+from braidlm.evals.statistics.influence import INFLUENCE, ratio_influences
+from braidlm.evals.statistics.standard_errors import ratio_error
 
 SPELLINGS = (
     ("s '", "s'"),
@@ -30,7 +30,7 @@ SPELLINGS = (
     (" @.@ ", "."),
     *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
 )
-"""What is replaced first: separators in numbers, spaces before punctuation."""
+"""Replaced first: separators in numbers, spaces before punctuation."""
 ENCLOSED = (
     (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
     (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
@@ -57,16 +57,16 @@ class WikiPages:
 
     splits: dict[str, list[str]]
     sha256: str
-    _laid: dict[tuple, tuple] = field(default_factory=dict, repr=False)
+    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
         return sum(map(len, self.splits.values()))
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Bits per byte of the first split; of every split that and the perplexity per word."""
-        forest, sizes = self._lay(model.scorer, model.tokenizer)
-        tokens = model.scorer.score_forest(forest, advance).tokens
+        trees, sizes = self._prepare(model.scorer, model.tokenizer)
+        tokens = model.scorer.score_trees(trees, advance).tokens
         sums = np.add.reduceat(tokens, np.concatenate(([0], np.cumsum(sizes)[:-1])))
         parts, also, begin = {}, {}, 0
         for name, pages in self.splits.items():
@@ -86,19 +86,19 @@ class WikiPages:
             parts=parts,
             also=also,
             notes={"tokens": int(sizes.sum()), "window": window_of(model.scorer)},
-            items={KEY: of_ratio(-sums[: len(pages)] / math.log(2), lengths)},
+            items={INFLUENCE: ratio_influences(-sums[: len(pages)] / math.log(2), lengths)},
         )
 
-    def _lay(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[Forest, np.ndarray]:
-        """Windows, and the tokens of each page; kept, because the checkpoints of a run have one tokenizer."""
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
+        """Windows, and the tokens of each page; cached, because the checkpoints of a run share a tokenizer."""
         window = window_of(scorer)
         key = (tokenizer.fingerprint, window)
-        if key not in self._laid:
-            before = begin_id(tokenizer)
-            coded = [encoded(tokenizer, usual_spelling(page)) for pages in self.splits.values() for page in pages]
-            requests = [request for ids in coded for request in rolling_requests(ids, before, window)]
-            self._laid = {key: (Forest(requests, share=False), np.array([len(ids) for ids in coded]))}
-        return self._laid[key]
+        if key not in self._prepared:
+            bos = begin_id(tokenizer)
+            encoded = [encode_long(tokenizer, detokenized(page)) for pages in self.splits.values() for page in pages]
+            requests = [request for ids in encoded for request in sliding_windows(ids, bos, window)]
+            self._prepared = {key: (PrefixTrees(requests, share=False), np.array([len(ids) for ids in encoded]))}
+        return self._prepared[key]
 
 
 def pages_of(text: str) -> list[str]:
@@ -109,20 +109,20 @@ def pages_of(text: str) -> list[str]:
         if bare.startswith("= ") and bare.endswith(" ="):
             pages.append([])
         pages[-1].append(line)
-    found = ["\n".join(lines) for lines in pages]
-    return [page for page in found if page.strip()]
+    texts = ["\n".join(lines) for lines in pages]
+    return [page for page in texts if page.strip()]
 
 
-def usual_spelling(page: str) -> str:
-    """The text of a page without the marks and spaces of WikiText's tokens."""
+def detokenized(page: str) -> str:
+    """The text of a page without the marks and spaces of WikiText's tokenization."""
     page = _replaced(page, SPELLINGS)
-    for pattern, shape in ENCLOSED:
-        page = re.sub(pattern, shape, page)
+    for pattern, replacement in ENCLOSED:
+        page = re.sub(pattern, replacement, page)
     return _replaced(page, REST)
 
 
 def words(page: str) -> int:
-    """The words of a page as it was, counted as lm-evaluation-harness counts them."""
+    """The words of an original page, counted as lm-evaluation-harness counts them."""
     return len(re.split(r"\s+", page))
 
 

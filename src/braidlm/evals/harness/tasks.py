@@ -1,7 +1,7 @@
-"""Tasks of lm-evaluation-harness, by its Python interface, on the model in memory: `harness:NAME` in tables.
+"""Tasks of lm-evaluation-harness, run through its Python interface on the model in memory: `harness:NAME` in tables.
 
 A task of the harness comes with its package and gets its data from the Hub. Tasks of your own, or copies of its tasks
-that read local files, are YAML files in a folder: then nothing is looked for anywhere else.
+that read local files, are YAML files in a folder, which is then searched first.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.evals.reports.results import Part, TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.scorer import Advance
+from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.results import Part, TaskResult
+from braidlm.evals.scoring.scorer import ProgressCallback
 
 PREFIX = "harness:"
 PERCENT = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1", "em")
-"""Metrics that the harness gives as a share and that are shown in percent, like everything else here."""
+"""Metrics that the harness gives as fractions and that are shown in percent, like all accuracies here."""
 PREFERRED = "acc_norm"
-"""The metric that is the score where a task has it; else it is the first that the task names."""
+"""The metric that is the score where a task has it; else the score is the first of its metrics."""
 RESAMPLES = 1000
 """For the standard errors of metrics that have no formula."""
 FEWSHOT_SEED = 1234
-"""The harness's own."""
+"""The harness's own default."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class HarnessTask:
 
     name: str
     loaded: Any
-    """What its TaskManager made of the name: tasks and groups."""
+    """The tasks and groups that its TaskManager loaded for the name."""
     sha256: str
-    """Of everything that is asked: prompts with their examples, options, settings of generation."""
+    """Of all requests: prompts with their examples, options, generation settings."""
 
     @property
     def tasks(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class HarnessTask:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a table says of it."""
+        """Its description, metric, licence and version."""
         import lm_eval
 
         task = next(iter(self.tasks.values()))
@@ -66,24 +66,24 @@ class HarnessTask:
             "version": f"{lm_eval.__version__}/{task.VERSION}",
         }
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
-        """Let the harness ask and count."""
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
+        """Run the harness's evaluator."""
         from lm_eval import evaluator
 
         from braidlm.evals.harness.model import HarnessModel
 
-        with hushed() as aloud, single_process():
-            asked = HarnessModel(model, advance, aloud)
-            found = evaluator.evaluate(asked, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
-        return self._result(task, found, dict(asked.too_long))
+        with silenced() as unsilenced, single_process():
+            harness_model = HarnessModel(model, advance, unsilenced)
+            output = evaluator.evaluate(harness_model, self.loaded, bootstrap_iters=RESAMPLES, log_samples=False)
+        return self._result(task, output, dict(harness_model.too_long))
 
-    def _result(self, task: str, found: dict[str, Any], too_long: dict[str, int]) -> TaskResult:
-        each = {name: _values(found["results"][name]) for name in self.tasks}
-        own = _values(found["results"].get(self.name, {})) or _mean(list(each.values()))
+    def _result(self, task: str, output: dict[str, Any], too_long: dict[str, int]) -> TaskResult:
+        each = {name: _values(output["results"][name]) for name in self.tasks}
+        own = _values(output["results"].get(self.name, {})) or _mean(list(each.values()))
         chosen = headline(list(own))
         error = own[chosen][1]
         better = [task.higher_is_better().get(chosen.partition(",")[0], True) for task in self.tasks.values()]
-        counts = {name: int(found["n-samples"][name]["effective"]) for name in self.tasks}
+        counts = {name: int(output["n-samples"][name]["effective"]) for name in self.tasks}
         return TaskResult(
             task=task,
             metric=shown_name(chosen),
@@ -96,11 +96,11 @@ class HarnessTask:
             if len(each) > 1
             else {},
             also={shown_name(name): value for name, (value, _) in own.items() if name != chosen},
-            notes={"shots": max(int(shots) for shots in found["n-shot"].values()), **too_long},
+            notes={"shots": max(int(shots) for shots in output["n-shot"].values()), **too_long},
         )
 
     def _chance(self) -> float | None:
-        """What guessing among the options gives, over all questions."""
+        """The score of guessing among the options, over all questions."""
         guesses: list[float] = []
         for task in self.tasks.values():
             if task.OUTPUT_TYPE != "multiple_choice":
@@ -111,17 +111,17 @@ class HarnessTask:
 
 
 def open_harness(name: str, folder: Path | str | None = None, shots: int | None = None) -> HarnessTask:
-    """Find a task of the harness, its data, and everything that it asks; `folder` holds task files of your own."""
+    """Load a task of the harness, its data and its requests; `folder` holds task files of your own."""
     where = f"{PREFIX}{name}"
     manager = _manager_for(name, folder, where)
     try:
-        with hushed(), seeded():
+        with silenced(), seeded():
             loaded = manager.load([name])
             for task in loaded["tasks"].values():
                 _prepare(task, shots)
     except BraidError:
         raise
-    except Exception as error:  # the data of any package, from anywhere
+    except Exception as error:  # a task may run the code of any package
         what = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BraidError(
             f"this task of lm-evaluation-harness cannot be opened: {what}",
@@ -132,7 +132,7 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
     for task in loaded["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False):
             raise BraidError(
-                "this task of lm-evaluation-harness runs programs that the model writes, without a fence",
+                "this task of lm-evaluation-harness runs programs that the model writes, without a sandbox",
                 where,
                 "Braid's own tasks run them in a sandbox: `braid list tasks`.",
             )
@@ -151,22 +151,22 @@ def shown_name(metric: str) -> str:
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[Callable[[], contextlib.AbstractContextManager]]:
-    """What the harness prints is not ours to show; gives a context in which printing is as before."""
+def silenced() -> Iterator[Callable[[], contextlib.AbstractContextManager]]:
+    """Suppress the harness's output; yields a context manager in which output is shown again."""
     out, error = sys.stdout, sys.stderr
 
     @contextlib.contextmanager
-    def aloud() -> Iterator[None]:
+    def unsilenced() -> Iterator[None]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             yield
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield aloud
+        yield unsilenced
 
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Tasks that draw at random draw the same, and nobody else notices."""
+    """Seed Python's random numbers for tasks that use them, and restore their state afterwards."""
     state = random.getstate()
     random.seed(0)
     try:
@@ -177,7 +177,7 @@ def seeded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """The harness resamples in this process: a pool would copy one that holds a model."""
+    """Let the harness bootstrap in this process: a pool would fork one that holds a model."""
     variable = "DISABLE_MULTIPROC"
     before = os.environ.get(variable)
     os.environ[variable] = "1"
@@ -191,7 +191,7 @@ def single_process() -> Iterator[None]:
 
 
 def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
-    """A TaskManager that knows the name: of the folder alone if that is enough."""
+    """A TaskManager that has the task: with the folder's tasks alone if that is enough."""
     try:
         import lm_eval  # noqa: F401
     except ImportError:
@@ -213,22 +213,22 @@ def _manager_for(name: str, folder: Path | str | None, where: str) -> Any:
 def _manager(folder: str | None, defaults: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
-    with hushed():
+    with silenced():
         return TaskManager(include_path=folder, include_defaults=defaults)
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """The nearest names, of thousands those that begin alike."""
-    alike = [each for each in known if each[:2] == name[:2]]
-    return did_you_mean(name, alike) if len(known) < 50 or alike else ""
+    """The nearest names among those with the same first two letters, since there are thousands."""
+    similar = [each for each in known if each[:2] == name[:2]]
+    return did_you_mean(name, similar) if len(known) < 50 or similar else ""
 
 
 def _prepare(task: Any, shots: int | None) -> None:
     """Examples and requests, as the harness's own command sets them up."""
-    given = task.get_config("num_fewshot")
-    if shots is not None and given != 0:
+    default = task.get_config("num_fewshot")
+    if shots is not None and default != 0:
         task.set_config("num_fewshot", shots)
-    elif given is None:
+    elif default is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     task.build_all_requests()
@@ -239,26 +239,26 @@ def _hash(tasks: dict[str, Any]) -> str:
     for name, task in sorted(tasks.items()):
         digest.update(f"{name} {task.VERSION}\n".encode())
         for instance in task.instances:
-            asked = [instance.request_type, list(instance.args), str(task.doc_to_target(instance.doc))]
-            digest.update(json.dumps(asked, sort_keys=True, default=str).encode())
+            request = [instance.request_type, list(instance.args), str(task.doc_to_target(instance.doc))]
+            digest.update(json.dumps(request, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _values(found: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
-    """By metric its value and standard error, in percent where that is usual."""
+def _values(results: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """By metric its value and standard error, in percent where `PERCENT` says so."""
     values: dict[str, tuple[float, float | None]] = {}
-    for key, value in found.items():
+    for key, value in results.items():
         name, comma, of = key.partition(",")
         if not comma or name.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
         scale = 100.0 if name in PERCENT else 1.0
-        error = found.get(f"{name}_stderr,{of}")
+        error = results.get(f"{name}_stderr,{of}")
         values[key] = (scale * value, scale * error if isinstance(error, (int, float)) else None)
     return values
 
 
 def _mean(each: list[dict[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
-    """Over the tasks of a tag, which the harness does not sum up."""
+    """Over the tasks of a tag, for which the harness has no aggregate."""
     if len(each) == 1:
         return each[0]
     shared = [key for key in each[0] if all(key in values for values in each)]

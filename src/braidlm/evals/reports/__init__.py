@@ -1,1 +1,1 @@
-"""What an evaluation found, as tables, pages and pictures."""
+"""Results as tables, pages and figures, in the folder of an evaluation."""

@@ -1,9 +1,9 @@
 """Learning dynamics: how the scores of a run's checkpoints move around their mean (Figures 3 to 5 of MoEP).
 
 For each task: the deviation of every checkpoint from the task's mean over all checkpoints, in the task's standard
-deviations over the checkpoints, so that tasks of unlike scales have one axis and one voice; where less is better (bits
-per byte) the sign is turned, so that up is always better. Then smoothed: a centred moving average of three checkpoints,
-of two at the ends. The best checkpoint is the one whose smoothed deviation is highest on average over the tasks.
+deviations over the checkpoints, so that tasks of different scales have one axis and one weight; where lower is better
+(bits per byte) the sign is flipped, so that up is always better. Then smoothed: a centred moving average of three
+checkpoints, of two at the ends. The best checkpoint has the highest smoothed deviation on average over the tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from braidlm.evals.reports.results import ModelResults
+from braidlm.evals.results import ModelResults
 
 SMOOTHING = 3
-"""Checkpoints that a smoothed value is the mean of."""
+"""The window of the moving average, in checkpoints."""
 NOISE = 2.0
 """A task whose checkpoints differ by less than this many standard errors of one score is called noisy."""
 UNITS = ("words", "tokens", "steps")
@@ -26,7 +26,7 @@ class Dynamics:
 
     run: str
     unit: str
-    """What `amounts` count: words, tokens or steps of training; `checkpoint` where folders do not say."""
+    """The unit of `amounts`: words, tokens or steps of training; `checkpoint` where folders do not say."""
     amounts: list[float]
     names: list[str]
     scores: dict[str, list[float]]
@@ -35,7 +35,7 @@ class Dynamics:
     """By task: from its mean, in its standard deviations, up is better."""
     smoothed: dict[str, list[float]]
     noisy: dict[str, tuple[float, float]]
-    """Tasks that hardly move: their standard deviation over the checkpoints, and the standard error of a score."""
+    """Tasks whose scores hardly change: their standard deviation over the checkpoints, and the mean standard error."""
 
     @property
     def mean(self) -> list[float]:
@@ -53,7 +53,7 @@ Scale = Mapping[str, tuple[float, float]]
 
 
 def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | None = None) -> Dynamics:
-    """How one run went; deviations are from its own mean unless another scale is given."""
+    """The dynamics of one run; deviations are from its own mean unless another scale is given."""
     scores = {task: [model.tasks[task].score for model in checkpoints] for task in checkpoints[0].tasks}
     scale = scale or task_scale([checkpoints])
     unit, amounts = _amounts(checkpoints)
@@ -74,7 +74,7 @@ def run_dynamics(run: str, checkpoints: Sequence[ModelResults], scale: Scale | N
     )
 
 
-def compared(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
+def compare_runs(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
     """Several runs on one scale: deviations are from the mean over the checkpoints of all of them."""
     scale = task_scale(list(runs.values()))
     return [run_dynamics(name, checkpoints, scale) for name, checkpoints in runs.items()]
@@ -82,11 +82,11 @@ def compared(runs: Mapping[str, Sequence[ModelResults]]) -> list[Dynamics]:
 
 def task_scale(runs: Sequence[Sequence[ModelResults]]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of each task over all checkpoints."""
-    found = {}
+    scale = {}
     for task in runs[0][0].tasks:
         values = np.array([model.tasks[task].score for checkpoints in runs for model in checkpoints])
-        found[task] = (float(values.mean()), float(values.std()))
-    return found
+        scale[task] = (float(values.mean()), float(values.std()))
+    return scale
 
 
 def smooth(values: Sequence[float], width: int = SMOOTHING) -> list[float]:
@@ -96,17 +96,17 @@ def smooth(values: Sequence[float], width: int = SMOOTHING) -> list[float]:
 
 
 def _noisy(checkpoints: Sequence[ModelResults]) -> dict[str, tuple[float, float]]:
-    found = {}
+    noisy = {}
     for task, (_, spread) in task_scale([checkpoints]).items():
         errors = [model.tasks[task].standard_error for model in checkpoints]
         known = [error for error in errors if error is not None]
         if known and spread < NOISE * float(np.mean(known)):
-            found[task] = (spread, float(np.mean(known)))
-    return found
+            noisy[task] = (spread, float(np.mean(known)))
+    return noisy
 
 
 def _amounts(checkpoints: Sequence[ModelResults]) -> tuple[str, list[float]]:
-    """How far each checkpoint is trained, in the first unit that all of them know."""
+    """The amount of training of each checkpoint, in the first unit that is known for all."""
     for unit in UNITS:
         known = [getattr(model, unit) for model in checkpoints]
         if all(known):

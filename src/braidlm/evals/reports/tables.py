@@ -1,7 +1,7 @@
 """Results as tables: columns and rows for the terminal, Markdown and pages, and one long file for programs.
 
 Models that are compared stand side by side, a task in each row; the checkpoints of runs are many, and stand below each
-other. A cell that is `Strong` is the best of its task by more than the noise (`verdicts.py`).
+other. A cell that is `Strong` is significantly the best of its task (`significance.py`).
 """
 
 import csv
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from braidlm.core.report.page import Strong
-from braidlm.evals.reports.results import Evaluation, ModelResults, TaskResult
+from braidlm.evals.babylm.averages import Average, averages
+from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 from braidlm.evals.scoring.windows import IN_WINDOWS, SHORTENED
-from braidlm.evals.statistics.averages import Average, averages
 
 AMOUNTS = ("words", "tokens", "steps")
 FIXED = 3
@@ -36,45 +36,45 @@ MARKED = (
 )
 BASELINE = "baseline: what guessing gives, or always giving the most frequent answer"
 SHORT = 12
-"""Characters of a hash that are enough to tell it from others."""
+"""Characters of a hash that are shown."""
 
 
-def columns(found: Evaluation) -> list[str]:
+def columns(evaluation: Evaluation) -> list[str]:
     """The heading of the table of models and tasks."""
-    if not found.runs:
-        return ["task", "items", "baseline", *(model.name for model in found.models)]
-    tasks = (f"{name} ({facts['count']:,})" for name, facts in found.tasks.items())
-    return ["model", *_amounts(found), *tasks, *(average.label for average in averages(found))]
+    if not evaluation.runs:
+        return ["task", "items", "baseline", *(model.name for model in evaluation.models)]
+    tasks = (f"{name} ({facts['count']:,})" for name, facts in evaluation.tasks.items())
+    return ["model", *_amounts(evaluation), *tasks, *(average.label for average in averages(evaluation))]
 
 
-def rows(found: Evaluation) -> Iterator[list[str]]:
-    """Scores with standard errors, what guessing gives, where that is known, and averages, where a suite has some."""
-    yield from _checkpoint_rows(found) if found.runs else _task_rows(found)
+def rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    """Scores with standard errors, the baseline, where that is known, and averages, where a suite has some."""
+    yield from _checkpoint_rows(evaluation) if evaluation.runs else _task_rows(evaluation)
 
 
-def run_columns(found: Evaluation) -> list[str]:
+def run_columns(evaluation: Evaluation) -> list[str]:
     """The heading of the table of scores that only whole runs have."""
-    return ["run", *next(iter(found.over_runs.values()), {})]
+    return ["run", *next(iter(evaluation.over_runs.values()), {})]
 
 
-def run_rows(found: Evaluation) -> Iterator[list[str]]:
+def run_rows(evaluation: Evaluation) -> Iterator[list[str]]:
     """A row for each run."""
-    for run, results in found.over_runs.items():
+    for run, results in evaluation.over_runs.items():
         yield [run, *(result.shown for result in results.values())]
 
 
-def score_cell(found: Evaluation, model: ModelResults, task: str) -> str:
+def score_cell(evaluation: Evaluation, model: ModelResults, task: str) -> str:
     """A score with its standard error; `Strong` where it is clearly the best."""
     shown = model.tasks[task].shown
-    return Strong(shown) if _is_best(found, model, task) else shown
+    return Strong(shown) if _is_best(evaluation, model, task) else shown
 
 
-def breakdowns(found: Evaluation) -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
-    """Task, by what its items are sorted, and a table of that, where models stand side by side."""
-    for task in found.tasks if not found.runs else ():
-        for kind, groups in found.models[0].tasks[task].by.items():
-            heading = [kind, "items", *(model.name for model in found.models)]
-            each = [[_part(model.tasks[task], kind, name) for model in found.models] for name in groups]
+def breakdowns(evaluation: Evaluation) -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
+    """Task, attribute, heading and rows of its partitions by attributes of the data, for models side by side."""
+    for task in evaluation.tasks if not evaluation.runs else ():
+        for kind, groups in evaluation.models[0].tasks[task].by.items():
+            heading = [kind, "items", *(model.name for model in evaluation.models)]
+            each = [[_part(model.tasks[task], kind, name) for model in evaluation.models] for name in groups]
             yield (
                 task,
                 kind,
@@ -83,49 +83,54 @@ def breakdowns(found: Evaluation) -> Iterator[tuple[str, str, list[str], list[li
             )
 
 
-def markdown(found: Evaluation) -> str:
-    """The table, and under it what was measured, on what and with what."""
-    lines = _table(columns(found), list(rows(found)))
-    if found.over_runs:
-        lines += ["", "Over all checkpoints of a run:", "", *_table(run_columns(found), list(run_rows(found)))]
-    lines += ["", *explanations(found), ""]
-    lines += [f"- `{name}`: {task_line(facts)}" for name, facts in found.tasks.items()]
-    lines += ["", *(f"- `{model.name}`: {model_line(model)}" for model in found.models)]
-    lines += ["", f"Computed in {found.dtype}, with {versions_line(found)}."]
-    for task, kind, heading, body in breakdowns(found):
+def markdown(evaluation: Evaluation) -> str:
+    """The table, and below it the tasks, the models and the versions."""
+    lines = _table(columns(evaluation), list(rows(evaluation)))
+    if evaluation.over_runs:
+        lines += [
+            "",
+            "Over all checkpoints of a run:",
+            "",
+            *_table(run_columns(evaluation), list(run_rows(evaluation))),
+        ]
+    lines += ["", *explanations(evaluation), ""]
+    lines += [f"- `{name}`: {task_line(facts)}" for name, facts in evaluation.tasks.items()]
+    lines += ["", *(f"- `{model.name}`: {model_line(model)}" for model in evaluation.models)]
+    lines += ["", f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}."]
+    for task, kind, heading, body in breakdowns(evaluation):
         lines += ["", f"`{task}` by {kind}, in percent of the items:", "", *_table(heading, body)]
     return "\n".join(lines) + "\n"
 
 
-def explanations(found: Evaluation) -> list[str]:
-    """What a reader of the table has to know."""
-    said = ["± is one standard error" + (f"; {BASELINE}" if any(_chances(found)) else "") + "."]
-    if any(verdict.clear for verdict in found.verdicts.values()):
-        said.append(f"Bold: {MARKED}.")
-    said += [f"{average.label}: {average.note}." for average in averages(found)]
-    return said + [f"{line}." for line in too_long_lines(found)]
+def explanations(evaluation: Evaluation) -> list[str]:
+    """The notes below the table."""
+    lines = ["± is one standard error" + (f"; {BASELINE}" if any(_chances(evaluation)) else "") + "."]
+    if any(verdict.clear for verdict in evaluation.verdicts.values()):
+        lines.append(f"Bold: {MARKED}.")
+    lines += [f"{average.label}: {average.note}." for average in averages(evaluation)]
+    return lines + [f"{line}." for line in too_long_lines(evaluation)]
 
 
-def too_long_lines(found: Evaluation) -> list[str]:
-    """Of which tasks some items were longer than a model reads, and what was done about them."""
+def too_long_lines(evaluation: Evaluation) -> list[str]:
+    """For each task with items longer than the context: how many were truncated or scored in windows."""
     lines = []
-    for task, facts in found.tasks.items():
-        seen: dict[tuple[int, int], list[str]] = {}
-        for model in found.models:
+    for task, facts in evaluation.tasks.items():
+        by_counts: dict[tuple[int, int], list[str]] = {}
+        for model in evaluation.models:
             notes = model.tasks[task].notes
             counts = (notes.get(SHORTENED, 0), notes.get(IN_WINDOWS, 0))
-            seen.setdefault(counts, []).append(model.name)
-        for (shortened, in_windows), models in seen.items():
-            ways = (f"{shortened:,} read without their beginning", f"{in_windows:,} scored in windows")
-            done = ", ".join(way for way, count in zip(ways, (shortened, in_windows), strict=True) if count)
-            if done:
-                who = "" if len(seen) == 1 else f" ({', '.join(models)})"
-                lines.append(f"{task}: of {facts['count']:,} items some are longer than the context: {done}{who}")
+            by_counts.setdefault(counts, []).append(model.name)
+        for (shortened, in_windows), models in by_counts.items():
+            treatments = (f"{shortened:,} read without their beginning", f"{in_windows:,} scored in windows")
+            treated = ", ".join(text for text, count in zip(treatments, (shortened, in_windows), strict=True) if count)
+            if treated:
+                which = "" if len(by_counts) == 1 else f" ({', '.join(models)})"
+                lines.append(f"{task}: of {facts['count']:,} items some are longer than the context: {treated}{which}")
     return lines
 
 
 def task_line(facts: dict[str, Any]) -> str:
-    """What a task is, in a sentence."""
+    """A task in a sentence."""
     settings = ", ".join(f"{name} {value}" for name, value in facts.get("settings", {}).items() if value is not None)
     with_settings = f" with {settings}" if settings else ""
     return (
@@ -135,47 +140,47 @@ def task_line(facts: dict[str, Any]) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a full stop, unless it asks."""
+    """With a full stop, unless it is a question."""
     return text if text[-1] in ".?!" else f"{text}."
 
 
-def task_table(found: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows of what was measured."""
-    return ["task", "what it is"], [[f"`{name}`", task_line(facts)] for name, facts in found.tasks.items()]
+def task_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows of the table of tasks."""
+    return ["task", "what it is"], [[f"`{name}`", task_line(facts)] for name, facts in evaluation.tasks.items()]
 
 
 def model_line(model: ModelResults) -> str:
-    """Which model it was."""
-    heard = "" if model.paths is None else f", heard: {', '.join(model.paths)}"
-    return f"{model.sha256[:SHORT]}{heard}"
+    """The hash of a model, and its active paths."""
+    active = "" if model.paths is None else f", active paths: {', '.join(model.paths)}"
+    return f"{model.sha256[:SHORT]}{active}"
 
 
-def versions_line(found: Evaluation) -> str:
-    """What computed it."""
-    return ", ".join(f"{package} {version}" for package, version in found.versions.items())
+def versions_line(evaluation: Evaluation) -> str:
+    """The versions of the packages."""
+    return ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
 
 
-def long_csv(found: Evaluation) -> str:
-    """A row for each model, task and part of it, the whole task first; then other measures, and scores of runs."""
+def long_csv(evaluation: Evaluation) -> str:
+    """A row for each model, task and part of it, the whole task first; then other metrics, and scores of runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["model", "run", *AMOUNTS, *CSV_COLUMNS])
-    for model in found.models:
-        known = [model.name, model.run, *(getattr(model, unit) for unit in AMOUNTS)]
+    for model in evaluation.models:
+        identity = [model.name, model.run, *(getattr(model, unit) for unit in AMOUNTS)]
         for name, result in model.tasks.items():
-            about = [found.tasks[name]["version"], found.tasks[name]["sha256"], model.sha256]
-            best = _is_best(found, model, name)
-            writer.writerows([*known, *line, *about] for line in _csv_lines(name, result, best))
-    for run, results in found.over_runs.items():
+            about = [evaluation.tasks[name]["version"], evaluation.tasks[name]["sha256"], model.sha256]
+            best = _is_best(evaluation, model, name)
+            writer.writerows([*identity, *line, *about] for line in _csv_lines(name, result, best))
+    for run, results in evaluation.over_runs.items():
         for name, result in results.items():
-            about = [found.tasks[name]["version"], found.tasks[name]["sha256"], ""]
+            about = [evaluation.tasks[name]["version"], evaluation.tasks[name]["sha256"], ""]
             lines = _csv_lines(name, result, False)
             writer.writerows(["", run, *("" for _ in AMOUNTS), *line, *about] for line in lines)
     return text.getvalue()
 
 
 def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]:
-    """Up to the column of the verdict."""
+    """The cells from `task` to `clearly_best`."""
     error = "" if result.standard_error is None else f"{result.standard_error:.6g}"
     chance = "" if result.chance is None else f"{result.chance:.6g}"
     measure = result.metric
@@ -189,33 +194,38 @@ def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]
         yield [task, "all", name, f"{score:.8g}", "", result.count, "", ""]
 
 
-def _task_rows(found: Evaluation) -> Iterator[list[str]]:
-    for (task, facts), chance in zip(found.tasks.items(), _chances(found), strict=True):
-        yield [task, f"{facts['count']:,}", chance or "-", *(score_cell(found, model, task) for model in found.models)]
-    for average in averages(found):
-        yield [average.label, "", "", *(_average(average, model) for model in found.models)]
+def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    for (task, facts), chance in zip(evaluation.tasks.items(), _chances(evaluation), strict=True):
+        yield [
+            task,
+            f"{facts['count']:,}",
+            chance or "-",
+            *(score_cell(evaluation, model, task) for model in evaluation.models),
+        ]
+    for average in averages(evaluation):
+        yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
 
 
-def _checkpoint_rows(found: Evaluation) -> Iterator[list[str]]:
-    amounts = _amounts(found)
-    means = averages(found)
-    for model in found.models:
+def _checkpoint_rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    amounts = _amounts(evaluation)
+    means = averages(evaluation)
+    for model in evaluation.models:
         trained = (f"{getattr(model, unit):,}" for unit in amounts)
-        scores = (score_cell(found, model, task) for task in found.tasks)
+        scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
         yield [model.name, *trained, *scores, *(_average(average, model) for average in means)]
-    if any(_chances(found)):
-        shown = (chance or "-" for chance in _chances(found))
+    if any(_chances(evaluation)):
+        shown = (chance or "-" for chance in _chances(evaluation))
         yield ["baseline", *("" for _ in amounts), *shown, *("" for _ in means)]
 
 
-def _chances(found: Evaluation) -> list[str]:
-    """What guessing gives for each task; empty where that is not known."""
-    chances = [found.models[0].tasks[task].chance for task in found.tasks]
+def _chances(evaluation: Evaluation) -> list[str]:
+    """The baseline of each task; empty where it is not known."""
+    chances = [evaluation.models[0].tasks[task].chance for task in evaluation.tasks]
     return ["" if chance is None else f"{chance:.2f}" for chance in chances]
 
 
-def _is_best(found: Evaluation, model: ModelResults, task: str) -> bool:
-    verdict = found.verdicts.get(task)
+def _is_best(evaluation: Evaluation, model: ModelResults, task: str) -> bool:
+    verdict = evaluation.verdicts.get(task)
     return verdict is not None and verdict.clear and verdict.best == model.name
 
 
@@ -228,11 +238,11 @@ def _part(result: TaskResult, kind: str, name: str) -> str:
     return "-" if part is None else f"{part.score:.2f}"
 
 
-def _amounts(found: Evaluation) -> list[str]:
-    """For checkpoints, how far they are trained, in the first unit that all know."""
-    if not found.runs:
+def _amounts(evaluation: Evaluation) -> list[str]:
+    """For checkpoints the first unit in which the training of all is known."""
+    if not evaluation.runs:
         return []
-    return [unit for unit in AMOUNTS if all(getattr(model, unit) for model in found.models)][:1]
+    return [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]
 
 
 def _table(heading: Sequence[str], body: Sequence[Sequence[Any]]) -> list[str]:

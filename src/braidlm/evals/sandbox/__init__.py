@@ -1,2 +1,2 @@
-"""Programs that a model wrote, run where they can do no harm. `box.py` is the door; what the launcher imports, and that
-is all beside it, uses the standard library alone."""
+"""A sandbox for generated programs. `sandbox.py` is its interface; the launcher and the files that it imports use the
+standard library alone."""

@@ -1,9 +1,9 @@
 """A seccomp filter: the system calls that a program may not make, whatever else goes wrong around it.
 
-It denies rather than allows by name, because the runtimes of five languages need much, and it stands behind a fence
-(`fences.py`). What it denies: sockets to anywhere; other processes (signals, tracing, their memory, their limits);
-mounts and namespaces; kernel interfaces with a history of holes; memory outside the accounts (memfd, System V); and,
-unless a step may, processes of its own. Threads are always allowed.
+It is a list of denied calls rather than of allowed ones, because the runtimes of five languages need many, and it is
+the second line of defence behind `isolation.py`. It denies sockets; access to other processes (signals, tracing, their
+memory, their limits); mounts and namespaces; kernel interfaces with a history of holes; memory that no limit counts
+(memfd, System V); and, unless a step may, new processes. Threads are always allowed.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ _UNKNOWN: dict[str, tuple[int, int]] = {
     "io_uring_register": (427, 427),
     "clone3": (435, 435),
 }
-"""As if the system were too old to have them. Programs then take another way, for clone3 one with flags to be seen."""
+"""Reported as not implemented, so that programs use an older call: for clone3 one whose flags the filter can see."""
 _OWN_PROCESS_ONLY: dict[str, tuple[int, int]] = {"kill": (62, 129), "tgkill": (234, 131), "tkill": (200, 130)}
 _LIMITS, _PAIR, _CLONE = (302, 261), (53, 199), (56, 220)
 _FORKS: tuple[tuple[int, ...], tuple[int, ...]] = ((57, 58), ())
@@ -142,7 +142,7 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _when(number: int, block: list[bytes]) -> list[bytes]:
-    """A block for one call; it must end with a verdict, since it may have loaded something else."""
+    """A block for one call; it must end with a return, since it may have loaded another value."""
     return [_op(_EQUAL, number, 0, len(block)), *block]
 
 

@@ -1,4 +1,4 @@
-"""What Linux is asked for that Python has no function for: namespaces, mounts, and what a process gives up."""
+"""Linux system calls without a function in Python: namespaces, mounts, and restrictions of a process."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import platform
 
 MACHINE = platform.machine()
 SUPPORTED = ("x86_64", "aarch64")
-"""Machines whose system calls are known here by number."""
+"""Machines whose system call numbers are in these files."""
 
 NEW_MOUNTS, NEW_NAMES, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
@@ -33,7 +33,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call, or its error with what it was for."""
+    """The result of a call, or an OSError that says what it was for."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)} ({what})")
@@ -52,8 +52,8 @@ def unshare(namespaces: int) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """mount(2)."""
-    given = [value.encode() if value is not None else None for value in (source, target, kind)]
-    checked(_libc.mount(*given, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
+    encoded = [value.encode() if value is not None else None for value in (source, target, kind)]
+    checked(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
 
 
 def restrict_mount(target: str, attributes: int, recursive: bool = True) -> None:
@@ -71,13 +71,13 @@ def restrict_mount(target: str, attributes: int, recursive: bool = True) -> None
 
 
 def pivot_root(new: str, old: str) -> None:
-    """The folder `new` becomes /, and what was / stands in its folder `old`."""
+    """The folder `new` becomes /, and the old / becomes its folder `old`."""
     paths = (ctypes.c_char_p(new.encode()), ctypes.c_char_p(old.encode()))
     system_call(_PIVOT_ROOT[MACHINE], *paths, what="a new root folder")
 
 
 def detach(target: str) -> None:
-    """Take a mount out of sight, with all below it."""
+    """Detach a mount, with all below it."""
     checked(_libc.umount2(target.encode(), DETACH), f"unmounting {target}")
 
 

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up all files but those named; needs no privilege, and a Linux of 2021 (5.13) or later."""
+"""Landlock: a process gives up access to all files but those named; unprivileged, since Linux 5.13 (2021)."""
 
 import ctypes
 import os
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from braidlm.evals.sandbox import kernel
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
-_VERSION_ASKED, _BELOW = 1, 1
+_GET_VERSION, _BELOW = 1, 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER = 1, 2, 4, 8
 TRUNCATE = 1 << 14
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All rights over files that a version knows."""
+"""All file access rights of a version."""
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 READ = EXECUTE | READ_FILE | READ_FOLDER
 
@@ -27,16 +27,16 @@ class _Below(ctypes.Structure):
 
 
 def version() -> int:
-    """What the kernel has; 0 without Landlock."""
+    """The kernel's version of Landlock; 0 without it."""
     try:
-        asked = (ctypes.c_void_p(0), ctypes.c_size_t(0), ctypes.c_uint(_VERSION_ASKED))
-        return kernel.system_call(_CREATE, *asked, what="Landlock's version")
+        arguments = (ctypes.c_void_p(0), ctypes.c_size_t(0), ctypes.c_uint(_GET_VERSION))
+        return kernel.system_call(_CREATE, *arguments, what="Landlock's version")
     except OSError:
         return 0
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """From here on this process, and all that it starts, reads, runs and writes only this."""
+    """From here on this process, and all that it starts, can read, execute and write only these."""
     known = version()
     everything = _RIGHTS[max(number for number in _RIGHTS if number <= known)]
     rules = _Rules(files=everything)
@@ -45,8 +45,8 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
         rules.network, size = 3, 16  # no binding and no connecting over TCP
     if known >= 6:
         rules.scopes, size = 3, 24  # no abstract sockets and no signals to processes outside
-    made = (ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))
-    handle = kernel.system_call(_CREATE, *made, what="a Landlock rule set")
+    arguments = (ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))
+    handle = kernel.system_call(_CREATE, *arguments, what="a Landlock rule set")
     for paths, allowed in (
         (readable, READ),
         (writable, everything),
@@ -64,7 +64,7 @@ def _allow(handle: int, path: str, allowed: int) -> None:
     folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = _Below(allowed if os.path.isdir(path) else allowed & _OF_FILES, folder)
-        added = (ctypes.c_int(handle), ctypes.c_int(_BELOW), ctypes.byref(rule), ctypes.c_uint(0))
-        kernel.system_call(_ADD_RULE, *added, what=f"a Landlock rule for {path}")
+        arguments = (ctypes.c_int(handle), ctypes.c_int(_BELOW), ctypes.byref(rule), ctypes.c_uint(0))
+        kernel.system_call(_ADD_RULE, *arguments, what=f"a Landlock rule for {path}")
     finally:
         os.close(folder)

@@ -1,9 +1,9 @@
-"""How programs in each language are built and run, and what counts as passing their tests.
+"""How programs in each language are built and run, and when their tests have passed.
 
-As the harness of HumanEval-X does it (Zheng and others, 2023; CodeGeeX, codegeex/benchmark/execution.py): Python in one
+As in the harness of HumanEval-X (Zheng and others, 2023; CodeGeeX, codegeex/benchmark/execution.py): Python in one
 namespace with its tests, C++ with `g++ -std=c++11`, Java with javac and java, JavaScript with node, where any output is
-a failed assertion, Go with `go test`. What differs: Go's tests need only `assert.Equal` of testify, which stands in for
-it here, so that nothing is downloaded; and Python must reach the end of its tests, so that a program that exits before
+a failed assertion, Go with `go test`. What differs: Go's tests need only `assert.Equal` of testify, which is replaced
+here, so that nothing is downloaded; and Python must reach the end of its tests, so that a program that exits before
 them has not passed.
 """
 
@@ -19,23 +19,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.sandbox.box import MEGABYTE, Isolation, Limits, Outcome, Program, Sandbox, Step, python
+from braidlm.evals.sandbox.sandbox import MEGABYTE, IsolationPolicy, Limits, Outcome, Program, Sandbox, Step, python
 
 
 @dataclass(frozen=True)
 class Test:
-    """A program with its tests, and how to see that it has passed them."""
+    """A program with its tests, and the conditions for passing them."""
 
     __test__ = False  # not one of pytest's
 
     program: Program
     ending: str | None = None
-    """What the output must end with."""
+    """The required end of the output."""
     silent: bool = False
     """Whether any output means that a test has failed."""
 
     def failure(self, outcome: Outcome) -> str:
-        """Why it has not passed; empty if it has."""
+        """Why it failed; empty if it passed."""
         if outcome.reason and outcome.steps < len(self.program.steps):
             lines = (outcome.err + outcome.out).splitlines()
             error = next((line.strip() for line in lines if "error" in line), outcome.reason)
@@ -44,38 +44,38 @@ class Test:
             return outcome.reason
         if self.ending is not None and not outcome.out.endswith(self.ending):
             return "ended before its tests did"
-        said = (outcome.err or outcome.out).strip()
-        if self.silent and said:
-            return f"printed: {said.splitlines()[0][:200]}"
+        output = (outcome.err or outcome.out).strip()
+        if self.silent and output:
+            return f"printed: {output.splitlines()[0][:200]}"
         return ""
 
 
 @dataclass(frozen=True)
 class Language:
-    """One language: its tools, by name, and how a test is made of a source text with the paths of these tools."""
+    """One language: its tools, by name, and how a test is made from a source text and the paths of these tools."""
 
     name: str
     tools: tuple[str, ...]
     make: Callable[[str, Mapping[str, str]], Test]
     example: str
-    """A program that passes, to see whether the tools work in the sandbox."""
+    """A program that passes, to test whether the tools work in the sandbox."""
     prepare: Callable[[Mapping[str, str], Path], None] | None = None
-    """What has to be done once, into a folder that all programs can read (its path is given as the tool `prepared`)."""
+    """Preparation that is done once, in a folder that all programs can read (its path is the tool `prepared`)."""
     paths: dict[str, str] = field(default_factory=dict)
 
-    def found(self) -> "Language | None":
+    def with_tools(self) -> "Language | None":
         """The language with the paths of its tools; None where one is missing."""
         paths = {tool: python() if tool == "python" else shutil.which(tool) for tool in self.tools}
-        known = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
-        return replace(self, paths=known) if len(known) == len(paths) else None
+        installed = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
+        return replace(self, paths=installed) if len(installed) == len(paths) else None
 
     def test(self, source: str) -> Test:
-        """A source text with its tests in it."""
+        """The test of a source text that includes its tests."""
         return self.make(source, self.paths)
 
 
 @dataclass(frozen=True)
-class Workshop:
+class CodeEnvironment:
     """A sandbox, the languages that run in it, and why others do not."""
 
     sandbox: Sandbox
@@ -84,29 +84,29 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def open_workshop(names: list[str], isolation: Isolation) -> Iterator[Workshop]:
-    """The languages of these names, each tried with its example; none at all is an error."""
+def open_code_environment(names: list[str], policy: IsolationPolicy) -> Iterator[CodeEnvironment]:
+    """The languages of these names, each tested with its example; it is an error if none can be run."""
     with tempfile.TemporaryDirectory(prefix="braid-") as shared:
         os.chmod(shared, 0o755)
-        found = {name: LANGUAGES[name].found() for name in names}
+        languages_or_none = {name: LANGUAGES[name].with_tools() for name in names}
         missing = {
             name: f"not run: {' and '.join(LANGUAGES[name].tools)} not found"
-            for name, language in found.items()
+            for name, language in languages_or_none.items()
             if language is None
         }
-        tools = {name: language for name, language in found.items() if language is not None}
-        folders = [_folder_of(path) for language in tools.values() for path in language.paths.values()]
-        sandbox = Sandbox.open(isolation, [*folders, shared])
+        installed = {name: language for name, language in languages_or_none.items() if language is not None}
+        folders = [_folder_of(path) for language in installed.values() for path in language.paths.values()]
+        sandbox = Sandbox.open(policy, [*folders, shared])
         languages = {}
-        for name, language in tools.items():
+        for name, language in installed.items():
             try:
-                languages[name] = _tried(_prepared(language, Path(shared) / name), sandbox)
+                languages[name] = _tested(_prepared(language, Path(shared) / name), sandbox)
             except BraidError as error:
                 missing[name] = f"not run: {error.what}"
         if not languages:
             reasons = "; ".join(f"{name} {why}" for name, why in missing.items())
             raise BraidError(f"no program could be run: {reasons}", "code execution", "Install a toolchain.")
-        yield Workshop(sandbox, languages, missing)
+        yield CodeEnvironment(sandbox, languages, missing)
 
 
 def _prepared(language: Language, folder: Path) -> Language:
@@ -117,7 +117,7 @@ def _prepared(language: Language, folder: Path) -> Language:
     return replace(language, paths={**language.paths, "prepared": str(folder)})
 
 
-def _tried(language: Language, sandbox: Sandbox) -> Language:
+def _tested(language: Language, sandbox: Sandbox) -> Language:
     test = language.test(language.example)
     failure = test.failure(sandbox.run(test.program))
     if failure:
@@ -126,7 +126,7 @@ def _tried(language: Language, sandbox: Sandbox) -> Language:
 
 
 def _folder_of(tool: str) -> str:
-    """The folder that a tool needs: what its `bin` stands in."""
+    """The folder that a tool needs: the parent of its `bin`."""
     folder = os.path.dirname(tool)
     return os.path.dirname(folder) if os.path.basename(folder) == "bin" else folder
 
@@ -149,7 +149,7 @@ _COMPILING = Limits(
     seconds=30, wall=60, memory=2048 * MEGABYTE, memory_is_watched=True, may_fork=True, processes=64, open_files=256
 )
 _MANAGED = Limits(seconds=5, wall=15, memory_is_watched=True, processes=64, open_files=256)
-"""For machines that reserve addresses, and take a second to begin."""
+"""For virtual machines, which reserve address space and take a second to start."""
 
 
 def _cpp(source: str, paths: Mapping[str, str]) -> Test:
@@ -177,7 +177,7 @@ _GO_PACKAGES = (
     *("math/rand", "os", "reflect", "regexp", "sort", "strconv", "strings", "testing", "testing/internal/testdeps"),
     *("time", "unicode", "unicode/utf8"),
 )
-"""What tests and most samples import; another package compiles too, within the time of a build."""
+"""The imports of tests and most samples; other packages are compiled within the time of a build."""
 _GO_MODULE = """module sample
 
 go 1.18
@@ -227,7 +227,7 @@ def _go_environment(paths: Mapping[str, str], folder: str, cache: str) -> dict[s
 
 
 def _prepare_go(paths: Mapping[str, str], folder: Path) -> None:
-    """Compile the standard library's packages once: Go ships them as source, and a sample may not keep what it made."""
+    """Compile the standard library's packages once: Go ships them as source, and samples have no shared cache."""
     environment = {**_go_environment(paths, str(folder), str(folder)), "HOME": str(folder), "PATH": os.defpath}
     done = subprocess.run(
         [paths["go"], "build", *_GO_PACKAGES], env=environment, cwd=folder, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The program that every fence is tried with: it attempts what must not be possible, and prints what was."""
+"""The program that tests an isolation: it attempts what must not be possible, and prints what succeeded."""
 
 ATTEMPTS = {
     "read": "reading files outside its folder",
@@ -52,5 +52,5 @@ print(json.dumps(found))
 
 
 def probe(canary: str, home: str | None, other: int) -> str:
-    """Its text, with a file that it must neither read nor change, one of the user's, and a process out of its reach."""
+    """Its source, with a file that it must neither read nor change, one of the user's, and a process to signal."""
     return _PROBE.format(arguments=(canary, home, other))

@@ -1,1 +1,1 @@
-"""One scorer for every task: log-probabilities of tokens, and completions."""
+"""Scoring: requests, prefix trees, log-probabilities, completions, and the n-gram baselines."""

@@ -1,12 +1,11 @@
-"""Unigram and trigram models over token ids: the baselines a trained model is shown beside.
+"""Unigram and trigram models over token ids: the baselines of a trained model.
 
 Interpolated modified Kneser-Ney (Chen and Goodman, 1999): the highest order counts how often an n-gram occurs, each
-lower order counts how many different tokens stand before it, every count gives up a discount (one each for counts of
-1, 2, and 3 or more), and what a context gives up is shared out by the next shorter context, the last by the uniform
-distribution. An n-gram is one uint64, its tokens the digits in base `vocab_size`, so that counting is a sort.
+lower order counts how many different tokens precede it, every count is discounted (one discount each for counts of 1,
+2, and 3 or more), and the discounted mass of a context is distributed by the next shorter context, the last by the
+uniform distribution. An n-gram is one uint64, its tokens the digits in base `vocab_size`, so that counting is a sort.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,28 +20,28 @@ every token is frequent."""
 
 @dataclass(frozen=True)
 class Level:
-    """The n-grams of one order: what is left of their counts, and what their contexts give up."""
+    """The n-grams of one order: discounted counts, and the discounted mass of their contexts."""
 
     order: int
     discounts: tuple[float, float, float]
     keys: np.ndarray
     """[n-grams] uint64, sorted."""
-    kept: np.ndarray
+    discounted: np.ndarray
     """[n-grams] counts after the discount."""
     contexts: np.ndarray
     """[contexts] uint64, sorted."""
     totals: np.ndarray
     """[contexts] sum of the counts before the discount."""
-    given_up: np.ndarray
-    """[contexts] sum of the discounts: with the kept counts it makes up the total, so probabilities sum to 1."""
+    backoff_mass: np.ndarray
+    """[contexts] sum of the discounts: with the discounted counts it is the total, so probabilities sum to 1."""
 
     def mix(self, keys: np.ndarray, contexts: np.ndarray, lower: np.ndarray) -> np.ndarray:
-        """The probabilities of this order, given those of the order below; an unseen context says nothing new."""
-        kept = _look_up(self.keys, self.kept, keys)
+        """The probabilities of this order, given those of the order below, which an unseen context does not change."""
+        discounted = _look_up(self.keys, self.discounted, keys)
         total = _look_up(self.contexts, self.totals, contexts)
-        given_up = _look_up(self.contexts, self.given_up, contexts)
+        backoff_mass = _look_up(self.contexts, self.backoff_mass, contexts)
         seen = total > 0
-        return np.where(seen, (kept + given_up * lower) / np.where(seen, total, 1.0), lower)
+        return np.where(seen, (discounted + backoff_mass * lower) / np.where(seen, total, 1.0), lower)
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class NGramModel:
     def log_probabilities(self, tokens: np.ndarray) -> np.ndarray:
         """Natural log-probability of every token given those before it on the last axis, [..., time].
 
-        The first tokens have shorter contexts; every row of a two-dimensional array begins afresh.
+        The first tokens have shorter contexts; every row of a two-dimensional array is a separate text.
         """
         digits = _checked(tokens, self.vocab_size)
         probability = np.full(digits.shape, 1.0 / self.vocab_size)
@@ -63,26 +62,19 @@ class NGramModel:
             if digits.shape[-1] < level.order:
                 break
             keys = _pack(digits, level.order, self.vocab_size)
-            reached = (..., slice(level.order - 1, None))
-            probability[reached] = level.mix(keys, keys // np.uint64(self.vocab_size), probability[reached])
+            covered = (..., slice(level.order - 1, None))
+            probability[covered] = level.mix(keys, keys // np.uint64(self.vocab_size), probability[covered])
         return np.log(probability)
 
 
 def fit_unigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
-    """How frequent each token is, with some mass for those never seen."""
+    """The frequency of each token, with some mass for unseen ones."""
     return _fit(tokens, vocab_size, 1)
 
 
 def fit_trigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
     """Each token given the two before it, smoothed."""
     return _fit(tokens, vocab_size, 3)
-
-
-def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
-    """Bits a model needs per byte of text: comparable across tokenizers, unlike perplexity."""
-    if bytes <= 0:
-        raise BraidError("bits per byte need a text of at least one byte", "evaluation data")
-    return -log_probabilities_sum / math.log(2) / bytes
 
 
 def _fit(tokens: np.ndarray, vocab_size: int, order: int) -> NGramModel:
@@ -103,17 +95,17 @@ def _fit(tokens: np.ndarray, vocab_size: int, order: int) -> NGramModel:
 
 def _level(order: int, keys: np.ndarray, counts: np.ndarray, vocab_size: int) -> Level:
     discounts = _discounts(counts)
-    taken = np.array((0.0, *discounts))[np.minimum(counts, 3)]
+    discount = np.array((0.0, *discounts))[np.minimum(counts, 3)]
     # Keys are sorted and a context is a key without its last digit, so each context's n-grams are neighbours.
     contexts, starts = np.unique(keys // np.uint64(vocab_size), return_index=True)
     return Level(
         order=order,
         discounts=discounts,
         keys=keys,
-        kept=counts - taken,
+        discounted=counts - discount,
         contexts=contexts,
         totals=np.add.reduceat(counts.astype(np.float64), starts),
-        given_up=np.add.reduceat(taken, starts),
+        backoff_mass=np.add.reduceat(discount, starts),
     )
 
 
@@ -124,7 +116,7 @@ def _discounts(counts: np.ndarray) -> tuple[float, float, float]:
         return FALLBACK_DISCOUNTS
     y = n1 / (n1 + 2 * n2)
     estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    # A discount must leave every count positive and every context something to give up.
+    # A discount must leave every count positive and every context some mass to distribute.
     return estimates if _inside(estimates) else FALLBACK_DISCOUNTS
 
 
@@ -142,12 +134,12 @@ def _pack(digits: np.ndarray, order: int, vocab_size: int) -> np.ndarray:
     return keys
 
 
-def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The value of each wanted key, 0 where it is not there."""
+def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """The value of each key, 0 where it is not there."""
     if not keys.size:
-        return np.zeros(wanted.shape)
-    at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
-    return np.where(keys[at] == wanted, values[at], 0.0)
+        return np.zeros(queries.shape)
+    at = np.minimum(np.searchsorted(keys, queries), keys.size - 1)
+    return np.where(keys[at] == queries, values[at], 0.0)
 
 
 def _checked(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

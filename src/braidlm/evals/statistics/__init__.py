@@ -1,1 +1,1 @@
-"""Statistics of scores: correlations, regressions, curve fits, the error of a difference."""
+"""Statistics of scores: standard errors, influences, significance, regressions and curve fits."""

@@ -1,52 +1,54 @@
-"""By how much each item moves a score: what the error of a difference between two models comes from.
+"""The influence of each item on a score, from which the standard error of a difference between two models follows.
 
-The influence of an item is how far the score would move (to first order, times the number of items) if it counted a
-little more; influences have the mean 0, and the score's standard error is the root of the sum of their squares, divided
-by the number of items. Two models that answered the same items differ by something whose error is made in the same way
-of the differences of their influences: what is hard for both, or easy for both, says nothing of the difference.
+An item's influence is how far the score would move (to first order, times the number of items) if the item counted a
+little more. Influences have the mean 0, and the score's standard error is the root of the sum of their squares, divided
+by the number of items. For two models that answered the same items, the error of the difference of their scores follows
+in the same way from the differences of their influences: items that are hard, or easy, for both cancel out.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-KEY = "influence"
-"""Under this name a result's `items` hold them."""
+INFLUENCE = "influence"
+"""The key of a result's `items` that holds them."""
 DIGITS = 5
 
 
-def of_mean(values: np.ndarray | Sequence[float]) -> list[float]:
-    """Where the score is the mean over all items."""
-    given = np.asarray(values, dtype=np.float64)
-    return _kept(given - given.mean())
+def mean_influences(values: np.ndarray | Sequence[float]) -> list[float]:
+    """For a score that is the mean over all items."""
+    values = np.asarray(values, dtype=np.float64)
+    return _rounded(values - values.mean())
 
 
-def of_sets(values: np.ndarray | Sequence[float], sets: Sequence[str], weights: Mapping[str, float]) -> list[float]:
-    """Where the score is a weighted sum of the means of sets."""
-    given = np.asarray(values, dtype=np.float64)
+def set_influences(
+    values: np.ndarray | Sequence[float], sets: Sequence[str], weights: Mapping[str, float]
+) -> list[float]:
+    """For a score that is a weighted sum of the means of sets."""
+    values = np.asarray(values, dtype=np.float64)
     names = list(weights)
-    place = {name: at for at, name in enumerate(names)}
-    of = np.array([place[name] for name in sets])
+    numbers = {name: number for number, name in enumerate(names)}
+    of = np.array([numbers[name] for name in sets])
     counts = np.bincount(of, minlength=len(names))
-    means = np.bincount(of, given, len(names)) / np.maximum(counts, 1)
-    scale = np.array([weights[name] for name in names]) * len(given) / np.maximum(counts, 1)
-    return _kept(scale[of] * (given - means[of]))
+    means = np.bincount(of, values, len(names)) / np.maximum(counts, 1)
+    scale = np.array([weights[name] for name in names]) * len(values) / np.maximum(counts, 1)
+    return _rounded(scale[of] * (values - means[of]))
 
 
-def of_ratio(over: np.ndarray, under: np.ndarray) -> list[float]:
-    """Where the score is a sum divided by another, as bits are by bytes."""
-    residual = over - over.sum() / under.sum() * under
-    return _kept(residual * len(over) / under.sum())
+def ratio_influences(numerators: np.ndarray, denominators: np.ndarray) -> list[float]:
+    """For a score that is a ratio of sums, such as bits per byte."""
+    residuals = numerators - numerators.sum() / denominators.sum() * denominators
+    return _rounded(residuals * len(numerators) / denominators.sum())
 
 
 def difference_error(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The standard error of the difference of two scores on the same items; None where there is but one."""
+    """The standard error of the difference of two scores on the same items; None for a single item."""
     count = len(first)
     if count < 2 or count != len(second):
         return None
-    apart = np.asarray(first) - np.asarray(second)
-    return float(np.sqrt(np.square(apart).sum() * count / (count - 1)) / count)
+    differences = np.asarray(first) - np.asarray(second)
+    return float(np.sqrt(np.square(differences).sum() * count / (count - 1)) / count)
 
 
-def _kept(values: np.ndarray) -> list[float]:
+def _rounded(values: np.ndarray) -> list[float]:
     return np.round(values, DIGITS).tolist()

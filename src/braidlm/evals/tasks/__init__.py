@@ -1,4 +1,4 @@
-"""The tasks that can be evaluated. A new one is a new file in this folder: nothing else has to know of it."""
+"""The tasks that can be evaluated. A new one is a new file in this folder and needs no registration elsewhere."""
 
 from braidlm.evals.tasks.task import TASKS, OpenTask, Task
 from braidlm.model.config.registry import import_files

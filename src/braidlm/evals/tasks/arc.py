@@ -1,6 +1,6 @@
 """ARC: science questions of schools, the easy ones and those that simple methods miss."""
 
-from braidlm.evals.files.choice_rows import labelled, numbered
+from braidlm.evals.files.choice_rows import labelled_options, numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, endings, metric
@@ -14,9 +14,9 @@ class _Arc(ChoiceTask):
     licence = "CC BY-SA 4.0"
 
     def question(self, row: Row) -> Question:
-        if "query" in row.facts:
-            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
-        return endings(f"Question: {row.text('question')}\nAnswer:", *labelled(row))
+        if "query" in row.fields:
+            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered_options(row))
+        return endings(f"Question: {row.text('question')}\nAnswer:", *labelled_options(row))
 
 
 @TASKS.register("arc_easy")
@@ -25,7 +25,7 @@ class ArcEasy(_Arc):
 
     description = "ARC, easy set: science questions of schools"
     size = "2,376 questions, mostly of 4 options"
-    places = ("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy")
+    locations = ("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy")
     hub = HubSource("allenai/ai2_arc", "ARC-Easy")
     fetch = hub.command.format(task="arc_easy")
 
@@ -38,6 +38,6 @@ class ArcChallenge(_Arc):
     size = "1,172 questions, mostly of 4 options"
     headline = "per byte"
     metric = metric("per byte")
-    places = ("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge")
+    locations = ("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge")
     hub = HubSource("allenai/ai2_arc", "ARC-Challenge")
     fetch = hub.command.format(task="arc_challenge")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from braidlm.evals.formats.held_text import HeldText, read_text
+from braidlm.evals.formats.held_out_text import HeldOutText, read_text
 from braidlm.evals.tasks.task import TASKS, Task
 
 
@@ -14,8 +14,8 @@ class BitsPerByte(Task):
     size = "a file, or a folder of files"
     licence = "your own"
     metric = "bits per byte"
-    places = ("dev", "validation")
+    locations = ("dev", "validation")
     fetch = "Give text that the models were not trained on: `--data bits_per_byte=FILE` or a folder of files."
 
-    def open(self, place: Path) -> HeldText:
-        return read_text(place)
+    def open(self, path: Path) -> HeldOutText:
+        return read_text(path)

@@ -1,18 +1,18 @@
-"""BLiMP: grammatical knowledge by minimal pairs, in the three forms that people report."""
+"""BLiMP, grammatical knowledge by minimal pairs, in the three versions that people report, and its supplement."""
 
 from pathlib import Path
 
-from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
+from braidlm.evals.babylm.conventions import COMMAND, LICENCE, babylm_fetch, babylm_locations
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.formats.minimal_pairs import MinimalPairs, read_pairs
+from braidlm.evals.formats.minimal_pairs import METRIC, MinimalPairs, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
 
 
 class _MinimalPairTask(Task):
-    metric = "accuracy, % (mean over sets)"
+    metric = METRIC
 
-    def open(self, place: Path) -> MinimalPairs:
-        return read_pairs(place)
+    def open(self, path: Path) -> MinimalPairs:
+        return read_pairs(path)
 
 
 @TASKS.register("blimp")
@@ -22,7 +22,7 @@ class Blimp(_MinimalPairTask):
     description = "BLiMP as published: is the grammatical sentence of a minimal pair more probable?"
     size = "67 sets of 1,000 pairs"
     licence = "CC BY 4.0"
-    places = ("blimp/data", "blimp")
+    locations = ("blimp/data", "blimp")
     hub = HubSource("nyu-mll/blimp", splits=("train",), sets=True)
     fetch = f"`git clone https://github.com/alexwarstadt/blimp DATA/blimp`, or {hub.command}".format(task="blimp")
 
@@ -34,7 +34,7 @@ class BlimpFiltered(_MinimalPairTask):
     description = "BLiMP with only words of the BabyLM corpora: the full evaluation of BabyLM 2025"
     size = "67 sets, 59,875 pairs"
     licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
-    places = babylm_places("full_eval/blimp_filtered")
+    locations = babylm_locations("full_eval/blimp_filtered")
     fetch = babylm_fetch("full_eval/blimp_filtered")
     collection = COMMAND
 
@@ -46,6 +46,30 @@ class BlimpFast(_MinimalPairTask):
     description = "a fifth of BLiMP: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "67 sets of 200 pairs"
     licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
-    places = babylm_places("fast_eval/blimp_fast")
+    locations = babylm_locations("fast_eval/blimp_fast")
     fetch = babylm_fetch("fast_eval/blimp_fast")
+    collection = COMMAND
+
+
+@TASKS.register("blimp_supplement")
+class BlimpSupplement(_MinimalPairTask):
+    """Dialogue and questions, made for the BabyLM challenge: its full evaluation."""
+
+    description = "minimal pairs of dialogue, questions and hypernyms: the full evaluation of BabyLM 2025"
+    size = "5 sets, 5,218 pairs"
+    licence = LICENCE
+    locations = babylm_locations("full_eval/supplement_filtered")
+    fetch = babylm_fetch("full_eval/supplement_filtered")
+    collection = COMMAND
+
+
+@TASKS.register("supplement_fast")
+class SupplementFast(_MinimalPairTask):
+    """50 pairs of each set: the challenge's fast evaluation, for checkpoints."""
+
+    description = "a part of the BLiMP supplement: the fast evaluation of BabyLM 2025, for checkpoints"
+    size = "5 sets of 50 pairs"
+    licence = LICENCE
+    locations = babylm_locations("fast_eval/supplement_fast")
+    fetch = babylm_fetch("fast_eval/supplement_fast")
     collection = COMMAND

@@ -1,4 +1,4 @@
-"""What the multiple-choice tasks have in common: rows of JSON files become questions."""
+"""The base class of multiple-choice tasks: rows of JSON files become questions."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLE = '{"query": "The sky is", "choices": ["blue", "loud"], "gold": 0}'
 class ChoiceTask(Task):
     """A task whose rows are questions. Prompts are those of lm-evaluation-harness, without examples before them.
 
-    Rows may be written as the data set is on the Hub, or with prompt and options ready (`query`, `choices`, `gold`).
+    Rows have the fields of the data set on the Hub, or a complete prompt and options (`query`, `choices`, `gold`).
     """
 
     headline: Measure = "raw"
@@ -24,8 +24,8 @@ class ChoiceTask(Task):
     example = EXAMPLE
     fixed_options = False
 
-    def open(self, place: Path) -> MultipleChoice:
-        rows = question_rows(place, self.example)
+    def open(self, path: Path) -> MultipleChoice:
+        rows = question_rows(path, self.example)
         questions = [self.question(row) for row in rows]
         return MultipleChoice(questions, rows.sha256, self.headline, fixed_options=self.fixed_options)
 

@@ -1,15 +1,16 @@
 """COMPS (Misra, Rayz and Ettinger, 2023): properties of concepts, and made-up words that inherit them.
 
-As the BabyLM pipeline of 2025 asks: is the property more probable after the concept that has it than after the one that
-has not? The files are those of the BabyLM data or as published (https://huggingface.co/datasets/kanishka/comps), where
+As in the BabyLM pipeline of 2025: is the property more probable after the concept that has it than after the one that
+does not? The files are those of the BabyLM data or as published (https://huggingface.co/datasets/kanishka/comps), where
 one file holds both kinds of distraction.
 """
 
 from pathlib import Path
 
-from braidlm.evals.babylm.data import COMMAND, babylm_fetch, babylm_places
+from braidlm.evals.babylm.conventions import COMMAND, babylm_fetch, babylm_locations
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.json_rows import Row, files_of, rows_of
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.text_files import files_of
 from braidlm.evals.formats.minimal_pairs import METRIC
 from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
@@ -33,13 +34,13 @@ class Comps(Task):
     size = "4 sets, 91,028 pairs"
     licence = "see the source (huggingface.co/datasets/kanishka/comps)"
     metric = METRIC
-    places = babylm_places("full_eval/comps")
+    locations = babylm_locations("full_eval/comps")
     hub = HubSource("kanishka/comps", splits=("train",), sets=True)
     fetch = f"{babylm_fetch('full_eval/comps')} Or {hub.command}".format(task="comps")
     collection = COMMAND
 
-    def open(self, place: Path) -> RankedOptions:
-        rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
+    def open(self, path: Path) -> RankedOptions:
+        rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
         return RankedOptions([_item(row) for row in rows], rows.sha256, self.metric)
 
 
@@ -55,8 +56,8 @@ def _set(row: Row) -> str:
     if name == BOTH:
         kind = row.text("distraction_type")
         if kind not in DISTRACTIONS:
-            raise row.wrong(f"'distraction_type' is to be one of {', '.join(DISTRACTIONS)}, not '{kind}'")
+            raise row.error(f"'distraction_type' is to be one of {', '.join(DISTRACTIONS)}, not '{kind}'")
         return DISTRACTIONS[kind]
     if name not in SETS:
-        raise row.wrong(f"'{row.stem}' is not a set of COMPS; there are {', '.join([*SETS, BOTH])}")
+        raise row.error(f"'{row.stem}' is not a set of COMPS; there are {', '.join([*SETS, BOTH])}")
     return SETS[name]

@@ -1,13 +1,14 @@
 """Entity tracking (Kim and Schuster, 2023): what is in a box after things were moved about?
 
-As the BabyLM pipeline of 2025 asks: of five contents the right one is to be the most probable continuation. Accuracy by
+As in the BabyLM pipeline of 2025: of five contents the right one is to be the most probable continuation. Accuracy by
 the number of moves, the mean over those of each split, then over splits.
 """
 
 from pathlib import Path
 
-from braidlm.evals.babylm.data import COMMAND, LICENCE, babylm_fetch, babylm_places
-from braidlm.evals.files.json_rows import files_of, rows_of
+from braidlm.evals.babylm.conventions import COMMAND, LICENCE, babylm_fetch, babylm_locations
+from braidlm.evals.files.json_rows import rows_of
+from braidlm.evals.files.text_files import files_of
 from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.tasks.task import TASKS, Task
 
@@ -21,16 +22,16 @@ class _EntityTracking(Task):
     licence = f"{LICENCE}; its authors name none (github.com/sebschu/entity-tracking-lms)"
     collection = COMMAND
 
-    def open(self, place: Path) -> RankedOptions:
-        rows = rows_of(files_of(place, example=EXAMPLE), place, EXAMPLE)
+    def open(self, path: Path) -> RankedOptions:
+        rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
         items, splits = [], {}
         for row in rows:
             moves, prefix, options = row.number("numops"), row.text("input_prefix"), tuple(row.texts("options"))
             if moves != int(moves) or moves < 0:
-                raise row.wrong(f"'numops' is to be a number of moves, not {moves:g}")
-            of = f"{row.stem}_{int(moves)}_ops"
-            splits[of] = row.stem
-            items.append(Item(tuple((prefix, option) for option in options), of, options))
+                raise row.error(f"'numops' is to be a number of moves, not {moves:g}")
+            set_name = f"{row.stem}_{int(moves)}_ops"
+            splits[set_name] = row.stem
+            items.append(Item(tuple((prefix, option) for option in options), set_name, options))
         return RankedOptions(items, rows.sha256, self.metric, splits)
 
 
@@ -40,7 +41,7 @@ class EntityTracking(_EntityTracking):
 
     description = "what is in a box after things were moved about? The full evaluation of BabyLM 2025"
     size = "3 splits, 9,483 items of 5 options"
-    places = babylm_places("full_eval/entity_tracking")
+    locations = babylm_locations("full_eval/entity_tracking")
     fetch = babylm_fetch("full_eval/entity_tracking")
 
 
@@ -50,5 +51,5 @@ class EntityTrackingFast(_EntityTracking):
 
     description = "one split of entity tracking: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "1 split, 3,152 items of 5 options"
-    places = babylm_places("fast_eval/entity_tracking_fast")
+    locations = babylm_locations("fast_eval/entity_tracking_fast")
     fetch = babylm_fetch("fast_eval/entity_tracking_fast")

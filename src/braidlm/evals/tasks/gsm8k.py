@@ -4,10 +4,10 @@ from pathlib import Path
 
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
-from braidlm.evals.files.unpacked_files import read_files
-from braidlm.evals.formats.maths_answers import last_number, plain_number, said_number
+from braidlm.evals.files.text_files import unpacked_files
+from braidlm.evals.formats.maths_answers import last_number, plain_number, stated_number
 from braidlm.evals.formats.maths_examples import GSM8K
-from braidlm.evals.formats.maths_problems import Manner, MathsProblems, Question
+from braidlm.evals.formats.maths_problems import MathsProblems, Question, QuestionFormat
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"question": "How many ...?", "answer": "2 + 1 = 3\\n#### 3"}'
@@ -22,7 +22,7 @@ class Gsm8k(Task):
     size = "1,319 problems (test)"
     licence = "MIT"
     metric = "exact match, %"
-    places = (
+    locations = (
         "maths-and-code/gsm8k.test.jsonl",
         "gsm8k.test.jsonl",
         "grade-school-math/grade_school_math/data/test.jsonl",
@@ -34,21 +34,21 @@ class Gsm8k(Task):
     )
     uses = ("shots",)
 
-    def open(self, place: Path) -> MathsProblems:
-        rows = rows_of(read_files(place, "test.jsonl"), place, EXAMPLE)
-        manner = Manner(
-            form="Q: {}\nA:",
+    def open(self, path: Path) -> MathsProblems:
+        rows = rows_of(unpacked_files(path, "test.jsonl"), path, EXAMPLE)
+        question_format = QuestionFormat(
+            template="Q: {}\nA:",
             examples=GSM8K,
             stop="Q:",
             max_tokens=256,
-            is_right=lambda solution, answer: said_number(solution) == answer,
+            is_right=lambda solution, answer: stated_number(solution) == answer,
             also={"by the last number": lambda solution, answer: last_number(solution) == answer},
         )
-        return MathsProblems([_question(row) for row in rows], manner, rows.sha256)
+        return MathsProblems([_question(row) for row in rows], question_format, rows.sha256)
 
 
 def _question(row: Row) -> Question:
     _, mark, answer = row.text("answer").rpartition(MARK)
     if not mark or not plain_number(answer):
-        raise row.wrong(f"'answer' does not end with {MARK} and a number")
+        raise row.error(f"'answer' does not end with {MARK} and a number")
     return Question(row.text("question"), plain_number(answer))

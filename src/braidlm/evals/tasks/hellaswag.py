@@ -2,7 +2,7 @@
 
 import re
 
-from braidlm.evals.files.choice_rows import inner, label, numbered, value
+from braidlm.evals.files.choice_rows import numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, endings, metric
@@ -22,18 +22,18 @@ class HellaSwag(ChoiceTask):
     licence = "MIT"
     headline = "per byte"
     metric = metric("per byte")
-    places = ("choice/hellaswag.jsonl", "hellaswag.jsonl", "hellaswag", "choice/hellaswag-2000.json")
+    locations = ("choice/hellaswag.jsonl", "hellaswag.jsonl", "hellaswag", "choice/hellaswag-2000.json")
     hub = HubSource("Rowan/hellaswag", None, ("validation",))
     fetch = hub.command.format(task="hellaswag")
 
     def question(self, row: Row) -> Question:
-        if "endings" in row.facts:
-            choices, answer = numbered(row, "endings", "label")
-            scene = f"{row.text('activity_label')}: {row.text('ctx_a')} {str(value(row, 'ctx_b')).capitalize()}"
+        if "endings" in row.fields:
+            choices, answer = numbered_options(row, "endings", "label")
+            scene = f"{row.text('activity_label')}: {row.text('ctx_a')} {str(row.value('ctx_b')).capitalize()}"
             return endings(cleaned(scene), [cleaned(choice) for choice in choices], answer)
-        letters = inner(row, "choices")
-        choices = [cleaned(letters.text(letter)) for letter in sorted(letters.facts)]
-        return endings(cleaned(row.text("question")).lstrip(), choices, label(row, "answer", sorted(letters.facts)))
+        letters = row.inner("choices")
+        choices = [cleaned(letters.text(letter)) for letter in sorted(letters.fields)]
+        return endings(cleaned(row.text("question")).lstrip(), choices, row.label("answer", sorted(letters.fields)))
 
 
 def cleaned(text: str) -> str:

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from braidlm.evals.files.json_rows import Row, TextFile, rows_of
-from braidlm.evals.files.unpacked_files import read_files
-from braidlm.evals.formats.maths_answers import last_boxed, said_expression, same_expression
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.text_files import TextFile, unpacked_files
+from braidlm.evals.formats.maths_answers import last_boxed, same_expression, stated_expression
 from braidlm.evals.formats.maths_examples import MATH
-from braidlm.evals.formats.maths_problems import Manner, MathsProblems, Question
+from braidlm.evals.formats.maths_problems import MathsProblems, Question, QuestionFormat
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"problem": "Find ...", "level": "Level 3", "type": "Algebra", "solution": "... $\\\\boxed{2}$."}'
@@ -21,31 +21,31 @@ class Math(Task):
     size = "5,000 problems (test)"
     licence = "MIT"
     metric = "exact match, %"
-    places = ("maths-and-code/math.test.jsonl", "math.test.jsonl", "MATH/test", "math")
+    locations = ("maths-and-code/math.test.jsonl", "math.test.jsonl", "MATH/test", "math")
     fetch = (
         "`curl -L https://people.eecs.berkeley.edu/~hendrycks/MATH.tar | tar x -C DATA` gets it; a JSONL file with one "
         f"problem a line will do: {EXAMPLE}."
     )
     uses = ("shots",)
 
-    def open(self, place: Path) -> MathsProblems:
-        rows = rows_of(_files(place), place, EXAMPLE)
-        manner = Manner(
-            form="Problem:\n{}\n\nSolution:",
+    def open(self, path: Path) -> MathsProblems:
+        rows = rows_of(_files(path), path, EXAMPLE)
+        question_format = QuestionFormat(
+            template="Problem:\n{}\n\nSolution:",
             examples=MATH,
             stop="Problem:",
             max_tokens=512,
-            is_right=lambda solution, answer: same_expression(said_expression(solution), answer),
+            is_right=lambda solution, answer: same_expression(stated_expression(solution), answer),
             also={},
         )
-        return MathsProblems([_question(row) for row in rows], manner, rows.sha256)
+        return MathsProblems([_question(row) for row in rows], question_format, rows.sha256)
 
 
-def _files(place: Path) -> list[TextFile]:
+def _files(path: Path) -> list[TextFile]:
     """JSONL, or the original's folders with a file for each problem."""
-    paths = sorted(place.rglob("*.json")) if place.is_dir() else []
+    paths = sorted(path.rglob("*.json")) if path.is_dir() else []
     if not paths:
-        return read_files(place)
+        return unpacked_files(path)
     return [TextFile(f"{path.parent.name}/{path.name}", str(path), _one_line(path)) for path in paths]
 
 
@@ -60,6 +60,6 @@ def _one_line(path: Path) -> bytes:
 def _question(row: Row) -> Question:
     answer = last_boxed(row.text("solution"))
     if answer is None:
-        raise row.wrong("'solution' has no \\boxed{} answer")
-    kind, level = row.facts.get("type"), row.facts.get("level")
+        raise row.error("'solution' has no \\boxed{} answer")
+    kind, level = row.fields.get("type"), row.fields.get("level")
     return Question(row.text("problem"), answer, str(kind) if kind else None, (("level", str(level)),) if level else ())

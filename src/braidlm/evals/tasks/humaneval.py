@@ -5,10 +5,10 @@ from pathlib import Path
 
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
-from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
 from braidlm.evals.formats.code_texts import HUMANEVAL_STOPS, humaneval_program
-from braidlm.evals.scoring.stops import has_any
+from braidlm.evals.scoring.stop_strings import contains_any
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"task_id": "x/0", "prompt": "def f(x):\\n", "entry_point": "f", "test": "def check(candidate): ..."}'
@@ -23,7 +23,7 @@ class HumanEval(Task):
     size = "164 problems"
     licence = "MIT"
     metric = "pass@1, %"
-    places = (
+    locations = (
         "maths-and-code/HumanEval.jsonl.gz",
         "human-eval/data/HumanEval.jsonl.gz",
         "HumanEval.jsonl.gz",
@@ -35,17 +35,17 @@ class HumanEval(Task):
     )
     uses = CODE_SETTINGS
 
-    def open(self, place: Path) -> CodeProblems:
-        rows = rows_of(read_files(place), place, EXAMPLE)
+    def open(self, path: Path) -> CodeProblems:
+        rows = rows_of(unpacked_files(path), path, EXAMPLE)
         return CodeProblems([_problem(row) for row in rows], rows.sha256)
 
 
 def _problem(row: Row) -> Problem:
-    facts = {key: row.text(key) for key in ("task_id", "prompt", "entry_point", "test")}
+    fields = {key: row.text(key) for key in ("task_id", "prompt", "entry_point", "test")}
     return Problem(
-        name=facts["task_id"],
+        name=fields["task_id"],
         language="python",
-        prompt=lambda shots: facts["prompt"],
-        is_finished=functools.partial(has_any, stops=HUMANEVAL_STOPS),
-        program=functools.partial(humaneval_program, facts),
+        prompt=lambda shots: fields["prompt"],
+        is_finished=functools.partial(contains_any, stops=HUMANEVAL_STOPS),
+        program=functools.partial(humaneval_program, fields),
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.files.json_rows import Row, rows_of
-from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
 from braidlm.evals.formats.code_texts import x_is_finished, x_program
 from braidlm.evals.sandbox.languages import LANGUAGES
@@ -15,7 +15,7 @@ from braidlm.evals.tasks.task import TASKS, Task
 EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int main(){ ... }"}'
 PREFIX = "humaneval_"
 OWN_KEYS = {"go": ("import", "test_setup")}
-"""What rows of a language have beside prompt and test; may be empty."""
+"""Fields of a language's rows beside prompt and test; their values may be empty."""
 
 
 @TASKS.register("humaneval_x")
@@ -26,33 +26,33 @@ class HumanEvalX(Task):
     size = "164 problems in each of 5 languages"
     licence = "Apache 2.0"
     metric = "pass@1, % (mean over the languages that could be run)"
-    places = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
+    locations = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
     fetch = "`git clone https://github.com/THUDM/CodeGeeX DATA/CodeGeeX` gets it."
     uses = CODE_SETTINGS
 
-    def open(self, place: Path) -> CodeProblems:
-        files = read_files(place, f"{PREFIX}*.jsonl")
+    def open(self, path: Path) -> CodeProblems:
+        files = unpacked_files(path, f"{PREFIX}*.jsonl")
         known = [file for file in files if file.stem.removeprefix(PREFIX) in LANGUAGES]
         if not known:
             raise BraidError(
                 f"none of these files is of a language that can be run: {', '.join(file.name for file in files)}",
-                str(place),
+                str(path),
                 f"Files are {PREFIX}NAME.jsonl, with NAME one of {', '.join(LANGUAGES)}.",
             )
-        rows = rows_of(known, place, EXAMPLE)
+        rows = rows_of(known, path, EXAMPLE)
         return CodeProblems([_problem(row, row.stem.removeprefix(PREFIX)) for row in rows], rows.sha256)
 
 
 def _problem(row: Row, language: str) -> Problem:
-    facts = {key: row.text(key) for key in ("task_id", "prompt", "test")}
+    fields = {key: row.text(key) for key in ("task_id", "prompt", "test")}
     for key in OWN_KEYS.get(language, ()):
-        if not isinstance(row.facts.get(key), str):
-            raise row.wrong(f"there is no text '{key}'")
-        facts[key] = row.facts[key]
+        if not isinstance(row.fields.get(key), str):
+            raise row.error(f"there is no text '{key}'")
+        fields[key] = row.fields[key]
     return Problem(
-        name=facts["task_id"],
+        name=fields["task_id"],
         language=language,
-        prompt=lambda shots: facts["prompt"],
+        prompt=lambda shots: fields["prompt"],
         is_finished=functools.partial(x_is_finished, language),
-        program=functools.partial(x_program, language, facts),
+        program=functools.partial(x_program, language, fields),
     )

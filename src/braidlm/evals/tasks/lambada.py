@@ -19,19 +19,19 @@ class Lambada(Task):
     size = "5,153 passages"
     licence = "CC BY 4.0 (LAMBADA)"
     metric = "accuracy, %"
-    places = ("choice/lambada_openai.jsonl", "lambada_openai.jsonl", "lambada.jsonl", "lambada")
+    locations = ("choice/lambada_openai.jsonl", "lambada_openai.jsonl", "lambada.jsonl", "lambada")
     hub = HubSource("EleutherAI/lambada_openai", "default")
     fetch = hub.command.format(task="lambada")
 
-    def open(self, place: Path) -> LastWords:
-        rows = question_rows(place, EXAMPLE)
+    def open(self, path: Path) -> LastWords:
+        rows = question_rows(path, EXAMPLE)
         return LastWords([_passage(row) for row in rows], rows.sha256)
 
 
 def _passage(row: Row) -> tuple[str, str]:
-    if "continuation" in row.facts:
+    if "continuation" in row.fields:
         return row.text("context"), f" {row.text('continuation').strip()}"
     before, space, word = row.text("text").rpartition(" ")
     if not before.strip() or not word.strip():
-        raise row.wrong("'text' is to end with a word after a space")
+        raise row.error("'text' is to end with a word after a space")
     return before, space + word

@@ -7,17 +7,17 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
-from braidlm.evals.files.unpacked_files import read_files
+from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
 from braidlm.evals.formats.code_texts import MBPP_STOPS, mbpp_program, mbpp_prompt
-from braidlm.evals.scoring.stops import has_any
+from braidlm.evals.scoring.stop_strings import contains_any
 from braidlm.evals.tasks.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"task_id": 11, "text": "Write ...", "code": "def f(): ...", "test_list": ["assert f() == 1"]}'
-SHOWN = (2, 3, 4)
-"""The tasks whose solutions stand before a question, as in the data set's own description."""
-TESTED = range(11, 511)
+EXAMPLE_TASKS = (2, 3, 4)
+"""The tasks whose solutions precede a question, as in the data set's own description."""
+TEST_TASKS = range(11, 511)
 
 
 @TASKS.register("mbpp")
@@ -30,53 +30,53 @@ class Mbpp(Task):
     size = "500 problems (tasks 11 to 510)"
     licence = "CC BY 4.0"
     metric = "pass@1, %"
-    places = ("maths-and-code/mbpp.jsonl", "mbpp.jsonl", "mbpp")
+    locations = ("maths-and-code/mbpp.jsonl", "mbpp.jsonl", "mbpp")
     hub = HubSource("google-research-datasets/mbpp", "full", ("prompt", "test"))
     fetch = "It is `mbpp/mbpp.jsonl` of https://github.com/google-research/google-research, or " + hub.command.format(
         task="mbpp"
     )
     uses = (*CODE_SETTINGS, "shots")
 
-    def open(self, place: Path) -> CodeProblems:
-        read = rows_of(read_files(place), place, EXAMPLE)
-        rows = {int(row.number("task_id")): _facts(row) for row in read}
-        tested = [rows[number] for number in TESTED if number in rows]
+    def open(self, path: Path) -> CodeProblems:
+        rows = rows_of(unpacked_files(path), path, EXAMPLE)
+        tasks = {int(row.number("task_id")): _fields(row) for row in rows}
+        tested = [tasks[number] for number in TEST_TASKS if number in tasks]
         if not tested:
             raise BraidError(
-                f"no task of the test set is here (task_id {TESTED.start} to {TESTED.stop - 1})",
-                str(place),
+                f"no task of the test set is here (task_id {TEST_TASKS.start} to {TEST_TASKS.stop - 1})",
+                str(path),
                 f"A line is {EXAMPLE}.",
             )
-        examples = [rows[number] for number in SHOWN if number in rows]
-        return CodeProblems([_problem(facts, examples, place) for facts in tested], read.sha256)
+        examples = [tasks[number] for number in EXAMPLE_TASKS if number in tasks]
+        return CodeProblems([_problem(fields, examples, path) for fields in tested], rows.sha256)
 
 
-def _facts(row: Row) -> dict[str, Any]:
-    tests = row.facts.get("test_list")
+def _fields(row: Row) -> dict[str, Any]:
+    tests = row.fields.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-        raise row.wrong(f"'test_list' is to be a list of tests, not {str(tests)[:40]}")
-    setup = row.facts.get("test_setup_code") or ""
+        raise row.error(f"'test_list' is to be a list of tests, not {str(tests)[:40]}")
+    setup = row.fields.get("test_setup_code") or ""
     if not isinstance(setup, str):
-        raise row.wrong(f"'test_setup_code' is to be text, not {str(setup)[:40]}")
+        raise row.error(f"'test_setup_code' is to be text, not {str(setup)[:40]}")
     texts = {key: row.text(key) for key in ("text", "code")}
     return {**texts, "task_id": int(row.number("task_id")), "test_list": tests, "test_setup_code": setup}
 
 
-def _problem(facts: dict[str, Any], examples: list[dict[str, Any]], place: Path) -> Problem:
+def _problem(fields: dict[str, Any], examples: list[dict[str, Any]], path: Path) -> Problem:
     def prompt(shots: int | None) -> str:
-        wanted = len(SHOWN) if shots is None else shots
-        if wanted > len(examples):
+        count = len(EXAMPLE_TASKS) if shots is None else shots
+        if count > len(examples):
             raise BraidError(
-                f"{wanted} examples are asked for, and there are {len(examples)}",
-                str(place),
-                f"They are the tasks {', '.join(map(str, SHOWN))}; `--shots 0` asks without examples.",
+                f"{count} examples are asked for, and there are {len(examples)}",
+                str(path),
+                f"They are the tasks {', '.join(map(str, EXAMPLE_TASKS))}; `--shots 0` asks without examples.",
             )
-        return mbpp_prompt(facts, examples[:wanted])
+        return mbpp_prompt(fields, examples[:count])
 
     return Problem(
-        name=f"MBPP/{facts['task_id']}",
+        name=f"MBPP/{fields['task_id']}",
         language="python",
         prompt=prompt,
-        is_finished=functools.partial(has_any, stops=MBPP_STOPS),
-        program=functools.partial(mbpp_program, facts),
+        is_finished=functools.partial(contains_any, stops=MBPP_STOPS),
+        program=functools.partial(mbpp_program, fields),
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.evals.files.choice_rows import label
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.json_rows import Row, TextFile, files_of, rows_of, sha256_of_files, text_of
+from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
 from braidlm.evals.formats.multiple_choice import Measure, MultipleChoice, Question, endings, metric
 from braidlm.evals.tasks.task import TASKS, Task
 
@@ -26,29 +26,29 @@ class _Mmlu(Task):
     licence = "MIT"
     metric = metric("raw")
     headline: Measure = "raw"
-    places = ("choice/mmlu", "mmlu")
+    locations = ("choice/mmlu", "mmlu")
     hub = HUB
     shots = 0
     fixed_options = True
 
-    def open(self, place: Path) -> MultipleChoice:
-        files = _files(place, "test")
-        shown = _files(place, "dev") if self.shots else []
+    def open(self, path: Path) -> MultipleChoice:
+        files = _files(path, "test")
+        dev_files = _files(path, "dev") if self.shots else []
         examples: dict[str, list[Row]] = {}
-        for row in _rows(shown):
+        for row in _rows(dev_files):
             examples.setdefault(row.text("subject"), []).append(row)
         questions = [self.question(row, examples.get(row.text("subject"), [])) for row in _rows(files)]
-        digest = sha256_of_files([*files, *shown])
+        digest = sha256_of_files([*files, *dev_files])
         return MultipleChoice(questions, digest, self.headline, fixed_options=self.fixed_options)
 
     def question(self, row: Row, examples: Sequence[Row]) -> Question:
         """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
         if len(examples) < self.shots:
-            raise row.wrong(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
+            raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
         subject = row.text("subject")
         about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
-        shown = "".join(f"{_asked(each)} {LETTERS[_answer(each)]}\n\n" for each in examples[: self.shots])
-        return endings(about + shown + _asked(row), LETTERS, _answer(row), subject)
+        solved = "".join(f"{_prompt(each)} {LETTERS[_answer(each)]}\n\n" for each in examples[: self.shots])
+        return endings(about + solved + _prompt(row), LETTERS, _answer(row), subject)
 
 
 @TASKS.register("mmlu")
@@ -61,7 +61,7 @@ class Mmlu(_Mmlu):
 
 @TASKS.register("mmlu_5shot")
 class MmluFiveShots(_Mmlu):
-    """The same after five examples of the subject, as papers report it; needs a context of some thousand tokens."""
+    """The same after five examples of the subject, as papers report it; needs a context of a few thousand tokens."""
 
     description = "MMLU: the letter of the answer after five examples of the subject"
     fetch = HUB.command.format(task="mmlu_5shot")
@@ -83,31 +83,31 @@ class MmluContinuation(_Mmlu):
         return endings(prompt, row.texts("choices"), _answer(row), subject)
 
 
-def _asked(row: Row) -> str:
+def _prompt(row: Row) -> str:
     options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, _choices(row), strict=True)]
     return "\n".join([row.text("question").strip(), *options, "Answer:"])
 
 
 def _choices(row: Row) -> list[str]:
-    found = row.texts("choices")
-    if len(found) != len(LETTERS):
-        raise row.wrong(f"there are {len(found)} options, and {len(LETTERS)} are expected")
-    return found
+    choices = row.texts("choices")
+    if len(choices) != len(LETTERS):
+        raise row.error(f"there are {len(choices)} options, and {len(LETTERS)} are expected")
+    return choices
 
 
 def _answer(row: Row) -> int:
-    return label(row, "answer", range(len(LETTERS)))
+    return row.label("answer", range(len(LETTERS)))
 
 
-def _files(place: Path, split: str) -> list[TextFile]:
+def _files(path: Path, split: str) -> list[TextFile]:
     """CSV files in a folder of the split's name, or one JSONL file."""
-    if place.is_file() and split == "test":
-        return files_of(place)
-    if (place / f"{split}.jsonl").is_file():
-        return files_of(place / f"{split}.jsonl")
-    if not (place / split).is_dir():
-        raise BraidError(f"there is no {split}/SUBJECT_{split}.csv and no {split}.jsonl here", str(place))
-    return files_of(place / split, ".csv")
+    if path.is_file() and split == "test":
+        return files_of(path)
+    if (path / f"{split}.jsonl").is_file():
+        return files_of(path / f"{split}.jsonl")
+    if not (path / split).is_dir():
+        raise BraidError(f"there is no {split}/SUBJECT_{split}.csv and no {split}.jsonl here", str(path))
+    return files_of(path / split, ".csv")
 
 
 def _rows(files: Sequence[TextFile]) -> list[Row]:
@@ -121,14 +121,14 @@ def _json_rows(file: TextFile) -> list[Row]:
 def _csv_rows(file: TextFile) -> list[Row]:
     """Question, four options, letter: no heading; the subject is the file's name."""
     subject = file.stem.rpartition("_")[0] or file.stem
-    reader = csv.reader(io.StringIO(text_of(file), newline=""))
-    found = []
+    reader = csv.reader(io.StringIO(file.text, newline=""))
+    rows = []
     for cells in reader:
         row = Row({}, file.stem, f"{file.where}, line {reader.line_num}", EXAMPLE_CSV)
         if len(cells) != len(LETTERS) + 2:
-            raise row.wrong(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected")
+            raise row.error(f"there are {len(cells)} cells, and {len(LETTERS) + 2} are expected")
         if cells[-1] not in LETTERS:
-            raise row.wrong(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}")
-        facts = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
-        found.append(replace(row, facts=facts))
-    return found
+            raise row.error(f"the answer is to be one of {', '.join(LETTERS)}, not {cells[-1]!r}")
+        fields = {"question": cells[0], "choices": cells[1:-1], "answer": LETTERS.index(cells[-1]), "subject": subject}
+        rows.append(replace(row, fields=fields))
+    return rows

@@ -1,6 +1,6 @@
 """OpenBookQA: elementary science, without the book."""
 
-from braidlm.evals.files.choice_rows import labelled, numbered
+from braidlm.evals.files.choice_rows import labelled_options, numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, endings, metric
@@ -17,11 +17,11 @@ class OpenBookQA(ChoiceTask):
     licence = "none is stated (see allenai.org/data/open-book-qa)"
     headline = "per byte"
     metric = metric("per byte")
-    places = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
+    locations = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
     hub = HubSource("allenai/openbookqa", "main")
     fetch = hub.command.format(task="openbookqa")
 
     def question(self, row: Row) -> Question:
-        if "query" in row.facts:
-            return endings(row.text("query"), *numbered(row))
-        return endings(row.text("question_stem"), *labelled(row))
+        if "query" in row.fields:
+            return endings(row.text("query"), *numbered_options(row))
+        return endings(row.text("question_stem"), *labelled_options(row))

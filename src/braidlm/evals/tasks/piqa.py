@@ -1,6 +1,6 @@
-"""PIQA: which of two ways to reach a goal works."""
+"""PIQA: which of two solutions for a goal works."""
 
-from braidlm.evals.files.choice_rows import label, numbered
+from braidlm.evals.files.choice_rows import numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, endings
@@ -10,17 +10,17 @@ from braidlm.evals.tasks.task import TASKS
 
 @TASKS.register("piqa")
 class Piqa(ChoiceTask):
-    """`Question: ...\\nAnswer:` and a way (lm-evaluation-harness, tasks/piqa)."""
+    """`Question: ...\\nAnswer:` and a solution (lm-evaluation-harness, tasks/piqa)."""
 
     description = "PIQA: which of two ways to reach an everyday goal works"
     size = "1,838 goals (validation)"
     licence = "AFL 3.0"
-    places = ("choice/piqa.jsonl", "piqa.jsonl", "piqa")
+    locations = ("choice/piqa.jsonl", "piqa.jsonl", "piqa")
     hub = HubSource("baber/piqa", None, ("validation",))
     fetch = hub.command.format(task="piqa")
 
     def question(self, row: Row) -> Question:
-        if "query" in row.facts:
-            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered(row))
-        ways = [row.text("sol1"), row.text("sol2")]
-        return endings(f"Question: {row.text('goal')}\nAnswer:", ways, label(row, "label", (0, 1)))
+        if "query" in row.fields:
+            return endings(f"{row.text('query').rstrip()}\nAnswer:", *numbered_options(row))
+        solutions = [row.text("sol1"), row.text("sol2")]
+        return endings(f"Question: {row.text('goal')}\nAnswer:", solutions, row.label("label", (0, 1)))

@@ -1,30 +1,30 @@
-"""What every task says of itself, and the list of them."""
+"""The base class of tasks, and their registry."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
+from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.reports.results import TaskResult
-from braidlm.evals.scoring.contestant import Contestant
-from braidlm.evals.scoring.scorer import Advance
+from braidlm.evals.results import TaskResult
+from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.model.config.registry import Registry
 
 TASKS = Registry("task")
 
 
 class OpenTask(Protocol):
-    """A task whose data has been read and checked; it can be given to any number of models."""
+    """A task whose data has been read and checked, for any number of models."""
 
     @property
     def count(self) -> int:
-        """Items."""
+        """The number of items."""
 
     @property
     def sha256(self) -> str:
-        """Of the data."""
+        """The hash of the data."""
 
-    def evaluate(self, task: str, model: Contestant, advance: Advance | None = None) -> TaskResult:
+    def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """One model's result, under the task's name."""
 
 
@@ -33,24 +33,24 @@ class Task(ABC):
 
     description: str
     size: str
-    """How much there is of it."""
+    """The amount of data, in words."""
     licence: str
     metric: str
-    places: tuple[str, ...]
-    """Where its data is usually found inside the data folder."""
+    locations: tuple[str, ...]
+    """The usual locations of its data inside the data folder."""
     fetch: str
-    """How to get the data: a sentence for someone who has not got it, in which DATA stands for the data folder."""
+    """How to get the data: a sentence for someone who does not have it, in which DATA stands for the data folder."""
     collection: str = ""
-    """How to get what the data is a part of; said once where several tasks of one collection are missing."""
+    """How to get the collection that the data is part of; shown once where several tasks of it are missing."""
     hub: HubSource | None = None
-    """Where `hub:` finds the data, if the task reads it from there."""
+    """The data set for `hub:`, if the task can read it from the Hub."""
     uses: tuple[str, ...] = ()
-    """The user's settings (`contestant.Settings`) that its score depends on."""
-    over_run = False
-    """Whether its score is one of a run, over all checkpoints (`over_runs.py`)."""
+    """The fields of `Settings` that its score depends on."""
+    scores_runs = False
+    """Whether it scores whole runs, over all checkpoints (`run_scores.py`)."""
     version = 1
-    """Raised when the same model and data would give another score: results kept before no longer count."""
+    """Raised when the same model and data would give another score: results cached before no longer count."""
 
     @abstractmethod
-    def open(self, place: Path) -> OpenTask:
+    def open(self, path: Path) -> OpenTask:
         """Read and check the data."""

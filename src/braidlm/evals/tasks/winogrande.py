@@ -1,6 +1,6 @@
-"""WinoGrande: which of two names a pronoun's place stands for, by how well the rest of the sentence follows."""
+"""WinoGrande: which of two names fits a gap, by the probability of the rest of the sentence."""
 
-from braidlm.evals.files.choice_rows import label, numbered
+from braidlm.evals.files.choice_rows import numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, beginnings
@@ -16,16 +16,16 @@ class WinoGrande(ChoiceTask):
     description = "WinoGrande: which of two names fits a gap, by the probability of the rest of the sentence"
     size = "1,267 sentences"
     licence = "CC BY"
-    places = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
+    locations = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
     hub = HubSource("allenai/winogrande", "winogrande_xl", ("validation",))
     fetch = hub.command.format(task="winogrande")
 
     def question(self, row: Row) -> Question:
-        if "context_options" in row.facts:
-            contexts, answer = numbered(row, "context_options")
+        if "context_options" in row.fields:
+            contexts, answer = numbered_options(row, "context_options")
             return beginnings(contexts, row.text("continuation"), answer)
         before, gap, after = row.text("sentence").partition("_")
         if not gap or not after.strip():
-            raise row.wrong("'sentence' is to have a gap (_) and something behind it")
+            raise row.error("'sentence' is to have a gap (_) and something behind it")
         contexts = [before + row.text(option) for option in ("option1", "option2")]
-        return beginnings(contexts, after.strip(), label(row, "answer", (1, 2)))
+        return beginnings(contexts, after.strip(), row.label("answer", (1, 2)))

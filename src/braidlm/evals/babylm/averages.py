@@ -1,0 +1,151 @@
+"""Macro averages over the BabyLM 2025 tasks, with and without age of acquisition.
+
+Two definitions are in use, and differ by several points:
+
+- `challenge`: the mean over the benchmarks, as the pipeline's README defines it: "means across a row of the table",
+  where GLUE is one benchmark, and eye tracking and self-paced reading are two.
+- `by_column`: the mean over the columns of Table 1 of the MoEP paper, where BLiMP and its supplement are one, the two
+  made-up word tasks are one, the two reading tasks are one, and every GLUE task is one. The rows of the
+  challenge's baselines there come out to 0.05 without AoA; the paper's own rows, and its averages with AoA, do not.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from braidlm.evals.results import Evaluation, TaskResult
+from braidlm.evals.suites import SUITES
+
+ONE_OF = {
+    "blimp": ("blimp_filtered", "blimp_fast"),
+    "supplement": ("blimp_supplement", "supplement_fast"),
+    "ewok": ("ewok", "ewok_fast"),
+    "entity": ("entity_tracking", "entity_tracking_fast"),
+    "wug_adj": ("wug_adj",),
+    "wug_past": ("wug_past",),
+    "comps": ("comps",),
+}
+"""The task of each benchmark; of full and fast the first that was evaluated."""
+READING = ("eye_tracking", "self_paced")
+COLUMNS = {
+    "BLiMP": ("blimp", "supplement"),
+    "EWoK": ("ewok",),
+    "Entity": ("entity",),
+    "WUG": ("wug_adj", "wug_past"),
+    "COMPS": ("comps",),
+    "Reading": READING,
+}
+AOA = "aoa"
+SHARED = {*ONE_OF, *READING} - {"comps"}
+"""Benchmarks of both the fast and the full evaluation: a table shows no average without one of them."""
+GLUE = SUITES["glue_babylm"]
+KINDS = {
+    "challenge": ("BabyLM average", "the mean over the benchmarks, GLUE being one"),
+    "challenge_with_aoa": ("BabyLM average with AoA", "the same with age of acquisition"),
+    "by_column": ("BabyLM average by column", "the mean over the columns of the MoEP paper's Table 1"),
+    "by_column_with_aoa": ("BabyLM average by column with AoA", "the same with age of acquisition"),
+}
+
+
+@dataclass(frozen=True)
+class BabylmAverage:
+    """One model's averages, in percent; None where none of its tasks was evaluated."""
+
+    challenge: float | None
+    challenge_with_aoa: float | None
+    by_column: float | None
+    by_column_with_aoa: float | None
+    scores: dict[str, float] = field(default_factory=dict)
+    """Of each benchmark, GLUE's tasks by their own names."""
+    missing: list[str] = field(default_factory=list)
+    """Benchmarks that are not in the averages: averages over different benchmarks are not comparable."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """One kind of average in a table, of all models that have it."""
+
+    label: str
+    note: str
+    scores: dict[str, float]
+    """By model."""
+
+
+def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = None) -> BabylmAverage:
+    """From a model's results by task, and its run's age of acquisition, if that was measured."""
+    scores = dict(_scores(results))
+    glue = {name: _accuracy(results[name]) for name in GLUE if name in results}
+    row = [*scores.values(), *([sum(glue.values()) / len(glue)] if glue else [])]
+    columns = [_mean([scores[name] for name in names if name in scores]) for names in COLUMNS.values()]
+    table = [*(column for column in columns if column is not None), *glue.values()]
+    extra = [] if aoa is None else [aoa.score]
+    all_scores = {**scores, **glue, **({} if aoa is None else {AOA: aoa.score})}
+    return BabylmAverage(
+        challenge=_mean(row),
+        challenge_with_aoa=_mean([*row, *extra]) if extra else None,
+        by_column=_mean(table),
+        by_column_with_aoa=_mean([*table, *extra]) if extra else None,
+        scores=all_scores,
+        missing=[name for name in (*ONE_OF, *READING, *GLUE, AOA) if name not in all_scores],
+    )
+
+
+def babylm_averages(evaluation: Evaluation) -> dict[str, BabylmAverage]:
+    """Of every model that was evaluated on several BabyLM tasks, by its name."""
+    tasks = {name for names in ONE_OF.values() for name in names} | {"reading", *GLUE}
+    averages = {}
+    for model in evaluation.models:
+        if len(tasks & set(model.tasks)) > 1:
+            run = evaluation.over_runs.get(model.run or "", {})
+            averages[model.name] = babylm_average(model.tasks, run.get(AOA))
+    return averages
+
+
+def facts_of(averages: Mapping[str, BabylmAverage]) -> dict[str, Any]:
+    """Plain data, rounded to two decimals."""
+    return {
+        name: {
+            key: round(value, 2) if isinstance(value, float) else value
+            for key, value in vars(average).items()
+            if key != "scores"
+        }
+        | {"scores": {key: round(value, 2) for key, value in average.scores.items()}}
+        for name, average in averages.items()
+    }
+
+
+def averages(evaluation: Evaluation) -> list[Average]:
+    """Those that a table shows; the note names the missing benchmarks, since such averages are not comparable."""
+    complete = {name: facts for name, facts in evaluation.averages.items() if set(facts["scores"]) >= SHARED}
+    shown = []
+    for kind, (label, note) in KINDS.items():
+        scores = {name: facts[kind] for name, facts in complete.items() if facts[kind] is not None}
+        if scores:
+            shown.append(Average(label, note + _without(complete, kind), scores))
+    return shown
+
+
+def _without(averages: Mapping[str, Mapping[str, Any]], kind: str) -> str:
+    missing = {name for facts in averages.values() for name in facts["missing"]}
+    missing -= set() if kind.endswith("with_aoa") else {AOA}
+    if missing >= set(GLUE):
+        missing = {*(missing - set(GLUE)), "GLUE"}
+    return f"; without {', '.join(sorted(missing))}" if missing else ""
+
+
+def _scores(results: Mapping[str, TaskResult]) -> Iterator[tuple[str, float]]:
+    for benchmark, tasks in ONE_OF.items():
+        evaluated = [task for task in tasks if task in results]
+        if evaluated:
+            yield benchmark, results[evaluated[0]].score
+    if "reading" in results:
+        yield from ((name, results["reading"].parts[name].score) for name in READING)
+
+
+def _accuracy(result: TaskResult) -> float:
+    """The challenge of 2025 counts accuracy for every GLUE task; the score of some of our tasks is another metric."""
+    return result.also.get("accuracy", result.score)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

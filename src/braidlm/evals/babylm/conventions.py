@@ -1,0 +1,34 @@
+"""Conventions of the BabyLM 2025 challenge: where its data lies and comes from, and names of checkpoints."""
+
+import re
+
+FOLDERS = ("babylm-2025", "evaluation_data", "osfstorage/evaluation_data")
+"""Usual names of the folder of the challenge's data; inside are `full_eval` and `fast_eval`."""
+SOURCE = "the BabyLM 2025 evaluation data (https://osf.io/ryjfm/)"
+COMMAND = (
+    "`pip install osfclient && osf -p ryjfm clone DATA` gets the BabyLM 2025 data (its folder evaluation_data is all "
+    "that is needed)."
+)
+"""How to get all of it; shown once, however many of its tasks are evaluated."""
+LICENCE = "Apache 2.0 (BabyLM's files)"
+"""The LICENSE beside the data; the data sets that it was made from have terms of their own."""
+MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+def babylm_locations(*paths: str) -> tuple[str, ...]:
+    """The usual locations of `full_eval/NAME` or `fast_eval/NAME` inside the data folder, in the order to be tried."""
+    locations: list[str] = []
+    for path in paths:
+        locations += [*(f"{folder}/{path}" for folder in FOLDERS), path, path.rpartition("/")[2]]
+    return tuple(dict.fromkeys(locations))
+
+
+def babylm_fetch(path: str) -> str:
+    """How to get it."""
+    return f"It is `{path}` of {SOURCE}."
+
+
+def words_in_name(name: str) -> int | None:
+    """The words of training in the name of a checkpoint: 10,000,000 for `chck_10M`."""
+    match = re.fullmatch(r"chck_(\d+(?:\.\d+)?)([kKMB]?)", name)
+    return round(float(match[1]) * MULTIPLIERS[match[2]]) if match else None

@@ -1,0 +1,62 @@
+"""A model as tasks see it, in memory with its tokenizer, and the settings of its evaluation."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:  # the command line reads `Settings` and does not need torch
+    import torch
+
+    from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+    from braidlm.evals.scoring.scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of tasks; part of the key under which a result is cached."""
+
+    allow_code_execution: bool = False
+    """Whether programs that the model writes may be run."""
+    code_isolation: Literal["required", "best"] = "required"
+    """Whether they run only where the system can isolate them, or else with limits alone."""
+    code_samples: int = 10
+    """How many programs a model writes for each problem; pass@k needs k."""
+    code_temperature: float = 0.2
+    """What they are drawn with; 0 takes the most probable token."""
+    code_top_p: float | None = 0.95
+    """Only the most probable tokens that together have this much probability."""
+    shots: int | None = None
+    """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
+    finetune: Literal["full", "lora"] = "full"
+    """What fine-tuning trains: all parameters (BabyLM 2025's numbers), or adapters (PaPaformer's numbers)."""
+    seeds: int = 1
+    """How often a model is fine-tuned, each time from another seed; the score is the mean."""
+    finetune_epochs: int | None = None
+    """The most times that fine-tuning reads its examples; by default the paper's."""
+    finetune_learning_rate: float | None = None
+    """By default the paper's."""
+    finetune_batch_size: int | None = None
+    """Examples of one step; by default the paper's."""
+    finetune_length: int | None = None
+    """The most tokens of an example; by default the paper's."""
+    finetune_patience: int | None = None
+    """Epochs without a better score after which fine-tuning ends; by default the paper's."""
+
+
+@dataclass
+class EvaluatedModel:
+    """One model that is being evaluated."""
+
+    scorer: "Scorer"
+    tokenizer: "BraidTokenizer"
+    folder: Path | None = None
+    """The folder that it was loaded from, if any."""
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def model(self) -> Any:
+        return self.scorer.model
+
+    @property
+    def device(self) -> "torch.device":
+        return self.scorer.device

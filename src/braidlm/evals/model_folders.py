@@ -1,0 +1,140 @@
+"""The model folders that are evaluated: Braid's or plain transformers', and all checkpoints of a run."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.errors import BraidError
+from braidlm.core.files import read_json, sha256_of
+from braidlm.core.models.folders import (
+    check_vocabulary,
+    check_weights,
+    choose_paths,
+    load_config,
+    load_lineage,
+    load_model,
+)
+from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder, short_names
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.evals.babylm.conventions import words_in_name
+from braidlm.model.config.braid_config import BraidConfig
+
+StrPath = str | Path
+HASHED_FILES = (
+    "*.safetensors",
+    "*.bin",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files that determine a model's scores."""
+
+
+@dataclass
+class ModelFolder:
+    """A model folder that has been checked and not yet loaded."""
+
+    name: str
+    path: Path
+    is_braid: bool
+    tokenizer: BraidTokenizer
+    sha256: str
+    run: str | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    words: int | None = None
+    paths: list[str] | None = None
+    """The active paths, if they were chosen."""
+
+    def load(self, device: str) -> Any:
+        """The model in memory, in evaluation mode and in float32."""
+        if self.is_braid:
+            return load_model(self.path, device, self.paths)
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).to(device).eval()
+
+
+def open_model_folders(
+    folders: Sequence[StrPath] | Mapping[str, StrPath],
+    all_checkpoints: bool = False,
+    paths: Sequence[str] | None = None,
+) -> list[ModelFolder]:
+    """All models of an evaluation, checked before any of them is loaded; `paths` are the active ones."""
+    named = dict(folders) if isinstance(folders, Mapping) else short_names(folders)
+    if not named:
+        raise BraidError("there is no model to evaluate", todo="Name a model folder or a run folder.")
+    if not all_checkpoints:
+        return [open_model_folder(name, model_folder(folder), paths=paths) for name, folder in named.items()]
+    opened = []
+    for run, folder in named.items():
+        checkpoints = [open_model_folder(f"{run}/{path.name}", path, run, paths) for path in checkpoint_folders(folder)]
+        opened += sorted(checkpoints, key=lambda c: (c.words or 0, c.tokens or 0, c.steps or 0, c.name))
+    return opened
+
+
+def checkpoint_folders(folder: StrPath) -> list[Path]:
+    """The model folders of a run, or of any folder that holds some."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BraidError("there is no such folder", str(folder), "Give a run folder, or a folder of checkpoints.")
+    parent = folder / CHECKPOINTS if is_run(folder) else folder
+    checkpoints = [path.parent for path in parent.glob("*/config.json") if not path.parent.name.startswith(".")]
+    if not checkpoints:
+        raise BraidError(
+            "there are no checkpoints here", str(folder), "Leave out --all-checkpoints to evaluate a single model."
+        )
+    return sorted(checkpoints)
+
+
+def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequence[str] | None = None) -> ModelFolder:
+    """Check a model folder by its configuration, its tokenizer and the header of its weights."""
+    config = read_json(path / "config.json")
+    is_braid = isinstance(config, dict) and config.get("model_type") == BraidConfig.model_type
+    try:
+        tokenizer = load_tokenizer(path)
+    except BraidError as error:
+        todo = (
+            "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers: "
+            "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
+        )
+        raise BraidError("this model folder has no tokenizer that can be read", str(path), todo) from error
+    if is_braid:
+        braid_config = load_config(path)
+        check_weights(path, braid_config)
+        check_vocabulary(braid_config.vocab_size, tokenizer, str(path))
+        if paths is not None:
+            choose_paths(braid_config, paths, path)
+    elif paths is not None:
+        raise BraidError("only Braid's models have paths to choose from", str(path), "Leave out --paths.")
+    elif isinstance(config, dict) and isinstance(config.get("vocab_size"), int):
+        check_vocabulary(config["vocab_size"], tokenizer, str(path))
+    else:
+        raise BraidError("this is not the folder of a language model (its config.json has no vocab_size)", str(path))
+    training = (load_lineage(path) or {}).get("training") or {}
+    return ModelFolder(
+        name=name,
+        path=path,
+        is_braid=is_braid,
+        tokenizer=tokenizer,
+        sha256=model_hash(path),
+        run=run,
+        steps=training.get("steps"),
+        tokens=training.get("tokens"),
+        words=training.get("words") or words_in_name(path.name),
+        paths=None if paths is None else list(paths),
+    )
+
+
+def model_hash(folder: Path) -> str:
+    """SHA-256 over all files that determine the model's scores."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in HASHED_FILES for path in folder.glob(pattern)}):
+        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,134 @@
+"""The results of an evaluation as plain data, for tables, pages and programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from braidlm.core.errors import BraidError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the sets, files or domains of a task."""
+
+    score: float
+    count: int
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One model on one task."""
+
+    task: str
+    metric: str
+    score: float
+    count: int
+    """Items: pairs, documents."""
+    standard_error: float | None
+    """Of the score, from the spread of the items; None for a single item."""
+    higher_is_better: bool = True
+    chance: float | None = None
+    """The score of guessing."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    by: dict[str, dict[str, Part]] = field(default_factory=dict)
+    """Other partitions of the same items, by attributes of the data: field, phenomenon."""
+    also: dict[str, float] = field(default_factory=dict)
+    """The same answers by other metrics."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Counts that help to interpret the score."""
+    items: dict[str, list[Any]] = field(default_factory=dict)
+    """The model's answers to every item, in the order of the data: cached, and not part of `results.json`."""
+
+    @property
+    def shown(self) -> str:
+        """The score with its standard error."""
+        digits = 2 if max(abs(self.score), 10 * (self.standard_error or 0.0)) >= 10 else 4  # no more than the noise has
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
+        return f"{self.score:.{digits}f}{error}"
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "TaskResult":
+        """The inverse of `facts`."""
+        parts = {name: Part(**part) for name, part in facts["parts"].items()}
+        by = {
+            kind: {name: Part(**part) for name, part in groups.items()} for kind, groups in facts.get("by", {}).items()
+        }
+        return cls(**{**facts, "parts": parts, "by": by})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The best model of a task compared with the next (`statistics/significance.py`)."""
+
+    best: str
+    next: str
+    difference: float
+    """By how much the best is better, in the units of the score."""
+    standard_error: float | None
+    """Of that difference."""
+    paired: bool
+    """Whether the error was computed item by item."""
+    clear: bool
+    """Whether the difference is significant."""
+
+
+@dataclass
+class ModelResults:
+    """One model on all tasks."""
+
+    name: str
+    folder: str
+    sha256: str
+    run: str | None = None
+    """The name of the run that it is a checkpoint of, where all checkpoints are evaluated."""
+    steps: int | None = None
+    tokens: int | None = None
+    words: int | None = None
+    paths: list[str] | None = None
+    """The active paths, if they were chosen."""
+    tasks: dict[str, TaskResult] = field(default_factory=dict)
+
+
+@dataclass
+class Evaluation:
+    """All models on all tasks."""
+
+    models: list[ModelResults]
+    tasks: dict[str, dict[str, Any]]
+    """Of each task: description, metric, licence, data and its hash."""
+    dtype: str
+    versions: dict[str, str]
+    over_runs: dict[str, dict[str, TaskResult]] = field(default_factory=dict)
+    """By run and task: scores over all checkpoints of a run."""
+    verdicts: dict[str, Comparison] = field(default_factory=dict)
+    """By task, with several models: the best, and whether it is significantly better."""
+    averages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By model: macro averages, where tasks of a suite that has some were evaluated."""
+
+    @property
+    def runs(self) -> dict[str, list[ModelResults]]:
+        """The checkpoints of each run, in the order of training."""
+        runs: dict[str, list[ModelResults]] = {}
+        for model in self.models:
+            if model.run is not None:
+                runs.setdefault(model.run, []).append(model)
+        return runs
+
+    def of(self, name: str) -> ModelResults:
+        """One model's results."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise BraidError(f"no model '{name}' was evaluated")
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data, as `results.json` holds it."""
+        facts = {"format": 1, **asdict(self)}
+        for results in [*(model["tasks"] for model in facts["models"]), *facts["over_runs"].values()]:
+            for result in results.values():
+                del result["items"]
+        return facts

@@ -1,0 +1,264 @@
+"""The kinds of isolation: what a program can access of the system; none of its processes outlives the run.
+
+- `namespaces`: a separate root folder in memory, with the toolchains read-only and a scratch folder of limited size;
+  a process namespace, no network. Needs root, or a system that lets users create namespaces.
+- `landlock`: the system's own files, of which only the toolchains can be read and only the scratch folder be written.
+- `none`: limits and signals alone, for throw-away machines.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from braidlm.evals.sandbox import kernel, landlock
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SCRATCH = "/scratch"
+OLD = "/old"
+INSIDE_USER = 1000
+"""The user id inside a user namespace: not 0, so that executing a file drops all capabilities."""
+
+
+class Isolation:
+    """`none`, and the base class of the others."""
+
+    def __init__(self, job: dict[str, Any]):
+        self.job = job
+        self.user: int | None = job["user"] if os.geteuid() == 0 else None
+        """The user id of a program where the launcher is root: unique, so that its processes can be counted."""
+        self.scratch = ""
+
+    def enter(self) -> None:
+        """Called in the launcher, before anything is started."""
+        kernel.control(kernel.ADOPT_ORPHANS, 1)
+        self.scratch = tempfile.mkdtemp(dir=self.job["scratch"])
+        if self.user is not None:
+            os.chown(self.scratch, self.user, self.user)
+            os.chmod(self.job["scratch"], 0o711)
+
+    def set_up(self) -> None:
+        """Called in the process that starts the steps."""
+        _write_files(self.scratch, self.job["files"], self.user)
+
+    def restrict(self) -> None:
+        """Called in the program's own process, right before it begins."""
+        if self.user is not None:
+            _switch_user(self.user)
+        kernel.control(kernel.DIE_WITH_PARENT, signal.SIGKILL)
+
+    def kill_all(self, starter: int) -> None:
+        """Kill all descendants of the launcher, which adopts orphans; they are stopped first, as they might fork."""
+        deadline = time.monotonic() + 20
+        stopped: set[int] = set()
+        while time.monotonic() < deadline and (new := _descendants(os.getpid()) - stopped):
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        while time.monotonic() < deadline:
+            _signal(_descendants(os.getpid()), signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            time.sleep(0.001)
+        _delete(self.scratch)
+
+    def disk_used(self) -> int:
+        """Bytes in the scratch folder, where no file system limits them."""
+        total = 0
+        for root, _, names in os.walk(self.scratch):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(root, name)).st_blocks * 512
+        return total
+
+    def process_limit(self, processes: int) -> int | None:
+        """The value of RLIMIT_NPROC, which counts all processes of a user; None for no limit."""
+        return processes if self.user is not None else _tasks_of(os.geteuid()) + processes
+
+
+class Landlock(Isolation):
+    """Files are restricted by Landlock."""
+
+    def restrict(self) -> None:
+        super().restrict()
+        landlock.restrict_files(self.job["readable"], [self.scratch], DEVICES)
+
+
+class Namespaces(Isolation):
+    """Separate namespaces and a separate root folder."""
+
+    def enter(self) -> None:
+        self.scratch = SCRATCH
+        namespaces = kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_NAMES
+        try:
+            kernel.unshare(namespaces)
+        except PermissionError:
+            if self.user is not None:
+                _switch_user(self.user)
+                self.user = None
+            _new_user_namespace(namespaces)
+
+    def set_up(self) -> None:
+        kernel.unshare(kernel.NEW_MOUNTS)
+        kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+        _new_root(self.job["readable"], self.job["disk"])
+        _write_files(SCRATCH, self.job["files"], self.user)
+
+    def restrict(self) -> None:
+        if self.user is not None:
+            _switch_user(self.user)
+
+    def kill_all(self, starter: int) -> None:
+        """Kill the first process of the namespace, and with it all others; the mounts vanish with the last."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starter, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(starter, 0)
+
+    def disk_used(self) -> int:
+        return 0  # its file system has a size
+
+    def process_limit(self, processes: int) -> int | None:
+        return processes + 2  # the step runner is counted too
+
+
+ISOLATIONS: dict[str, type[Isolation]] = {"namespaces": Namespaces, "landlock": Landlock, "none": Isolation}
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started or adopted."""
+    processes: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                processes += map(int, file.read().split())
+    except OSError:  # it has just ended, or the kernel was built without these lists
+        processes += _children_by_search(process)
+    return processes
+
+
+def _descendants(process: int) -> set[int]:
+    descendants: set[int] = set()
+    for child in children(process):
+        descendants |= {child} | _descendants(child)
+    return descendants
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def resident_memory(process: int) -> int:
+    """Bytes in memory of a process and of all of its descendants."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm") as file:
+        total = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return total + sum(resident_memory(child) for child in children(process))
+
+
+def _children_by_search(process: int) -> list[int]:
+    processes = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[1]) == process:
+                processes.append(int(name))
+    return processes
+
+
+def _switch_user(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _new_user_namespace(others: int) -> None:
+    user, group = os.geteuid(), os.getegid()
+    kernel.control(kernel.MAY_BE_READ, 1)  # otherwise a process may not write its own maps after a change of user
+    kernel.unshare(kernel.NEW_USER | others)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INSIDE_USER} {user} 1"),
+        ("gid_map", f"{INSIDE_USER} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _new_root(readable: Iterable[str], disk: int) -> None:
+    """A root folder in memory with only the readable files, some devices and a scratch folder."""
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NO_SETUID, "mode=755,size=1m")
+    os.chdir("/tmp")
+    os.mkdir(OLD[1:])
+    kernel.pivot_root(".", OLD[1:])
+    os.chdir("/")
+    for path in readable:
+        _bind(path, kernel.READ_ONLY | kernel.NO_SETUID | kernel.NO_DEVICES)
+    for path in DEVICES:
+        _bind(path, kernel.READ_ONLY | kernel.NO_SETUID)
+    os.mkdir("/proc", 0o755)
+    flags = kernel.NO_SETUID | kernel.NO_DEVICES | kernel.NO_EXECUTION
+    with contextlib.suppress(OSError):  # in a container that hides parts of /proc this is not allowed
+        kernel.mount("proc", "/proc", "proc", flags | kernel.READ_ONLY)
+    os.mkdir(SCRATCH)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.NO_SETUID | kernel.NO_DEVICES, f"mode=777,size={disk},nr_inodes=10k")
+    if not os.path.lexists("/tmp"):  # a toolchain may lie there
+        os.symlink(SCRATCH, "/tmp")
+    kernel.detach(OLD)
+    os.rmdir(OLD)
+    kernel.restrict_mount("/", kernel.READ_ONLY, recursive=False)
+
+
+def _bind(path: str, attributes: int) -> None:
+    """Bind-mount a file or folder of the old root in the new one; links stay links."""
+    source = OLD + path
+    if os.path.lexists(path) or not os.path.lexists(source):
+        return
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), path)
+        return
+    if os.path.isdir(source):
+        os.mkdir(path)
+    else:
+        os.close(os.open(path, os.O_CREAT, 0o644))
+    kernel.mount(source, path, None, kernel.BIND | kernel.RECURSIVE)
+    kernel.restrict_mount(path, attributes)
+
+
+def _write_files(folder: str, files: dict[str, str], user: int | None) -> None:
+    for name, text in files.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    if user is not None:
+        for root, _, names in os.walk(folder):
+            for path in (root, *(os.path.join(root, name) for name in names)):
+                os.chown(path, user, user)
+
+
+def _tasks_of(user: int) -> int:
+    """The number of processes and threads of a user."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def _delete(folder: str) -> None:
+    """Delete a folder whose permissions a program may have changed."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        for root, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(root, 0o700)

@@ -1,0 +1,342 @@
+"""The sandbox's interface: programs in, outcomes out.
+
+`Sandbox.open` chooses the best isolation of this system, tests it with a program that attempts what must not be
+possible, and refuses to run anything if one attempt succeeds.
+"""
+
+import contextlib
+import glob
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.sandbox import kernel, landlock
+from braidlm.evals.sandbox.probe import ATTEMPTS, probe
+
+IsolationPolicy = Literal["required", "best"]
+MEGABYTE = 1 << 20
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/etc/ssl/openssl.cnf",
+    "/nix/store",
+    "/gnu/store",
+)
+"""The files that programs need to run; no settings, no users, no homes."""
+SYSTEM_PATTERNS = ("/etc/java-*",)
+_USERS = itertools.cycle(range(60_000, 65_000))
+"""User ids of programs where Braid is root: rarely in use, and different ones, so that processes can be counted."""
+ADDED_SECONDS = 60
+"""How much longer than the steps' limits a launcher may take before it counts as broken."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource limits of one step."""
+
+    seconds: int = 3
+    """Of processor time."""
+    wall: float = 10.0
+    """Seconds by the clock."""
+    memory: int = 1024 * MEGABYTE
+    memory_is_watched: bool = False
+    """For runtimes that reserve far more address space than they use: resident memory is polled instead."""
+    may_fork: bool = False
+    """Whether it may start processes; threads are always allowed."""
+    processes: int = 32
+    """Processes and threads together."""
+    open_files: int = 64
+    file_size: int = 16 * MEGABYTE
+    output: int = MEGABYTE
+    """Bytes that may be printed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command, which begins with an absolute path; `{scratch}` is the folder of the files."""
+
+    command: Sequence[str]
+    limits: Limits = field(default_factory=Limits)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Files, and steps that run one after another in their folder, while they exit with 0."""
+
+    files: dict[str, str]
+    steps: Sequence[Step]
+    disk: int = 64 * MEGABYTE
+    """The maximum total size of all files."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a program."""
+
+    reason: str
+    """Why it failed; empty if every step exited with 0 within its limits."""
+    out: str = ""
+    """The end of the last step's output."""
+    err: str = ""
+    steps: int = 0
+    """How many were run."""
+
+    @property
+    def ended_well(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A kind of isolation that passed its test."""
+
+    isolation: str
+    filter: bool
+    readable: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    """What it does not prevent, with the policy `best`."""
+
+    @classmethod
+    def open(cls, policy: IsolationPolicy = "required", toolchains: Iterable[str] = ()) -> "Sandbox":
+        """The best isolation of this system, in which programs can read these toolchains; or an error with reasons."""
+        return _open(policy, tuple(dict.fromkeys(toolchains)))
+
+    @property
+    def statement(self) -> list[str]:
+        """What is enforced on this system."""
+        lines = list(_STATEMENTS[self.isolation])
+        if self.filter:
+            lines.append("system calls: no sockets, no signals to others, no tracing, no mounts (seccomp)")
+        lines.append("limits on processor time, time, memory, processes, open files, file sizes and output")
+        if self.failures:
+            lines.append(f"NOT prevented: {', '.join(self.failures)}")
+        return lines
+
+    def run(self, program: Program) -> Outcome:
+        """Run one program; returns when all of its processes and files are gone."""
+        needs_folder = self.isolation != "namespaces"
+        with tempfile.TemporaryDirectory(prefix="braid-") if needs_folder else contextlib.nullcontext() as scratch:
+            job = {
+                "isolation": self.isolation,
+                "filter": self.filter,
+                "readable": self.readable,
+                "user": next(_USERS),
+                "scratch": scratch,
+                "files": program.files,
+                "disk": program.disk,
+                "steps": [
+                    {**asdict(step.limits), "command": list(step.command), "environment": step.environment}
+                    for step in program.steps
+                ],
+            }
+            timeout = sum(step.limits.wall for step in program.steps) + ADDED_SECONDS
+            report = _launch(job, timeout)
+        if report["broken"]:
+            raise BraidError(f"the sandbox broke down: {report['broken']}", "code execution")
+        return _outcome(report["steps"], program)
+
+    def run_all(
+        self, programs: Sequence[Program], advance: Callable[[int, int], None] | None = None, workers: int | None = None
+    ) -> list[Outcome]:
+        """Run many programs, as many at once as there are processors; outcomes are in their order."""
+        workers = workers or len(os.sched_getaffinity(0))
+        outcomes = []
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for outcome in pool.map(self.run, programs):
+                    outcomes.append(outcome)
+                    if advance is not None:
+                        advance(len(outcomes), len(programs))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return outcomes
+
+
+_STATEMENTS = {
+    "namespaces": (
+        "files: its own root folder, with toolchains read-only, a scratch folder and nothing else (mount namespace)",
+        "network: none (network namespace)",
+        "processes: it sees only its own, and all are killed at the end (process namespace)",
+    ),
+    "landlock": (
+        "files: toolchains read-only, a scratch folder on disk and nothing else (Landlock)",
+        "processes: all are killed at the end; no signals to others",
+    ),
+    "none": ("files and network: NOT isolated", "processes: all are killed at the end"),
+}
+
+
+def _open(policy: IsolationPolicy, toolchains: tuple[str, ...]) -> Sandbox:
+    if sys.platform != "linux":
+        raise BraidError(
+            f"programs that a model wrote are run on Linux only, and this is {sys.platform}",
+            "code execution",
+            "Evaluate in a Linux container or virtual machine.",
+        )
+    readable = tuple(_readable(toolchains))
+    supported = kernel.MACHINE in kernel.SUPPORTED
+    problems = []
+    for isolation in ("namespaces", "landlock"):
+        sandbox = Sandbox(isolation, True, readable)
+        problem = _problem(sandbox, supported)
+        if problem is None:
+            return sandbox
+        problems.append(f"{isolation}: {problem}")
+    if policy == "required":
+        raise BraidError(
+            "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
+            "code execution",
+            "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. In a "
+            "throw-away machine without secrets, code_isolation=best runs programs with limits alone.",
+        )
+    sandbox = Sandbox("none", supported and not _run_probe(Sandbox("none", True, readable))[1], readable)
+    failures, problem = _run_probe(sandbox)
+    if problem:
+        raise BraidError(f"programs cannot be run on this system ({problem})", "code execution")
+    return Sandbox("none", sandbox.filter, readable, tuple(failures))
+
+
+def _problem(sandbox: Sandbox, supported: bool) -> str | None:
+    """Why an isolation cannot be used."""
+    if not supported:
+        return f"its system calls on {kernel.MACHINE} are not known"
+    if sandbox.isolation == "landlock" and landlock.version() == 0:
+        return "the kernel has none"
+    failures, problem = _run_probe(sandbox)
+    return problem or (f"does not prevent {', '.join(failures)}" if failures else None)
+
+
+def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
+    """What a program can do in this sandbox that it must not, and why it could not be tested."""
+    with tempfile.TemporaryDirectory(prefix="braid-") as folder:
+        os.chmod(folder, 0o755)
+        canary = Path(folder) / "canary"
+        canary.write_text("a bird")
+        canary.chmod(0o666)
+        program = Program(
+            {"probe.py": probe(str(canary), _a_file_at_home(sandbox.readable), os.getpid())},
+            [Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))],
+        )
+        try:
+            outcome = sandbox.run(program)
+            succeeded = json.loads(outcome.out)
+        except BraidError as error:
+            return [], error.what
+        except ValueError:
+            return [], f"Python does not run in it ({outcome.reason})"
+        changed = canary.read_text() != "a bird" or len(list(Path(folder).iterdir())) > 1
+    failures = [ATTEMPTS[name] for name in succeeded if name in ATTEMPTS]
+    return failures + (["writing outside its folder"] if changed and "write" not in succeeded else []), None
+
+
+def python() -> str:
+    """The interpreter itself, not a link to it in a virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def _readable(toolchains: Sequence[str]) -> list[str]:
+    """The system, Python, and the folders of the toolchains that lie elsewhere; none of them inside another."""
+    candidates = [*SYSTEM, *(path for pattern in SYSTEM_PATTERNS for path in sorted(glob.glob(pattern)))]
+    candidates += [os.path.realpath(sys.base_prefix), *(os.path.realpath(path) for path in toolchains)]
+    readable: list[str] = []
+    for path in candidates:
+        inside = any(path == other or path.startswith(other.rstrip("/") + "/") for other in readable)
+        if os.path.lexists(path) and not inside:
+            readable.append(path)
+    return readable
+
+
+def _a_file_at_home(readable: Sequence[str]) -> str | None:
+    """A file of the user that no program should see."""
+    with contextlib.suppress(OSError):
+        for path in sorted(Path.home().iterdir()):
+            if path.is_file() and not any(str(path).startswith(other) for other in readable):
+                return str(path)
+    return None
+
+
+def _launch(job: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """Run a launcher; it and all of its descendants are gone when this returns."""
+    source = Path(__file__).parents[3]
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from braidlm.evals.sandbox.launcher import main; main()"
+    launcher = subprocess.Popen(
+        [python(), "-I", "-S", "-B", "-c", start, str(source)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={},
+        start_new_session=True,
+    )
+    try:
+        out, err = launcher.communicate(json.dumps(job), timeout)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return {"broken": f"it did not end within {timeout:g} seconds", "steps": []}
+        raise
+    try:
+        return json.loads(out)
+    except ValueError:
+        last = err.strip().splitlines()[-1:] or [f"its launcher ended with {launcher.returncode}"]
+        return {"broken": last[0], "steps": []}
+
+
+def _outcome(steps: list[dict[str, Any]], program: Program) -> Outcome:
+    last = steps[-1]
+    reason = _reason(last, program.steps[len(steps) - 1].limits, program.disk)
+    return Outcome(reason, last["out"], last["err"], len(steps))
+
+
+def _error_line(text: str) -> str:
+    """The line with the error: the last; for Node, which ends with a trace and its version, the exception."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[-1].startswith("Node.js v"):
+        lines = [line for line in lines if re.match(r"(Uncaught )?\w*Error\b", line)] or lines[:-1]
+    return lines[-1][:200] if lines else ""
+
+
+def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
+    """Why a step failed, in one line."""
+    stopped = {
+        "wall": f"took longer than {limits.wall:g} seconds",
+        "memory": f"used more than {limits.memory // MEGABYTE:,} MB of memory",
+        "disk": f"wrote more than {disk // MEGABYTE:,} MB of files",
+        "output": f"printed more than {limits.output:,} bytes",
+    }
+    if step["stopped"]:
+        return stopped[step["stopped"]]
+    code = step["code"]
+    if code == 0:
+        return ""
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and (step["cpu"] or 0) >= limits.seconds - 0.1:
+        return f"used more than {limits.seconds} seconds of processor time"
+    if code == -signal.SIGXFSZ:
+        return f"wrote a file larger than {limits.file_size // MEGABYTE:,} MB"
+    detail = f": {line}" if (line := _error_line(step["err"] or step["out"])) else ""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}{detail}"
+    return f"ended with {code}{detail}"

@@ -1,0 +1,132 @@
+"""Forward passes over rows of prefix trees; only this file distinguishes Braid's models from plain transformers'."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from braidlm.evals.scoring.prefix_trees import TreeRow
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.span import Span, rotations_for
+
+TREE_MODEL_TYPES = ("gpt2", "llama")
+"""Types of transformers' models that are known to accept a mask of two dimensions for each text, and positions; a test
+compares each with the same model run sequence by sequence. All others are run that way."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one width, on the device."""
+
+    tokens: Tensor
+    """[rows, time]."""
+    positions: Tensor
+    """[rows, time]."""
+    subtree_ends: Tensor | None
+    """[rows, time]; None where every row is one sequence of the same length."""
+    predictors: Tensor
+    """[predictors] which of the rows x time nodes predict a token."""
+
+    def mask(self, window: int | None = None) -> Tensor:
+        """[rows, 1, time, time]: a node attends to itself and to its ancestors."""
+        node = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        assert self.subtree_ends is not None
+        seen = (node[None, None, :] <= node[None, :, None]) & (node[None, :, None] < self.subtree_ends[:, None, :])
+        if window is not None:
+            seen &= self.positions[:, None, :] > self.positions[:, :, None] - window
+        return seen[:, None]
+
+
+class TreeForward(Protocol):
+    """A model that runs over rows of prefix trees."""
+
+    supports_trees: bool
+    """Whether it can run several sequences in one row."""
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The head's input, or the logits themselves, at the predictors: [predictors, width]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[predictors, vocabulary] of some of those."""
+
+
+class BraidForward:
+    """A Braid model: the head is applied only where a token is predicted."""
+
+    supports_trees = True
+
+    def __init__(self, model: BraidForCausalLM):
+        self.model = model
+
+    def hidden(self, batch: Batch) -> Tensor:
+        body = self.model.model
+        hidden = body.embedding(batch.tokens)
+        if batch.subtree_ends is None:
+            span = body.span(hidden)
+        else:
+            masks: dict[int | None, Tensor | None] = {window: batch.mask(window) for window in body.windows}
+            rotations = rotations_for(body.head_dims, body.positions, batch.positions, _compute_dtype(hidden))
+            span = Span(batch.positions, masks, causal=False, rotations=rotations)
+        return body.stream(hidden, span)[0].flatten(0, 1)[batch.predictors]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.head(hidden)
+
+
+class TransformersForward:
+    """Any causal language model of transformers; types not in `TREE_MODEL_TYPES` run every sequence by itself."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.supports_trees = model.config.model_type in TREE_MODEL_TYPES
+
+    def hidden(self, batch: Batch) -> Tensor:
+        inputs: dict[str, Tensor] = {}
+        if batch.subtree_ends is not None:
+            # An additive mask of this shape is accepted by every attention implementation of transformers.
+            mask = batch.mask()
+            bias = torch.zeros(mask.shape, device=batch.tokens.device, dtype=self.model.dtype)
+            bias.masked_fill_(~mask, torch.finfo(self.model.dtype).min)
+            inputs = {"attention_mask": bias, "position_ids": batch.positions}
+        out = self.model(input_ids=batch.tokens, use_cache=False, return_dict=True, **inputs)
+        return out.logits.flatten(0, 1)[batch.predictors]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def forward_for(model: Any) -> TreeForward:
+    """The forward pass of this kind of model."""
+    return BraidForward(model) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
+
+
+def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.ndarray]:
+    """Rows of one width, padded to it, and for each of their scores the index of its predictor.
+
+    Padding stands behind all nodes, attends only to itself and is attended to by nothing.
+    """
+    time = rows[0].width
+    tokens = np.zeros((len(rows), time), dtype=np.int64)
+    positions = np.zeros_like(tokens)
+    subtree_ends = np.tile(np.arange(1, time + 1), (len(rows), 1))
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row.tokens
+        positions[index, : len(row)] = row.positions
+        subtree_ends[index, : len(row)] = row.subtree_ends
+    flat = np.concatenate([row.predictors + index * time for index, row in enumerate(rows)])
+    predictors, of_scores = np.unique(flat, return_inverse=True)
+    batch = Batch(
+        tokens=torch.from_numpy(tokens).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        subtree_ends=None if rows[0].is_chain else torch.from_numpy(subtree_ends).to(device),
+        predictors=torch.from_numpy(predictors).to(device),
+    )
+    return batch, of_scores
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
