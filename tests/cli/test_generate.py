@@ -34,13 +34,13 @@ def test_printed_text_is_the_returned_text(braid, model_folder: Path):
     prompts = ["Hello there", "x", ""]
     options = ("--seed", 3, "--max-tokens", 20, "--temperature", 1.5)
     shown = braid("generate", model_folder, *prompts, *options, "--quiet").out
-    heard: list[tuple[int, str]] = []
+    pieces: list[tuple[int, str]] = []
     result = braidlm.generate(
-        model_folder, prompts, max_tokens=20, temperature=1.5, seed=3, on_text=lambda n, text: heard.append((n, text))
+        model_folder, prompts, max_tokens=20, temperature=1.5, seed=3, on_text=lambda n, text: pieces.append((n, text))
     )
     assert shown == "\n\n".join(text.prompt + text.text for text in result.texts) + "\n"
     for number, text in enumerate(result.texts):
-        assert "".join(piece for n, piece in heard if n == number) == text.text
+        assert "".join(piece for n, piece in pieces if n == number) == text.text
     again = braidlm.generate(model_folder, prompts, max_tokens=20, temperature=1.5, seed=3)
     assert [text.text for text in again.texts] == [text.text for text in result.texts]
 

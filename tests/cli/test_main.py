@@ -61,7 +61,7 @@ def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.Monk
 def test_only_the_chosen_verb_is_imported(braid, monkeypatch: pytest.MonkeyPatch):
     class Exploding(ModuleType):
         def __getattr__(self, name: str):
-            raise AssertionError(f"{self.__name__}.{name} was asked for")
+            raise AssertionError(f"{self.__name__}.{name} was used")
 
     monkeypatch.setitem(sys.modules, "braidlm.cli.generate", Exploding("braidlm.cli.generate"))
     assert braid("list", "recipes").code == 0

@@ -64,11 +64,11 @@ def prompts(tmp_path: Path) -> Path:
 def test_every_prompt_has_a_block_with_every_model(braid, pair: tuple[Path, Path], prompts: Path):
     shown = braid("generate", "--prompts", prompts, "--models", *pair, "--greedy", "--max-tokens", 4, "--quiet")
     assert shown.code == 0, shown.err
-    places = [
+    positions = [
         shown.out.index(f"{name}: {line['prompt'].splitlines()[0]}")
         for name, line in zip(("Prompt 1", "Task", "Prompt 3"), PROMPTS, strict=True)
     ]
-    assert places == sorted(places)
+    assert positions == sorted(positions)
     assert "Once upon a time  [stories]" in shown.out
     assert "Solve this:  [maths]" in shown.out
     assert shown.out.count("  plain:\n") == shown.out.count("  paths:\n") == 3
@@ -109,20 +109,20 @@ def test_a_seed_or_greed_makes_it_the_same_again(pair: tuple[Path, Path], prompt
 
 
 def test_models_are_at_work_one_after_another(braid, pair: tuple[Path, Path], prompts: Path):
-    heard: list[str] = []
-    prompt_study(pair, prompts, max_tokens=1, on_model=heard.append)
-    assert heard == ["plain", "paths"]
+    names: list[str] = []
+    prompt_study(pair, prompts, max_tokens=1, on_model=names.append)
+    assert names == ["plain", "paths"]
     assert braid("generate", "--prompts", prompts, "--models", *pair, "--max-tokens", 1).out.startswith(
         "plain ...\npaths ...\n"
     )
 
 
 def test_paths_can_be_silenced_in_a_study(pair: tuple[Path, Path], prompts: Path):
-    whole, silenced = (
+    whole, one_path = (
         prompt_study(pair[1:], prompts, max_tokens=4, greedy=True, paths=p).models["paths"] for p in (None, ["maths"])
     )
-    assert silenced.paths == ["maths"]
-    assert [t.next for t in whole.texts] != [t.next for t in silenced.texts]
+    assert one_path.paths == ["maths"]
+    assert [t.next for t in whole.texts] != [t.next for t in one_path.texts]
 
 
 def made_study() -> PromptStudy:

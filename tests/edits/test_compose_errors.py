@@ -76,7 +76,7 @@ def test_wrong_options(home, options, text):
     assert text in refused("stories", "maths", **options)
 
 
-def test_other_tokenizers_are_told_apart_before_a_tensor_is_read(home, monkeypatch):
+def test_other_tokenizers_are_refused_before_a_tensor_is_read(home, monkeypatch):
     def never(self, *arguments):
         raise AssertionError("a tensor was read")
 
@@ -153,8 +153,8 @@ def test_a_run_without_a_checkpoint(home):
 
 
 def test_two_runs_of_one_name(home):
-    for place in ("one", "two"):
-        saved_path(Path(place, "same"))
+    for folder in ("one", "two"):
+        saved_path(Path(folder, "same"))
     said = refused(Path("one", "same"), Path("two", "same"))
     assert "two paths are called 'same'" in said
     assert "--names" in said

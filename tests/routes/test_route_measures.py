@@ -85,7 +85,7 @@ def test_domains_without_a_path_are_not_judged() -> None:
 
 
 def test_chance_permutes_whole_texts() -> None:
-    """Two texts whose tokens all go one way: by chance the domains look told entirely, however many tokens."""
+    """Two texts whose tokens all choose alike: every permutation gives all the information, however many tokens."""
     two = np.array([[1000, 0], [0, 1000]])
     assert information_by_chance(two, [0, 1]) == pytest.approx(1.0)
     assert p_value(1.0, information_by_chance(two, [0, 1])) == 1.0

@@ -82,7 +82,7 @@ def test_an_inactive_path_is_never_picked() -> None:
     use_paths(model, ["maths", "signs"])
     (choices,) = collect_choices(model, find_layers(model), texts("ab 12"))
     assert set(choices.chosen_LKT.flatten().tolist()) == {1, 2}
-    use_paths(model, ["signs"])  # fewer than the two that are asked for
+    use_paths(model, ["signs"])  # fewer than top_k
     (choices,) = collect_choices(model, find_layers(model), texts("ab"))
     assert choices.main_LT.tolist() == [[2, 2]] * 2
     assert set(choices.chosen_LKT[:, 1].flatten().tolist()) == {NO_CHOICE}

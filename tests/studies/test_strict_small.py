@@ -203,8 +203,8 @@ def test_a_corpus_smaller_than_an_epoch_is_told_with_its_numbers(
     corpus = write_corpus(tmp_path / "corpus", "train", stories=2)
     small = ["data.chunking.stride=32", "data.chunking.words_per_epoch=5000", "epochs=0.1"]
     more = ["~whole.moep", "~whole.moep_swiglu", "checkpoints.every='1k words'", "validation.every='1k words'"]
-    entries = run_study(load_study(RECIPE, toy(corpus, tmp_path / "out", *small, *more)), device="cpu")
-    told = capsys.readouterr()
-    assert "and an epoch should show 5,000: epochs repeat sooner." in told.err
-    assert "The budget is 500 words and the data has" in told.out
-    assert entries[0].run.progress.words == 500, "as many words as were asked for"
+    models = run_study(load_study(RECIPE, toy(corpus, tmp_path / "out", *small, *more)), device="cpu")
+    output = capsys.readouterr()
+    assert "and an epoch should show 5,000: epochs repeat sooner." in output.err
+    assert "The budget is 500 words and the data has" in output.out
+    assert models[0].run.progress.words == 500, "exactly the budget"

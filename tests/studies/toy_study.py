@@ -13,7 +13,7 @@ WHOLE_MODEL: dict[str, Any] = {**PATH_MODEL, "width": 32}
 
 
 def toy_study(out: Path, cache: Path, **changes: Any) -> dict[str, Any]:
-    """Plain data of a study with two paths, two ways to compose them and one model from scratch."""
+    """Plain data of a study with two paths, two composed models and one model from scratch."""
     return {
         "name": "toy",
         "out": str(out),

@@ -249,15 +249,15 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     moment: str, braid: Callable[..., Any], recipe: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "here" / "run"
-    place, name = FULL[moment]
-    whole = getattr(place, name)
+    owner, name = FULL[moment]
+    whole = getattr(owner, name)
     saved = folder / "states" / "step-000004"
 
     def full_after_the_first(*args: Any, **kwargs: Any) -> Any:
         return failing() if saved.is_dir() else whole(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(place, name, full_after_the_first)
+        patch.setattr(owner, name, full_after_the_first)
         answer = braid("train", recipe)
     assert answer.code == 2
     assert f"error: {folder}/checkpoints/step-000008: the disk is full; nothing was written" in answer.err

@@ -93,9 +93,9 @@ def batch(seed: int, rows: int = 8, length: int = 16) -> tuple[np.ndarray, np.nd
     """Inputs and labels of a language in which the next token follows from the last."""
     random = np.random.default_rng(seed)
     tokens = random.integers(0, VOCABULARY, (rows, length + 1))
-    for place in range(1, length + 1):
+    for position in range(1, length + 1):
         follows = random.random(rows) < 0.8
-        tokens[:, place] = np.where(follows, (tokens[:, place - 1] * 5 + 3) % VOCABULARY, tokens[:, place])
+        tokens[:, position] = np.where(follows, (tokens[:, position - 1] * 5 + 3) % VOCABULARY, tokens[:, position])
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 

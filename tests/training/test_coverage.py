@@ -1,4 +1,4 @@
-"""Less data than was asked for: what is said before the training, and what then happens."""
+"""A budget larger than the data: the message before the training, and the training itself."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from braidlm.training.amounts import Amount, repetition
 from braidlm.training.train import train
 
 
-def test_only_a_budget_that_is_more_than_there_is_is_told(stories: Path) -> None:
+def test_only_a_budget_that_is_more_than_the_data_is_reported(stories: Path) -> None:
     stream = TokenStream(PackedData(stories))
     assert repetition(Amount(stream.words, "words"), [stream]) is None
     assert repetition(Amount(len(stream), "tokens"), [stream]) is None
@@ -22,7 +22,7 @@ def test_only_a_budget_that_is_more_than_there_is_is_told(stories: Path) -> None
     assert repetition(Amount(3 * len(stream), "tokens"), [stream, stream]) is not None
 
 
-def test_a_corpus_smaller_than_an_epoch_is_told_and_trained_all_the_same(
+def test_a_corpus_smaller_than_an_epoch_is_reported_and_trained_all_the_same(
     stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = TokenStream(PackedData(stories)).words
@@ -30,10 +30,10 @@ def test_a_corpus_smaller_than_an_epoch_is_told_and_trained_all_the_same(
     recipe["data"]["chunking"] = {"kind": "windows", "stride": 32, "words_per_epoch": 10 * words}
     recipe["checkpoints"] = recipe["validation"] = {"every": f"{words} words"}
     run = train(recipe)
-    told = capsys.readouterr()
-    assert f"and an epoch should show {10 * words:,}: epochs repeat sooner." in told.err
-    assert "The budget is " in told.out
-    assert told.out.index("epochs repeat") < told.out.index("validation bits per byte"), "before the training"
+    output = capsys.readouterr()
+    assert f"and an epoch should show {10 * words:,}: epochs repeat sooner." in output.err
+    assert "The budget is " in output.out
+    assert output.out.index("epochs repeat") < output.out.index("validation bits per byte"), "before the training"
     assert run.progress.words == 2 * words
     assert records(tmp_path / "run", "train")[-1]["epochs"]["stories"] > 2
     assert (tmp_path / "run" / "checkpoints" / f"chck_{words}").is_dir()

@@ -97,9 +97,9 @@ def test_the_routing_loss_is_in_the_gradients() -> None:
     inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
     model, other = stepper(1).model, stepper(1)
     torch.manual_seed(5)
-    text, asked, _ = plain_losses(model, torch.from_numpy(inputs), torch.from_numpy(labels))
+    text, routing, _ = plain_losses(model, torch.from_numpy(inputs), torch.from_numpy(labels))
     lengths = []
-    for loss in (text + asked, text):
+    for loss in (text + routing, text):
         model.zero_grad()
         loss.backward(retain_graph=True)
         lengths.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
@@ -113,12 +113,12 @@ def stop_at(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask every run to stop after so many steps."""
     step = Trainer._step
 
-    def asked(self: Trainer) -> None:
+    def stop_requested(self: Trainer) -> None:
         step(self)
         if self.progress.steps == steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "_step", asked)
+    monkeypatch.setattr(Trainer, "_step", stop_requested)
 
 
 def assert_kept(run: Path, start: dict[str, torch.Tensor], frozen: tuple[str, ...]) -> None:
@@ -248,8 +248,8 @@ def test_a_temperature_without_effect_is_told(
 ) -> None:
     model = {"stages": [{"parallel": {"paths": 2, "join": join}}]}
     train(path_recipe(stories, tmp_path / "run", model=model, training={"budget": 1, "temperature": "linear"}))
-    told = "training.temperature has no effect: no join of the model chooses by Gumbel noise"
-    assert told in capsys.readouterr().err
+    warning = "training.temperature has no effect: no join of the model chooses by Gumbel noise"
+    assert warning in capsys.readouterr().err
 
 
 @pytest.mark.slow

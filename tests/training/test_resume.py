@@ -168,12 +168,12 @@ def test_killed_while_a_checkpoint_replaces_another(data: dict[str, Path], whole
 def test_a_stop_at_the_very_end_is_an_end(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Trainer._step
 
-    def asked(self: Trainer) -> None:
+    def stop_requested(self: Trainer) -> None:
         step(self)
         if self.progress.steps == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "_step", asked)
+    monkeypatch.setattr(Trainer, "_step", stop_requested)
     before = signal.getsignal(signal.SIGTERM)
     assert train(tiny_recipe({"stories": stories}, tmp_path / "a", training={"budget": 3})).finished
     run = train(tiny_recipe({"stories": stories}, tmp_path / "b", training={"budget": 4}))
@@ -214,17 +214,17 @@ def test_a_finished_run_is_left_alone(
 def test_two_at_once_are_kept_apart(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe({"stories": stories}, tmp_path / "run", training={"budget": 2})
     step = Trainer._step
-    told = []
+    errors = []
 
     def twice(self: Trainer) -> None:
         with pytest.raises(BraidError) as caught:
             train(recipe)
-        told.append(str(caught.value))
+        errors.append(str(caught.value))
         step(self)
 
     monkeypatch.setattr(Trainer, "_step", twice)
     assert train(recipe).finished
-    assert "run: another `braid train` is at work here\nWait for it to end" in told[0]
+    assert "run: another `braid train` is at work here\nWait for it to end" in errors[0]
 
 
 @pytest.mark.gpu
@@ -237,12 +237,12 @@ def test_a_run_on_a_gpu_goes_on(stories: Path, tmp_path: Path, monkeypatch: pyte
     whole = train(recipe("whole"))
     step = Trainer._step
 
-    def asked(self: Trainer) -> None:
+    def stop_requested(self: Trainer) -> None:
         step(self)
         if self.progress.steps in (5, 9):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "_step", asked)
+    monkeypatch.setattr(Trainer, "_step", stop_requested)
     runs = [train(recipe("stopped")) for _ in range(3)]
     assert [run.progress.steps for run in runs] == [5, 9, 12]
     for key, tensor in weights(whole.model).items():

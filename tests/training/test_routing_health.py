@@ -24,20 +24,20 @@ def test_entropy_and_lowest_by_hand() -> None:
 
 
 def test_a_lost_choice_is_told_once_and_only_when_it_stays_lost() -> None:
-    watch = UsageMonitor()
+    monitor = UsageMonitor()
     for _ in range(USAGE_PATIENCE - 1):
-        assert watch.update({"a": LOST, "b": EVEN}) is None
-    assert watch.update({"a": EVEN, "b": EVEN}) is None, "it came back"
-    told = [watch.update({"a": LOST, "b": EVEN}) for _ in range(3 * USAGE_PATIENCE)]
-    found = [text for text in told if text is not None]
-    assert len(found) == 1
-    assert told[USAGE_PATIENCE - 1] == found[0]
-    assert "below 5% of an even share in 10 records in a row): a (choice 4 of 4)." in found[0]
-    assert "A larger weight of a balance loss, such as `losses: {switch: 0.2}`" in found[0]
-    more = [watch.update({"a": LOST, "b": LOST}) for _ in range(USAGE_PATIENCE)]
+        assert monitor.update({"a": LOST, "b": EVEN}) is None
+    assert monitor.update({"a": EVEN, "b": EVEN}) is None, "it came back"
+    messages = [monitor.update({"a": LOST, "b": EVEN}) for _ in range(3 * USAGE_PATIENCE)]
+    warnings = [text for text in messages if text is not None]
+    assert len(warnings) == 1
+    assert messages[USAGE_PATIENCE - 1] == warnings[0]
+    assert "below 5% of an even share in 10 records in a row): a (choice 4 of 4)." in warnings[0]
+    assert "A larger weight of a balance loss, such as `losses: {switch: 0.2}`" in warnings[0]
+    more = [monitor.update({"a": LOST, "b": LOST}) for _ in range(USAGE_PATIENCE)]
     assert more[-1] is not None
     assert "b (choice 4 of 4)" in more[-1]
-    assert "a (choice" not in more[-1], "told before"
+    assert "a (choice" not in more[-1], "warned before"
 
 
 def collapsing(stories: Path, out: Path, losses: dict[str, float]) -> dict[str, Any]:

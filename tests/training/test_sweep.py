@@ -100,14 +100,14 @@ def test_a_stop_ends_the_sweep_and_it_goes_on(
 ) -> None:
     step = Trainer._step
 
-    def asked(self: Trainer) -> None:
+    def stop_requested(self: Trainer) -> None:
         step(self)
         if self.recipe.seed == 2 and self.progress.steps == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     command = ("train", recipe, "seed=1,2,3", "--multirun", "--device", "cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", asked)
+        patch.setattr(Trainer, "_step", stop_requested)
         assert braid(*command).code == 130
     assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
     answer = braid(*command)

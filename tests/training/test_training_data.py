@@ -99,12 +99,12 @@ def test_what_is_prepared_on_demand_is_kept(tmp_path: Path, monkeypatch: pytest.
     assert first.tokenizer.vocab_size == 280
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     with monkeypatch.context() as patch:
-        for place in (
+        for target in (
             "braidlm.data.loading.open_data.train_bpe",
             "braidlm.data.packing.prepare.pack_all",
             "braidlm.data.packing.prepare.assemble",
         ):
-            patch.setattr(place, None)
+            patch.setattr(target, None)
         again = opened(**config)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == times
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint

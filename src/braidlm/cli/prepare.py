@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="JSONL, parquet, Hub: field with the text (text); several: joined",
     )
-    group("--joiner", default="\\n", metavar="TEXT", help="what stands between fields (\\n)")
+    group("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
     group("--separator", default="blank", metavar="S", help="text files: blank (lines), lines, file, or a text (blank)")
     group("--encoding", default="utf-8", help="text files, JSONL (utf-8)")
     group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")

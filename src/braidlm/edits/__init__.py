@@ -1,1 +1,1 @@
-"""Edits: model folder(s) in, model folder out, every tensor accounted for. Bridges read for them."""
+"""Edits: model folder(s) in, model folder out, every tensor accounted for. Bridges read foreign sources."""

@@ -112,14 +112,14 @@ def _misshaped(
     problems = []
     for name, origin in derived.items():
         shapes = " and ".join(str(list(sources[part.source][part.tensor].shape)) for part in origin.parts)
-        wanted = list(targets[name].shape)
+        target = list(targets[name].shape)
         try:
             shape = list(origin.compute(lambda part: sources[part.source][part.tensor]).shape)
         except RuntimeError:  # the operation refuses these shapes
             shape = None
-        if shape != wanted:
+        if shape != target:
             problems.append(
-                f"{name} is to be {wanted} and cannot be made of {shapes} ({origin.description or origin.operation})"
+                f"{name} is to be {target} and cannot be made of {shapes} ({origin.description or origin.operation})"
             )
     return problems
 

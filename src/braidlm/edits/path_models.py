@@ -115,9 +115,9 @@ def check_alone(path: PathShape, where: str) -> None:
         if differing := [part for part, value in own.items() if value != path.options[part]]:
             problems.append(f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0")
     if architecture.embedding.kind != "tokens":
-        problems.append(f"the embedding is '{architecture.embedding.kind}', and only 'tokens' stand side by side")
+        problems.append(f"the embedding is '{architecture.embedding.kind}', and only 'tokens' can be concatenated")
     if architecture.head.kind != "linear":
-        problems.append(f"the head is '{architecture.head.kind}', and only 'linear' ones stand side by side")
+        problems.append(f"the head is '{architecture.head.kind}', and only 'linear' ones can be concatenated")
     if problems:
         raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
 

@@ -30,29 +30,29 @@ def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
 
 def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int) -> Account:
     """The account of composing `paths` into `model`, which may be on the meta device."""
-    wanted, names = targets(model), [path.name for path in paths]
+    tensors, names = targets(model), [path.name for path in paths]
     account = Account()
     account.origins[EMBEDDING] = Derived(parts_of(names, [EMBEDDING] * len(paths)), "side by side")
-    if POSITIONS in wanted:
+    if POSITIONS in tensors:
         max_context = max(path.architecture.context for path in paths)
-        rows = len(wanted[POSITIONS]) if max_context > len(wanted[POSITIONS]) else None
+        rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
         account.origins[POSITIONS] = Derived(parts_of(names, [POSITIONS] * len(paths)), "side by side", rows)
     for address, stage in model.model.stages.named_children():
         for name, origin in _stage(f"model.stages.{address}", stage, paths, layers):
             account.origins[name] = origin
     norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
     account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
-    if HEAD in wanted:
+    if HEAD in tensors:
         own = [EMBEDDING if path.architecture.tie_embeddings else HEAD for path in paths]
         account.origins[HEAD] = Derived(parts_of(names, own), "side by side")
-    if HEAD_BIAS in wanted:  # logits are the sum over the paths' parts of the head
+    if HEAD_BIAS in tensors:  # logits are the sum over the paths' parts of the head
         with_bias = [path.name for path in paths if path.architecture.head.options.bias]
         account.origins[HEAD_BIAS] = Derived(parts_of(with_bias, [HEAD_BIAS] * len(with_bias)), "added up")
     for path in paths:
         unused = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
         account.left_out |= {Part(path.name, name): NORM_UNUSED for name in unused}
-    account.check(wanted, {path.name: path.plain.tensors for path in paths})
-    account.origins = {name: account.origins[name] for name in wanted}  # in the model's own order
+    account.check(tensors, {path.name: path.plain.tensors for path in paths})
+    account.origins = {name: account.origins[name] for name in tensors}  # in the model's own order
     return account
 
 

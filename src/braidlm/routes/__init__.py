@@ -1,4 +1,4 @@
-"""Who goes where: which path each token takes, and what that has to do with what the text is about.
+"""Who goes where: which path each token takes, and how that relates to the domain of the text.
 
 This package has the name of its verb. Once any of its modules has been imported, `braidlm.routes` is the package and no
 longer the function, so the package is callable: `braidlm.routes("my-model")` works either way.

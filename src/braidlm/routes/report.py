@@ -1,4 +1,4 @@
-"""What `braid routes` found: plain facts, for tables, pages and programs."""
+"""The results of `braid routes` as plain data, for tables, pages and programs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

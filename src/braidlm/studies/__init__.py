@@ -1,1 +1,1 @@
-"""Studies: several runs and compositions that belong together, run in order and told in one report."""
+"""Studies: several runs and compositions that belong together, run in order, with one report."""

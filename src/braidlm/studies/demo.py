@@ -20,7 +20,7 @@ from braidlm.studies.tables import inactive_paths, quality, training_time
 
 RECIPE = "demo/paths"
 PROMPTS = {"stories": "Once upon a time, there was a", "maths": f"Question: {PROBLEM.question}\nSolution:"}
-"""How the samples begin, by domain."""
+"""The beginnings of the samples, by domain."""
 
 
 def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:

@@ -31,7 +31,7 @@ class Amount:
 
     @classmethod
     def from_shorthand(cls, text: Any) -> dict[str, Any]:
-        """`10M words` as the mapping it stands for."""
+        """`10M words` as a mapping."""
         return parse_amount(text)
 
     def to_shorthand(self) -> str:

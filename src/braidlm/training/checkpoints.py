@@ -196,17 +196,17 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
 def read_tensors(folder: Path, model: BraidForCausalLM, rank: Rank) -> dict[str, Tensor]:
     """The tensors of `write_tensors` that belong to this process."""
     saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    wanted: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in saved:
-            wanted |= {f"optimizer.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
-            wanted[f"optimizer.{name}.step"] = torch.zeros(())
-    wanted[f"random.{rank.index}.cpu"] = torch.get_rng_state()
+            tensors |= {f"optimizer.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
+            tensors[f"optimizer.{name}.step"] = torch.zeros(())
+    tensors[f"random.{rank.index}.cpu"] = torch.get_rng_state()
     if f"random.{rank.index}.cuda" in saved and rank.device.type == "cuda":
-        wanted[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
+        tensors[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
     with _no_single_process_warning():
-        dcp.load(wanted, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
-    return wanted
+        dcp.load(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
+    return tensors
 
 
 @contextlib.contextmanager
@@ -241,13 +241,13 @@ def state_problem(state: Path, model: Path) -> str | None:
     """What is wrong with a saved state, or None."""
     try:
         manifest = read_json(state / MANIFEST)
-        wanted = [(state / n, h) for n, h in manifest["files"].items()]
-        wanted += [(model / n, h) for n, h in manifest["model"].items()]
+        hashes = [(state / n, h) for n, h in manifest["files"].items()]
+        hashes += [(model / n, h) for n, h in manifest["model"].items()]
     except BraidError as error:
         return f"{MANIFEST}: {error.what}"
     except (KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
-    for path, digest in wanted:
+    for path, digest in hashes:
         if not path.is_file():
             return f"{path.name} is missing"
         if sha256_of(path) != digest:

@@ -32,7 +32,7 @@ def cpu_is_fast_at_bf16() -> bool:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
-    """Autocast to `dtype`, or nothing for float32. Weights are cast anew in each pass, as graph capture demands."""
+    """Autocast to `dtype`, or nothing for float32. Weights are cast again in each pass, as graph capture requires."""
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype, cache_enabled=False)

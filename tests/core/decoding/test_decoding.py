@@ -109,11 +109,11 @@ def test_a_text_ends_at_eos_and_all_ended_ends_the_work() -> None:
     columns = list(zip(*free, strict=True))
     eos = next(t for t in columns[0] if t in columns[1] and columns[0].index(t) != columns[1].index(t))
     ended = texts(PROMPTS, 12, Sampling(1.0, seed=3), eos_id=eos)
-    places = [column.index(eos) for column in columns]
-    assert len(ended) == max(places) + 1
-    for column, free_column, place in zip(zip(*ended, strict=True), columns, places, strict=True):
-        assert list(column[: place + 1]) == list(free_column[: place + 1])
-        assert set(column[place + 1 :]) <= {None}
+    ends = [column.index(eos) for column in columns]
+    assert len(ended) == max(ends) + 1
+    for column, free_column, end in zip(zip(*ended, strict=True), columns, ends, strict=True):
+        assert list(column[: end + 1]) == list(free_column[: end + 1])
+        assert set(column[end + 1 :]) <= {None}
     assert any(None in step for step in ended)
 
 

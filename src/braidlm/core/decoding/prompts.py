@@ -16,7 +16,7 @@ EXAMPLE = '{"prompt": "Once upon a time", "domain": "stories"}'
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to begin with."""
+    """A text to continue."""
 
     text: str
     domain: str | None = None
