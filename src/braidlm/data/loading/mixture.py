@@ -69,21 +69,21 @@ def assign_rows(rows: int, shares: Sequence[float], credits: Sequence[float]) ->
     getting too far ahead, the one with the earliest deadline gets it (Tijdeman's chairman assignment). With constant
     shares no credit ever leaves (-1, 1), which giving each row to the largest credit does not guarantee.
     """
-    balance = list(credits)
+    credit = list(credits)
     margin = 1.0 / max(2 * len(shares) - 2, 1)
     active = [i for i, share in enumerate(shares) if share > 0]
     chosen = np.zeros(rows, np.int64)
     for row in range(rows):
         for i in active:
-            balance[i] += shares[i]
-        ready = [i for i in active if balance[i] >= margin - 1e-9]
+            credit[i] += shares[i]
+        ready = [i for i in active if credit[i] >= margin - 1e-9]
         if ready:
-            pick = min(ready, key=lambda i: (1.0 - margin - balance[i]) / shares[i])
+            pick = min(ready, key=lambda i: (1.0 - margin - credit[i]) / shares[i])
         else:  # only after the shares have changed
-            pick = max(active, key=lambda i: balance[i])
-        balance[pick] -= 1.0
+            pick = max(active, key=lambda i: credit[i])
+        credit[pick] -= 1.0
         chosen[row] = pick
-    return chosen, balance
+    return chosen, credit
 
 
 def _check_weights(weights: Mapping[str, float]) -> None:
