@@ -103,7 +103,7 @@ def opened(name: str, place: Path, most: int | None) -> OpenTask:
     for field in LISTS:
         some = getattr(task, field, None)
         if most is not None and isinstance(some, list) and len(some) > most:
-            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]}, _prepared={})
+            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]})
     return task
 
 

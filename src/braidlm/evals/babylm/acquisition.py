@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.text_files import TextFile, sha256_of_files
 from braidlm.evals.results import ModelResults, TaskResult
+from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import requests_for
-from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 from braidlm.evals.statistics.from_scipy import check_scipy, pearson
 from braidlm.evals.statistics.sigmoids import child_age, model_age
@@ -45,7 +47,6 @@ class Acquisition:
     contexts: dict[str, list[str]]
     children: dict[str, np.ndarray]
     sha256: str
-    _prepared: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -53,12 +54,7 @@ class Acquisition:
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """One checkpoint: the surprisal of every word in each of its contexts, in nats, and their mean."""
-        key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share)
-        if key not in self._prepared:
-            texts = [(f"{text.strip()} ", word) for word, contexts in self.contexts.items() for text in contexts]
-            requests = requests_for(model.tokenizer, texts)
-            self._prepared = {key: (model.scorer.build_trees(requests), too_long(requests, model.scorer.context))}
-        trees, long = self._prepared[key]
+        trees, long = self._prepare(model.scorer, model.tokenizer)
         surprisals = -model.scorer.score_trees(trees, advance).sums
         means = np.array([values.mean() for values in self._by_word(surprisals)])
         return TaskResult(
@@ -114,6 +110,12 @@ class Acquisition:
                     facts |= {"target_word": word, "context_id": index, "context": context}
                     records.append({**facts, "surprisal": next(values)})
         return records
+
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, dict[str, int]]:
+        texts = [(f"{text.strip()} ", word) for word, contexts in self.contexts.items() for text in contexts]
+        requests = requests_for(tokenizer, texts)
+        return scorer.build_trees(requests), too_long(requests, scorer.context)
 
     def _by_word(self, values: Sequence[float] | np.ndarray) -> list[np.ndarray]:
         """The values of each word's contexts."""

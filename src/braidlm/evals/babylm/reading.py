@@ -15,19 +15,20 @@ too, since it is the one that others report; the gains of words with their space
 import csv
 import io
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.word_surprisal import WordRequests, word_requests
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.text_files import files_of, sha256_of_files
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
-from braidlm.evals.scoring.scorer import ProgressCallback
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.statistics.regression import gain
 from braidlm.evals.statistics.standard_errors import Table, jackknife_error
 
@@ -58,7 +59,6 @@ class ReadingTimes:
     sentences: np.ndarray
     """[words] which sentence each is of."""
     sha256: str
-    _prepared: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -91,7 +91,7 @@ class ReadingTimes:
                 **{name: Part(value, self.count) for name, value in gains.items()},
             },
             also=also,
-            notes=self._requests(model, "")[0].too_long(model.scorer.context),
+            notes=self._prepare(model.scorer, model.tokenizer, "")[0].too_long(model.scorer.context),
             items={
                 "surprisal": surprisal.tolist(),
                 "before": [None if math.isnan(value) else value for value in before.tolist()],
@@ -102,22 +102,19 @@ class ReadingTimes:
         self, model: EvaluatedModel, advance: ProgressCallback | None = None, space: str = ""
     ) -> tuple[np.ndarray, np.ndarray]:
         """[words] in nats, and those of the words before; NaN where there is no such word."""
-        requests, trees = self._requests(model, space)
+        requests, trees = self._prepare(model.scorer, model.tokenizer, space)
         surprisals = requests.surprisals(model.scorer.score_trees(trees, advance).sums)
         before = np.full(self.count, np.nan)
         before[[word.before is not None for word in self.words]] = surprisals[self.count :]
         return surprisals[: self.count], before
 
-    def _requests(self, model: EvaluatedModel, space: str) -> tuple[WordRequests, PrefixTrees]:
-        """Of all words and those before them, and their prefix trees; cached, because checkpoints share a tokenizer."""
-        key = (model.tokenizer.fingerprint, model.scorer.context, model.scorer.share, space)
-        if key not in self._prepared:
-            words = [(word.context, word.word) for word in self.words]
-            words += [word.before for word in self.words if word.before is not None]
-            requests = word_requests(model.tokenizer, [(context, space + word) for context, word in words])
-            others = {other: value for other, value in self._prepared.items() if other[:-1] == key[:-1]}
-            self._prepared = {**others, key: (requests, model.scorer.build_trees(requests.requests))}
-        return self._prepared[key]
+    @cached_per_tokenizer
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, space: str) -> tuple[WordRequests, PrefixTrees]:
+        """Requests of all words and those before them."""
+        words = [(word.context, word.word) for word in self.words]
+        words += [word.before for word in self.words if word.before is not None]
+        requests = word_requests(tokenizer, [(context, space + word) for context, word in words])
+        return requests, scorer.build_trees(requests.requests)
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """Surprisals as the BabyLM pipeline writes them."""

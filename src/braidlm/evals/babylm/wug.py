@@ -6,7 +6,7 @@ log-probabilities), and Spearman's correlation of that with the share, times 100
 float32, where all above 1 - 6e-8 are 1 and so equal in rank; they are rounded to float32 here too.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from braidlm.evals.scoring.divergence import from_divergence
 from braidlm.evals.scoring.near_ties import NEAR_TIE
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, consecutive_ranges, sentence_requests
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 from braidlm.evals.statistics.from_scipy import check_scipy, spearman
 from braidlm.evals.statistics.standard_errors import spearman_error
@@ -44,7 +44,6 @@ class MadeUpWords:
 
     words: list[Forms]
     sha256: str
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -88,15 +87,12 @@ class MadeUpWords:
                 sums[near] = scorer.score_float64([requests[index] for index in near]).sums
         return sums, groups
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees, list[range]]:
-        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
-        key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._prepared:
-            groups = consecutive_ranges([len(word.sentences) for word in self.words])
-            sentences = [sentence for word in self.words for sentence in word.sentences]
-            requests = from_divergence(sentence_requests(tokenizer, sentences), groups)
-            self._prepared = {key: (requests, scorer.build_trees(requests), groups)}
-        return self._prepared[key]
+        groups = consecutive_ranges([len(word.sentences) for word in self.words])
+        sentences = [sentence for word in self.words for sentence in word.sentences]
+        requests = from_divergence(sentence_requests(tokenizer, sentences), groups)
+        return requests, scorer.build_trees(requests), groups
 
 
 def log_odds(sums: np.ndarray) -> float:

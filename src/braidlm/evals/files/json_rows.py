@@ -90,7 +90,11 @@ class Rows:
 
 def rows_of(files: Sequence[TextFile], path: Path | str, example: str) -> Rows:
     """Parse every line as an object."""
-    rows = [row for file in files for row in _rows(file, example)]
+    rows = [
+        Row(fields, file.stem, where, example)
+        for file in files
+        for fields, where in json_lines(file, f"A line is {example}.")
+    ]
     if not rows:
         raise BraidError("the files are empty", str(path))
     return Rows(rows, sha256_of_files(files))
@@ -101,16 +105,18 @@ def short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)[:40]
 
 
-def _rows(file: TextFile, example: str) -> Iterator[Row]:
+def json_lines(file: TextFile, todo: str | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a JSONL file, each with its file and line number; `todo` is for errors."""
     # Only a newline ends a line: other line separators of Unicode may occur within a sentence.
     for number, line in enumerate(file.text.replace("\r\n", "\n").split("\n"), 1):
         if not line.strip():
             continue
-        row = Row({}, file.stem, f"{file.where}, line {number}", example)
+        where = f"{file.where}, line {number}"
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:
-            raise row.error(f"this line is not JSON ({error.msg} at character {error.colno})") from None
+            what = f"this line is not JSON ({error.msg} at character {error.colno})"
+            raise BraidError(what, where, todo) from None
         if not isinstance(fields, dict):
-            raise row.error(f"this line is not an object but {json.dumps(fields)[:40]}")
-        yield replace(row, fields=fields)
+            raise BraidError(f"this line is not an object but {json.dumps(fields)[:40]}", where, todo)
+        yield fields, where

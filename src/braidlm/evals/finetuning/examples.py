@@ -13,6 +13,8 @@ import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import sha256_of
+from braidlm.evals.files.json_rows import json_lines
+from braidlm.evals.files.text_files import files_of
 from braidlm.evals.finetuning.data_sets import DataSet, Files
 
 Row = Mapping[str, Any]
@@ -82,7 +84,7 @@ def _layout(data_set: DataSet, path: Path) -> Files:
 def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
     """The examples of one file."""
     texts, labels = [], []
-    for row, where in _rows(path, files):
+    for row, where in _rows(path, files.columns):
         row = {data_set.other_fields.get(name, name): value for name, value in row.items()}
         texts.append(_texts(data_set, row, where))
         labels.append(_label(data_set, row, where))
@@ -91,30 +93,10 @@ def read_examples(data_set: DataSet, path: Path, files: Files) -> Examples:
     return Examples(texts, np.array(labels, dtype=np.float64 if data_set.labels is None else np.int64))
 
 
-def _rows(path: Path, files: Files) -> Iterator[tuple[Row, str]]:
+def _rows(path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:
     """The rows of a file with the line of each, for errors."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", str(path)) from None
-    if path.suffix == ".jsonl":
-        yield from _json_rows(text, path)
-    else:
-        yield from _table_rows(text, path, files.columns)
-
-
-def _json_rows(text: str, path: Path) -> Iterator[tuple[Row, str]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BraidError(f"this line is not JSON ({error.msg} at character {error.colno})", where) from None
-        if not isinstance(row, dict):
-            raise BraidError(f"this line is not an object but {json.dumps(row)[:40]}", where)
-        yield row, where
+    (file,) = files_of(path)
+    return json_lines(file) if path.suffix == ".jsonl" else _table_rows(file.text, path, columns)
 
 
 def _table_rows(text: str, path: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[Row, str]]:

@@ -7,7 +7,7 @@ predicted from an EOS token. The validation of a run does the same, so the two a
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, begin_id
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.statistics.influence import INFLUENCE, ratio_influences
 from braidlm.evals.statistics.standard_errors import ratio_error
 
@@ -36,7 +36,6 @@ class HeldOutText:
     files: dict[str, list[str]]
     """Documents by the name of their file."""
     sha256: str
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -67,21 +66,18 @@ class HeldOutText:
             items={INFLUENCE: ratio_influences(-sums / math.log(2), lengths)},
         )
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
-        """Windows, and the tokens of each document; cached, because the checkpoints of a run share a tokenizer."""
         window = window_of(scorer)
-        key = (tokenizer.fingerprint, window)
-        if key not in self._prepared:
-            eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
-            requests: list[Request] = []
-            sizes: list[int] = []
-            for texts in self.files.values():
-                documents_ids = [[*encode_long(tokenizer, text), eos] for text in texts]
-                sizes += map(len, documents_ids)
-                stream = [eos, *(token for ids in documents_ids for token in ids)]
-                requests += [Request(stream[at : at + window + 1]) for at in range(0, len(stream) - 1, window)]
-            self._prepared = {key: (PrefixTrees(requests, share=False), np.array(sizes))}
-        return self._prepared[key]
+        eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
+        requests: list[Request] = []
+        sizes: list[int] = []
+        for texts in self.files.values():
+            documents_ids = [[*encode_long(tokenizer, text), eos] for text in texts]
+            sizes += map(len, documents_ids)
+            stream = [eos, *(token for ids in documents_ids for token in ids)]
+            requests += [Request(stream[at : at + window + 1]) for at in range(0, len(stream) - 1, window)]
+        return PrefixTrees(requests, share=False), np.array(sizes)
 
 
 def read_text(path: Path | str) -> HeldOutText:

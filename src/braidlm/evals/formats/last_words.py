@@ -5,7 +5,7 @@ probable one; the perplexity is that of words, not of tokens.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.near_ties import is_greedy
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, requests_for
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 from braidlm.evals.statistics.influence import INFLUENCE, mean_influences
 from braidlm.evals.statistics.standard_errors import percentage_error
@@ -29,7 +29,6 @@ class LastWords:
     passages: list[tuple[str, str]]
     """The context, and the last word with its space."""
     sha256: str
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -52,10 +51,7 @@ class LastWords:
             items={"right": right.tolist(), INFLUENCE: mean_influences(100.0 * right)},
         )
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
-        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
-        key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._prepared:
-            requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.passages])
-            self._prepared = {key: (requests, scorer.build_trees(requests))}
-        return self._prepared[key]
+        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.passages])
+        return requests, scorer.build_trees(requests)

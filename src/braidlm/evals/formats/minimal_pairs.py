@@ -6,7 +6,7 @@ in the pipeline, and are counted: they occur where both sentences have the same 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from braidlm.evals.scoring.divergence import from_divergence
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Begin, Request, sentence_requests
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 
 GOOD, BAD = "sentence_good", "sentence_bad"
@@ -50,7 +50,6 @@ class MinimalPairs:
 
     pairs: list[Pair]
     sha256: str
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -82,14 +81,11 @@ class MinimalPairs:
             [(pair.good, pair.bad)[option] for pair, option in chosen], [pair.of for pair in self.pairs]
         )
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin) -> tuple[list[Request], PrefixTrees]:
-        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
-        key = (tokenizer.fingerprint, scorer.context, scorer.share, begin)
-        if key not in self._prepared:
-            sentences = [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
-            requests = pairs_from_divergence(sentence_requests(tokenizer, sentences, begin))
-            self._prepared = {key: (requests, scorer.build_trees(requests))}
-        return self._prepared[key]
+        sentences = [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
+        requests = pairs_from_divergence(sentence_requests(tokenizer, sentences, begin))
+        return requests, scorer.build_trees(requests)
 
 
 def pairs_from_divergence(requests: Sequence[Request]) -> list[Request]:

@@ -7,7 +7,7 @@ Super Tiny Language Models reports. Of equal options the first is taken, as ther
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Begin, Request, consecutive_ranges, requests_for
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 from braidlm.evals.statistics.influence import INFLUENCE, mean_influences
 from braidlm.evals.statistics.standard_errors import percentage_error
@@ -60,7 +60,6 @@ class MultipleChoice:
     begin: Begin = "tokenizer"
     fixed_options: bool = False
     """Whether all questions have the same options (yes and no, letters): always giving one is then the baseline."""
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -120,14 +119,11 @@ class MultipleChoice:
         counts = np.bincount([question.answer for question in self.questions])
         return 100 * float(counts.max()) / self.count
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
-        """Requests and their prefix trees; cached, because the checkpoints of a run share a tokenizer."""
-        key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._prepared:
-            texts = [spaces_moved(*option) for question in self.questions for option in question.options]
-            requests = requests_for(tokenizer, texts, self.begin)
-            self._prepared = {key: (requests, scorer.build_trees(requests))}
-        return self._prepared[key]
+        texts = [spaces_moved(*option) for question in self.questions for option in question.options]
+        requests = requests_for(tokenizer, texts, self.begin)
+        return requests, scorer.build_trees(requests)
 
 
 def spaces_moved(context: str, continuation: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from braidlm.evals.scoring.divergence import from_divergence, truncate_alike
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, consecutive_ranges, requests_for
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import too_long
 
 
@@ -42,7 +42,6 @@ class RankedOptions:
     metric: str = "accuracy, % (mean over sets)"
     splits: dict[str, str] = field(default_factory=dict)
     """For each set the split it belongs to, if there are splits."""
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -77,20 +76,15 @@ class RankedOptions:
         answers = [item.answers[chosen] for item, chosen in zip(self.items, result.items["chosen"], strict=True)]
         return predictions_by_set(answers, [item.of for item in self.items])
 
+    @cached_per_tokenizer
     def _prepare(
         self, scorer: Scorer, tokenizer: BraidTokenizer
     ) -> tuple[list[Request], PrefixTrees, list[range], dict[str, int]]:
-        """Requests, prefix trees, counts of long items; cached, because the checkpoints of a run share a tokenizer."""
-        key = (tokenizer.fingerprint, scorer.context, scorer.share)
-        if key not in self._prepared:
-            groups = consecutive_ranges([len(item.options) for item in self.items])
-            options = [option for item in self.items for option in item.options]
-            full = from_divergence(requests_for(tokenizer, options), groups)
-            requests = truncate_alike(full, groups, scorer.context)
-            self._prepared = {
-                key: (requests, scorer.build_trees(requests), groups, too_long(full, scorer.context, groups))
-            }
-        return self._prepared[key]
+        groups = consecutive_ranges([len(item.options) for item in self.items])
+        options = [option for item in self.items for option in item.options]
+        full = from_divergence(requests_for(tokenizer, options), groups)
+        requests = truncate_alike(full, groups, scorer.context)
+        return requests, scorer.build_trees(requests), groups, too_long(full, scorer.context, groups)
 
 
 def predictions_by_set(answers: Sequence[Any], sets: Sequence[str]) -> dict[str, Any]:

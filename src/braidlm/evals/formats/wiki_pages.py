@@ -8,7 +8,7 @@ numbers of models with different tokenizers can be compared.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from braidlm.evals.formats.held_out_text import bits_per_byte, encode_long, wind
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import begin_id
-from braidlm.evals.scoring.scorer import ProgressCallback, Scorer
+from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
 from braidlm.evals.scoring.windows import sliding_windows
 from braidlm.evals.statistics.influence import INFLUENCE, ratio_influences
 from braidlm.evals.statistics.standard_errors import ratio_error
@@ -57,7 +57,6 @@ class WikiPages:
 
     splits: dict[str, list[str]]
     sha256: str
-    _prepared: dict[tuple, tuple] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -89,16 +88,13 @@ class WikiPages:
             items={INFLUENCE: ratio_influences(-sums[: len(pages)] / math.log(2), lengths)},
         )
 
+    @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
-        """Windows, and the tokens of each page; cached, because the checkpoints of a run share a tokenizer."""
         window = window_of(scorer)
-        key = (tokenizer.fingerprint, window)
-        if key not in self._prepared:
-            bos = begin_id(tokenizer)
-            encoded = [encode_long(tokenizer, detokenized(page)) for pages in self.splits.values() for page in pages]
-            requests = [request for ids in encoded for request in sliding_windows(ids, bos, window)]
-            self._prepared = {key: (PrefixTrees(requests, share=False), np.array([len(ids) for ids in encoded]))}
-        return self._prepared[key]
+        bos = begin_id(tokenizer)
+        encoded = [encode_long(tokenizer, detokenized(page)) for pages in self.splits.values() for page in pages]
+        requests = [request for ids in encoded for request in sliding_windows(ids, bos, window)]
+        return PrefixTrees(requests, share=False), np.array([len(ids) for ids in encoded])
 
 
 def pages_of(text: str) -> list[str]:

@@ -100,10 +100,6 @@ class Outcome:
     steps: int = 0
     """How many were run."""
 
-    @property
-    def ended_well(self) -> bool:
-        return not self.reason
-
 
 @dataclass(frozen=True)
 class Sandbox:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from braidlm.data.tokenizing.tokenizer import BraidTokenizer
     from braidlm.evals.scoring.forward import TreeForward
 
+T = TypeVar("T")
 ProgressCallback = Callable[[int, int], None]
 """Called with the tokens that are done and all tokens."""
 TOKENS_PER_PASS = {"cpu": 2048, "cuda": 65_536}
@@ -65,6 +68,23 @@ class Scores:
         if scored.any():
             sums[scored] = np.add.reduceat(self.tokens, self.bounds[:-1][scored])
         return sums
+
+
+def cached_per_tokenizer(prepare: Callable[..., T]) -> Callable[..., T]:
+    """Cache a method `prepare(self, scorer, tokenizer, *options)`: the checkpoints of a run share a tokenizer."""
+    name = f"_cached{prepare.__name__}"
+
+    @functools.wraps(prepare)
+    def cached(self: Any, scorer: Scorer, tokenizer: BraidTokenizer, *options: Any) -> T:
+        key = (tokenizer.fingerprint, scorer.context, scorer.share)
+        old_key, old_values = getattr(self, name, (key, {}))
+        values: dict[tuple, T] = old_values if key == old_key else {}
+        if options not in values:
+            values[options] = prepare(self, scorer, tokenizer, *options)
+        setattr(self, name, (key, values))
+        return values[options]
+
+    return cached
 
 
 class Scorer:
