@@ -1,11 +1,11 @@
-"""The kernels for expert banks in a training step: placing tokens, grouped products, the weighted sum back.
+"""The kernels for expert banks in a training step: the permutation, grouped products, the weighted sum.
 
 python benchmarks/grouped_products.py                # every shape and block
 python benchmarks/grouped_products.py --tokens 8192  # one number of tokens
 
 Each product runs with several blocks, beside torch's own grouped product (`F.grouped_mm`, which neither gathers nor
-activates) and one dense product of as many rows. Every work is replayed as a CUDA graph; the contestants take turns.
-It needs torch and Triton, and no other package.
+activates) and one dense product of as many rows. Each is replayed as a CUDA graph, and candidates alternate.
+It needs torch and Triton only.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from triton.runtime.errors import OutOfResources
 
 from braidlm.kernels.routed.combine import Combine, summed_rows
 from braidlm.kernels.routed.grouped_products import Blocks, grouped_backward, grouped_forward
-from braidlm.kernels.routed.grouped_weights import Cut, grouped_weight_gradient
+from braidlm.kernels.routed.grouped_weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import permute
 
 BATCHES = {8192: 16, 65536: 128}
-"""Sequences of so many tokens in all."""
+"""Sequences, by the number of tokens."""
 BLOCKS = [
     Blocks(128, 64, 64, 4, 3),
     Blocks(128, 64, 64, 8, 3),
@@ -43,7 +43,7 @@ BLOCKS = [
     Blocks(64, 256, 64, 8, 3),
 ]
 CALLS = 10
-"""Calls in one graph: a launch of a graph takes longer than one of these kernels."""
+"""Calls in one graph, since a graph's launch takes longer than one of these kernels."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ BANKS = [Bank(4, 2, 192, 768), Bank(8, 2, 384, 768)]
 
 @dataclass(frozen=True)
 class Work:
-    """A product with some blocks, what torch has for it, and its floating-point operations."""
+    """A product by our kernel and by torch, and its floating-point operations."""
 
     ours: Callable[[Blocks | None], Any]
     grouped: Callable[[], Any]
@@ -74,12 +74,12 @@ class Work:
 
 def replayed(work: Callable[[], Any], calls: int) -> Callable[[], None]:
     """Some calls of the work as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
         for _ in range(2):  # kernels are compiled in the first call, which a capture must not contain
             work()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
@@ -88,7 +88,7 @@ def replayed(work: Callable[[], Any], calls: int) -> Callable[[], None]:
 
 
 class Shapes:
-    """What the kernels of one bank and number of tokens read."""
+    """Inputs of the kernels for one bank and number of tokens."""
 
     def __init__(self, bank: Bank, tokens: int):
         torch.manual_seed(0)
@@ -98,42 +98,44 @@ class Shapes:
         self.permutation = permute(self.chosen, bank.experts, self.batch)
         rows = self.permutation.rows
         self.stream, self.narrow, self.narrow_gradient = (
-            self._numbers(size, bank.width) for size in (tokens, rows, rows)
+            self._random(size, bank.width) for size in (tokens, rows, rows)
         )
-        self.wide, self.wide_gradient, self.inner = (self._numbers(rows, bank.hidden) for _ in range(3))
+        self.wide, self.wide_gradient, self.inner = (self._random(rows, bank.hidden) for _ in range(3))
         self.up, self.out = (
-            self._numbers(bank.experts, *shape) for shape in ((bank.width, bank.hidden), (bank.hidden, bank.width))
+            self._random(bank.experts, *shape) for shape in ((bank.width, bank.hidden), (bank.hidden, bank.width))
         )
         self.up_bias = torch.randn(bank.experts, bank.hidden, device="cuda")
         for gradient in (self.narrow_gradient, self.wide_gradient):
             gradient[self.permutation.source < 0] = 0
 
-    def _numbers(self, *shape: int) -> Tensor:
+    def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device="cuda").bfloat16()
 
     def products(self) -> dict[str, Work]:
         """Forward (a), backward (b) and gradients of weights (c), each of the layer up and the layer out."""
-        at, ends, flops = self.permutation, self.permutation.starts[1:], 2 * self.bank.width * self.bank.hidden
-        flops *= self.tokens * self.bank.top_k
+        permutation, ends = self.permutation, self.permutation.expert_offsets[1:]
+        flops = 2 * self.bank.width * self.bank.hidden * self.tokens * self.bank.top_k
         up, out, narrow, wide = self.up, self.out, self.narrow, self.wide
         narrow_gradient, wide_gradient = self.narrow_gradient, self.wide_gradient
         up_back, out_back = up.transpose(1, 2), out.transpose(1, 2)
 
         def forward_up(blocks: Blocks | None) -> Any:
-            return grouped_forward(self.stream, up, at, self.up_bias, True, "gelu_new", blocks=blocks)
+            return grouped_forward(self.stream, up, permutation, self.up_bias, True, "gelu_new", blocks=blocks)
 
         def backward_out(blocks: Blocks | None) -> Any:
-            return grouped_backward(narrow_gradient, out, at, self.inner, "gelu_new", blocks=blocks)
+            return grouped_backward(narrow_gradient, out, permutation, self.inner, "gelu_new", blocks=blocks)
 
         def weight_up(blocks: Blocks | None) -> Any:
-            return grouped_weight_gradient(self.stream, wide_gradient, at, True, True, blocks and Cut(blocks))
+            return grouped_weight_gradient(
+                self.stream, wide_gradient, permutation, True, True, blocks and WeightLayout(blocks)
+            )
 
         return {
             "a up: gather, bias, gelu": Work(
                 forward_up, lambda: F.grouped_mm(narrow, up, offs=ends), lambda: narrow @ up[0], flops
             ),
             "a out": Work(
-                lambda blocks: grouped_forward(wide, out, at, blocks=blocks),
+                lambda blocks: grouped_forward(wide, out, permutation, blocks=blocks),
                 lambda: F.grouped_mm(wide, out, offs=ends),
                 lambda: wide @ out[0],
                 flops,
@@ -145,7 +147,7 @@ class Shapes:
                 flops,
             ),
             "b up": Work(
-                lambda blocks: grouped_backward(wide_gradient, up, at, blocks=blocks),
+                lambda blocks: grouped_backward(wide_gradient, up, permutation, blocks=blocks),
                 lambda: F.grouped_mm(wide_gradient, up_back, offs=ends),
                 lambda: wide_gradient @ up_back[0],
                 flops,
@@ -157,7 +159,9 @@ class Shapes:
                 flops,
             ),
             "c out": Work(
-                lambda blocks: grouped_weight_gradient(wide, narrow_gradient, at, cut=blocks and Cut(blocks)),
+                lambda blocks: grouped_weight_gradient(
+                    wide, narrow_gradient, permutation, layout=blocks and WeightLayout(blocks)
+                ),
                 lambda: F.grouped_mm(wide.t(), narrow_gradient, offs=ends),
                 lambda: wide.t() @ narrow_gradient,
                 flops,
@@ -198,12 +202,12 @@ def graphs_of(work: Work) -> dict[str, Callable[[], None]]:
 
 
 def _name(blocks: Blocks) -> str:
-    limit = "" if blocks.registers is None else f", {blocks.registers} registers"
+    limit = "" if blocks.max_registers is None else f", {blocks.max_registers} registers"
     return f"{blocks.rows} x {blocks.columns} x {blocks.inner}, {blocks.warps} warps, {blocks.stages} stages{limit}"
 
 
 def timed(bank: Bank, tokens: int) -> list[dict[str, Any]]:
-    """All works of one shape; prints every contestant."""
+    """All products of one shape; prints every candidate."""
     shapes, device, lines = Shapes(bank, tokens), torch.device("cuda"), []
     print(f"\n{bank}, {tokens} tokens, {shapes.permutation.rows} rows at most")
     for what, work in shapes.products().items():
@@ -240,12 +244,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, choices=sorted(BATCHES), help="default: all")
     parser.add_argument("--out", type=Path, help="a folder or .json file for the result (default: benchmarks/results)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
-    sizes = sorted(BATCHES) if given.tokens is None else [given.tokens]
+    sizes = sorted(BATCHES) if args.tokens is None else [args.tokens]
     lines = [line for bank in BANKS for tokens in sizes for line in timed(bank, tokens)]
-    record("grouped_products", torch.device("cuda"), lines, given.out)
+    record("grouped_products", torch.device("cuda"), lines, args.out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Attention in which only routed tokens ask: the kernels of braidlm.kernels.routed.attention, on a GPU.
+"""Attention in which only routed tokens have queries: the kernels of braidlm.kernels.routed.attention, on a GPU.
 
-PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py                   # every tile shape worth trying
-PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py --no-search       # the shapes of the table only
+PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py                   # every tile worth timing
+PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py --no-search       # the tiles of the table only
 PYTHONPATH=src:benchmarks python benchmarks/routed_attention.py --dropout 0.1
 
-Forward, and forward and backward together, are replayed as CUDA graphs of many calls, so that no launch is waited for;
-the median of many replays, memory as warm as the calls before left it. `backward_us` is the difference of the two.
-The peer is torch's own causal attention with all tokens asking, given contiguous queries, keys and values.
+Forward, and forward and backward together, are replayed as CUDA graphs of many calls, so that launches cost
+nothing; times are medians of many replays, without clearing caches. `backward_us` is the difference of the two.
+The peer is torch's own causal attention with queries of all tokens, on contiguous queries, keys and values.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from braidlm.kernels.routed.attention import AttendRouted
 from braidlm.kernels.routed.attention_tiles import TILES, Tile, Tiles, variants
 
 ALIGNED = 128
-"""A block's rows begin at a multiple of it."""
+"""A block's rows begin at multiples of it."""
 CALLS, REPLAYS = 20, 30
 PEERS = {"torch, flash": SDPBackend.FLASH_ATTENTION, "torch, cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the layer."""
+    """Sizes of a layer."""
 
     batch: int
     time: int
@@ -48,25 +48,25 @@ Passes = tuple[Callable[[], Any], Callable[[], Any]]
 """Forward; forward and backward."""
 
 
-def placed(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, begins and routed of random choices."""
+def routed_queries(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Source, sequence offsets and routed of random choices."""
     tokens = shape.batch * shape.time
     chosen = torch.rand(tokens, shape.blocks, device="cuda").topk(shape.top_k, 1).indices
     routed = torch.zeros(tokens, shape.blocks, dtype=torch.uint8, device="cuda").scatter_(1, chosen, 1)
     counts = routed.view(shape.batch, shape.time, shape.blocks).sum(1).t()
-    room = -(-counts.sum(1) // ALIGNED) * ALIGNED
-    begins = (room.cumsum(0) - room)[:, None] + F.pad(counts.cumsum(1), (1, 0))
+    padded = -(-counts.sum(1) // ALIGNED) * ALIGNED
+    offsets = (padded.cumsum(0) - padded)[:, None] + F.pad(counts.cumsum(1), (1, 0))
     block, token = routed.t().nonzero().unbind(1)
-    rank = torch.arange(len(token), device="cuda") - (counts.sum(1).cumsum(0) - counts.sum(1))[block]
+    index = torch.arange(len(token), device="cuda") - (counts.sum(1).cumsum(0) - counts.sum(1))[block]
     rows = -(-(tokens * shape.top_k + shape.blocks * (ALIGNED - 1)) // ALIGNED) * ALIGNED
     source = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
-    source[begins[block, 0] + rank] = token.int()
-    return source, begins.int().contiguous(), routed
+    source[offsets[block, 0] + index] = token.int()
+    return source, offsets.int().contiguous(), routed
 
 
 def ours(shape: Shape, dropout: float) -> Callable[[Tiles], Passes]:
-    """What makes the passes for given tiles."""
-    queries = placed(shape)
+    """A function from tiles to the passes."""
+    queries = routed_queries(shape)
     size = (shape.batch * shape.time, shape.blocks, 3, shape.heads, shape.dim)
     qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     upstream = torch.randn(len(queries[0]), shape.heads * shape.dim, device="cuda", dtype=torch.bfloat16)
@@ -83,7 +83,7 @@ def ours(shape: Shape, dropout: float) -> Callable[[Tiles], Passes]:
 
 
 def peer(shape: Shape, dropout: float, backend: SDPBackend) -> Passes:
-    """Every token asks every block."""
+    """Every token has a query in every block."""
     size = (shape.batch * shape.blocks, shape.heads, shape.time, shape.dim)
     parts = [torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     upstream = torch.randn(size, device="cuda", dtype=torch.bfloat16)
@@ -96,13 +96,13 @@ def peer(shape: Shape, dropout: float, backend: SDPBackend) -> Passes:
 
 
 def microseconds(work: Callable[[], Any]) -> float:
-    """Of one call."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    """The time of one call."""
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
         for _ in range(3):  # kernels are compiled in the first call, which a capture must not contain
             work()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
@@ -118,13 +118,13 @@ def microseconds(work: Callable[[], Any]) -> float:
 
 
 def row(shape: Shape, what: str, passes: Passes, tiles: Tiles | None = None) -> dict[str, Any]:
-    """Of the table."""
+    """A row of the table."""
     forward, both = (microseconds(work) for work in passes)
-    shown = {kernel: "" if tiles is None else _short(getattr(tiles, kernel)) for kernel in Tiles.__annotations__}
+    names = {kernel: "" if tiles is None else _short(getattr(tiles, kernel)) for kernel in Tiles.__annotations__}
     return {
         "batch": f"{shape.batch} x {shape.time}",
         "what": what,
-        **shown,
+        **names,
         "forward_us": forward,
         "backward_us": both - forward,
         "both_us": both,
@@ -136,19 +136,19 @@ def _short(tile: Tile) -> str:
 
 
 def searched(shape: Shape, make: Callable[[Tiles], Passes]) -> Iterator[dict[str, Any]]:
-    """One kernel's tile after another, the best found so far for the others; at last the best of all."""
+    """Search each kernel's tile in turn, with the best so far for the others; the last row has the best of all."""
     best = TILES[2]
     for kernel in Tiles.__annotations__:
         least = float("inf")
         for tile in variants(kernel):
             tiles = replace(best, **{kernel: tile})
             try:
-                found = row(shape, f"search, {kernel}", make(tiles), tiles)
+                result = row(shape, f"search, {kernel}", make(tiles), tiles)
             except OutOfResources:  # too much shared memory
                 continue
-            yield found
-            if found["both_us"] < least:
-                least, chosen = found["both_us"], tile
+            yield result
+            if result["both_us"] < least:
+                least, chosen = result["both_us"], tile
         best = replace(best, **{kernel: chosen})
     yield row(shape, "best found", make(best), best)
 

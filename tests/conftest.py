@@ -1,6 +1,7 @@
 """What every test shares: no network, no caches outside a temporary folder, one thread for tiny models."""
 
 import contextlib
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ os.environ["HF_HOME"] = _cache.name
 os.environ["HF_MODULES_CACHE"] = str(Path(_cache.name) / "modules")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+if importlib.util.find_spec("triton") is not None:
+    import torch
+
+    # Before anything imports Triton, which reads it once: without a device its kernels run in the interpreter.
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; tests without properties run there
     from hypothesis import settings

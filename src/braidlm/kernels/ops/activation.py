@@ -1,32 +1,28 @@
 """Bias and activation of a feed-forward part, gated or not: one pass over memory forward and one backward.
 
-The pass backward also sums the gradient of the bias.
+The backward pass also sums the gradient of the bias.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import Sums
-from braidlm.kernels.ops.launching import is_nvidia, programs_for
-
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.launch import is_nvidia, programs_for
 
 ROWS, COLUMNS, WARPS = 4, 256, 1
-PROGRAMS_PER_PROCESSOR = 16
+PROGRAMS_PER_SM = 16
 
 
 @triton.jit
-def _logistic(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1 / (1 + exp(-x)); the hardware's own exponential and reciprocal, where they are, are exact to some 2^-22."""
+def _sigmoid(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(-x)); NVIDIA's approximate exponential and reciprocal have a relative error of about 2^-22."""
     if FAST:
         return tl.inline_asm_elementwise(
             """{
@@ -46,26 +42,26 @@ def _logistic(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def value_and_slope(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+def value_and_derivative(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
     if KIND == "relu":
         value = tl.maximum(x, 0.0)
-        slope = tl.where(x > 0.0, 1.0, 0.0)
+        derivative = tl.where(x > 0.0, 1.0, 0.0)
     elif KIND == "silu":
-        share = _logistic(x, FAST)
-        value = x * share
-        slope = share + value * (1.0 - share)
+        sigmoid = _sigmoid(x, FAST)
+        value = x * sigmoid
+        derivative = sigmoid + value * (1.0 - sigmoid)
     elif KIND == "gelu_new":
-        # 0.5 (1 + tanh(u)) is the logistic function of 2u.
+        # 0.5 (1 + tanh(u)) is sigmoid(2u).
         square = x * x
-        share = _logistic(x * (1.5957691216057308 + 0.07135481282987854 * square), FAST)
-        value = x * share
-        slope = share + value * (1.0 - share) * (1.5957691216057308 + 0.21406443848963562 * square)
+        sigmoid = _sigmoid(x * (1.5957691216057308 + 0.07135481282987854 * square), FAST)
+        value = x * sigmoid
+        derivative = sigmoid + value * (1.0 - sigmoid) * (1.5957691216057308 + 0.21406443848963562 * square)
     else:
         tl.static_assert(KIND == "gelu")
-        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-        value = x * share
-        slope = share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    return value, slope
+        sigmoid = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        value = x * sigmoid
+        derivative = sigmoid + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return value, derivative
 
 
 @triton.jit
@@ -83,19 +79,19 @@ def _activation_forward(  # type: ignore[no-untyped-def]
 ):
     row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    real = column < width
-    inside = (row < rows) & real
+    column_mask = column < width
+    mask = (row < rows) & column_mask
     offsets = row.to(tl.int64) * width * (2 if GATED else 1) + column
-    x = tl.load(inner + offsets, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(inner + offsets, mask=mask, other=0.0).to(tl.float32)
     if bias is not None:
-        x += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    value, _ = value_and_slope(x, KIND, FAST)
+        x += tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)
+    value, _ = value_and_derivative(x, KIND, FAST)
     if GATED:
-        up = tl.load(inner + offsets + width, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(inner + offsets + width, mask=mask, other=0.0).to(tl.float32)
         if bias is not None:
-            up += tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
+            up += tl.load(bias + width + column, mask=column_mask, other=0.0).to(tl.float32)
         value *= up
-    tl.store(outer + row.to(tl.int64) * width + column, value.to(outer.dtype.element_ty), mask=inside)
+    tl.store(outer + row.to(tl.int64) * width + column, value.to(outer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -105,33 +101,33 @@ def _activation_backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     program, programs = tl.program_id(1), tl.num_programs(1)
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    real = column < width
+    column_mask = column < width
     x_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     if bias is not None:
-        x_bias = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+        x_bias = tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)
         if GATED:
-            up_bias = tl.load(bias + width + column, mask=real, other=0.0).to(tl.float32)
+            up_bias = tl.load(bias + width + column, mask=column_mask, other=0.0).to(tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS))[:, None]
-        inside = (row < rows) & real
+        mask = (row < rows) & column_mask
         offsets = row.to(tl.int64) * width * (2 if GATED else 1) + column
-        x = tl.load(inner + offsets, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(inner + offsets, mask=mask, other=0.0).to(tl.float32)
+        gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=mask, other=0.0).to(tl.float32)
         if bias is not None:
             x += x_bias
-        value, slope = value_and_slope(x, KIND, FAST)
-        x_gradient = gradient * slope
+        value, derivative = value_and_derivative(x, KIND, FAST)
+        x_gradient = gradient * derivative
         if GATED:
-            up = tl.load(inner + offsets + width, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(inner + offsets + width, mask=mask, other=0.0).to(tl.float32)
             if bias is not None:
                 up += up_bias
             x_gradient *= up
             up_gradient = gradient * value
-            tl.store(inner_gradient + offsets + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+            tl.store(inner_gradient + offsets + width, up_gradient.to(inner_gradient.dtype.element_ty), mask=mask)
             if bias is not None:
                 up_sum += up_gradient
-        tl.store(inner_gradient + offsets, x_gradient.to(inner_gradient.dtype.element_ty), mask=inside)
+        tl.store(inner_gradient + offsets, x_gradient.to(inner_gradient.dtype.element_ty), mask=mask)
         if bias is not None:
             x_sum += x_gradient
     if bias is not None:
@@ -143,9 +139,9 @@ def _activation_backward(  # type: ignore[no-untyped-def]
 
 
 class Activation(torch.autograd.Function):
-    """inner [rows, width], or gate and value side by side [rows, 2 width]; a bias as wide, or None -> [rows, width].
+    """inner [rows, width], or gate and up concatenated [rows, 2 width], a bias as wide or None -> outer [rows, width].
 
-    `inner_slot` is of the layer that made inner, `outer_slot` of the one that reads what comes out.
+    `inner_slot` belongs to the layer before, `outer_slot` to the layer that reads the result.
     """
 
     @staticmethod
@@ -155,7 +151,7 @@ class Activation(torch.autograd.Function):
         bias: Tensor | None,
         kind: str,
         gated: bool,
-        sums: Sums,
+        sums: ColumnSums,
         inner_slot: GradientSlot | None,
         outer_slot: GradientSlot | None,
     ) -> Tensor:
@@ -177,7 +173,7 @@ class Activation(torch.autograd.Function):
         gradient = torch.empty_like(inner) if ctx.inner_slot is None else ctx.inner_slot.gradient
         columns = triton.cdiv(width, COLUMNS)
         tiles = columns * triton.cdiv(rows, ROWS)
-        programs = max(1, programs_for(inner.device, PROGRAMS_PER_PROCESSOR, tiles) // columns)
+        programs = max(1, programs_for(inner.device, PROGRAMS_PER_SM, tiles) // columns)
         sums = None if bias is None else ctx.sums.buffer(programs, inner.shape[1], inner.device)
         _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,

@@ -1,43 +1,39 @@
-"""Adding to the stream what a layer has pending: one pass over memory, and backward none but for the bias."""
+"""Adding a layer's output to the stream: one pass over memory forward, and backward only the sum for the bias."""
 
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.dropout import apply_dropout, dropped, threshold
+from braidlm.kernels.ops.dropout import apply_dropout, dropout_into, threshold
 from braidlm.kernels.side_stream import current_side_stream, on_side
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-NUMBERS = 2048
-"""That a program works on."""
+ELEMENTS = 2048
+"""Elements of a program's block."""
 
 
 @triton.jit
 def _add(  # type: ignore[no-untyped-def]
-    stream, delta, bias, seed, summed, size, width, keep_scale, THRESHOLD: tl.constexpr, NUMBERS: tl.constexpr
+    stream, delta, bias, seed, summed, size, width, keep_scale, THRESHOLD: tl.constexpr, ELEMENTS: tl.constexpr
 ):
-    offsets = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = offsets < size
-    added = tl.load(delta + offsets, mask=inside).to(tl.float32)
+    offsets = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    mask = offsets < size
+    added = tl.load(delta + offsets, mask=mask).to(tl.float32)
     if bias is not None:
-        added += tl.load(bias + offsets % width, mask=inside).to(tl.float32)
-    x = tl.load(stream + offsets, mask=inside).to(tl.float32)
+        added += tl.load(bias + offsets % width, mask=mask).to(tl.float32)
+    x = tl.load(stream + offsets, mask=mask).to(tl.float32)
     x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
-    tl.store(summed + offsets, x.to(summed.dtype.element_ty), mask=inside)
+    tl.store(summed + offsets, x.to(summed.dtype.element_ty), mask=mask)
 
 
 class AddDelta(torch.autograd.Function):
-    """stream, delta [rows, width], a bias [width] or None -> their sum; delta with its bias may be dropped by chance.
+    """stream, delta [rows, width], a bias [width] or None -> their sum, with dropout of delta plus bias.
 
-    The bias has its gradient made side. `slot` is of the layer that made delta.
+    The side stream sums the gradient of the bias. `slot` belongs to the layer that computed delta.
     """
 
     @staticmethod
@@ -53,10 +49,10 @@ class AddDelta(torch.autograd.Function):
         ctx.save_for_backward(seed)
         ctx.side, ctx.dropout, ctx.slot = current_side_stream(), dropout, slot
         summed = torch.empty_like(stream)
-        grid = (triton.cdiv(stream.numel(), NUMBERS),)
+        grid = (triton.cdiv(stream.numel(), ELEMENTS),)
         _add[grid](
             stream, delta, bias, seed, summed, stream.numel(), stream.shape[1], 1 / (1 - dropout), threshold(dropout),
-            NUMBERS, num_warps=4,
+            ELEMENTS, num_warps=4,
         )  # fmt: skip
         return summed
 
@@ -65,8 +61,8 @@ class AddDelta(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
         if ctx.dropout:
-            to = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
-            delta_gradient = dropped(gradient.contiguous(), ctx.dropout, seed, to)
+            out = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
+            delta_gradient = dropout_into(gradient.contiguous(), ctx.dropout, seed, out)
         if ctx.needs_input_grad[2]:
             with on_side(ctx.side, delta_gradient, priority=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)

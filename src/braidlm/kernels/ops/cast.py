@@ -1,56 +1,52 @@
-"""Copies of parameters in the type of the matrix products: one pass over all of them, by as many programs as they need.
+"""Low-precision copies of parameters: one launch for all of them.
 
 The reference is `parameter.to(dtype)`.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from braidlm.kernels.ops.addresses import addresses
+from braidlm.kernels.ops.launch import addresses
 from braidlm.kernels.ops.linear import Casts
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
 BLOCK, WARPS = 4096, 4
-"""Numbers that a program copies."""
+"""Elements that a program copies."""
 COLUMNS = 3
-"""Of the table, for each program: the address to read from, config many numbers are left there, where they go."""
-APART = 64
-"""Copies begin at multiples of so many numbers, as products want them."""
+"""Of the table, for each program: the address to read from, the elements left there, the offset to write to."""
+ALIGNMENT = 64
+"""Copies begin at multiples of so many elements, as matrix products require."""
 
 
 @triton.jit
-def _narrow(  # type: ignore[no-untyped-def]
-    table, copies, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+def _cast(  # type: ignore[no-untyped-def]
+    table, casts, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     table += tl.program_id(0) * COLUMNS
     source = tl.load(table).to(tl.pointer_type(tl.float32))
-    left, to = tl.load(table + 1), tl.load(table + 2)
+    count, target = tl.load(table + 1), tl.load(table + 2)
     if ALIGNED:
-        source, left = tl.multiple_of(source, 16), tl.multiple_of(left, 4)
+        source, count = tl.multiple_of(source, 16), tl.multiple_of(count, 4)
     offsets = tl.arange(0, BLOCK)
-    x = tl.load(source + offsets, mask=offsets < left)
-    tl.store(copies + tl.multiple_of(to, 16) + offsets, x.to(copies.dtype.element_ty), mask=offsets < left)
+    x = tl.load(source + offsets, mask=offsets < count)
+    tl.store(casts + tl.multiple_of(target, 16) + offsets, x.to(casts.dtype.element_ty), mask=offsets < count)
 
 
 @torch.no_grad()
 def cast_all(parameters: list[Tensor], dtype: torch.dtype) -> Casts:
-    """Copies of float32 parameters."""
+    """Copies of float32 parameters in another type."""
     if not parameters:
         return {}
     assert all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
-    begins, end, table = [], 0, []
+    starts, end, table = [], 0, []
     for parameter in parameters:
-        begins.append(end)
-        for done in range(0, parameter.numel(), BLOCK):
-            table += [parameter.data_ptr() + 4 * done, parameter.numel() - done, end + done]
-        end += triton.cdiv(parameter.numel(), APART) * APART
-    copies = torch.empty(end, dtype=dtype, device=parameters[0].device)
+        starts.append(end)
+        for start in range(0, parameter.numel(), BLOCK):
+            table += [parameter.data_ptr() + 4 * start, parameter.numel() - start, end + start]
+        end += triton.cdiv(parameter.numel(), ALIGNMENT) * ALIGNMENT
+    casts = torch.empty(end, dtype=dtype, device=parameters[0].device)
     aligned = all(p.data_ptr() % 16 == 0 and p.numel() % 4 == 0 for p in parameters)
-    where = addresses(tuple(table), copies.device)
-    _narrow[(len(table) // COLUMNS,)](where, copies, aligned, COLUMNS, BLOCK, num_warps=WARPS)
-    return {p: copies[begin : begin + p.numel()].view(p.shape) for p, begin in zip(parameters, begins, strict=True)}
+    device_table = addresses(tuple(table), casts.device)
+    _cast[(len(table) // COLUMNS,)](device_table, casts, aligned, COLUMNS, BLOCK, num_warps=WARPS)
+    return {p: casts[begin : begin + p.numel()].view(p.shape) for p, begin in zip(parameters, starts, strict=True)}

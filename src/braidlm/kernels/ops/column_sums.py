@@ -1,18 +1,15 @@
-"""The second stage of sums over rows: what a kernel's programs have each summed becomes one vector.
+"""The second stage of sums over rows: the partial sums of a kernel's programs become one vector.
 
-Kernels of several layers leave their sums side by side, and the last of them has all brought together by one launch.
+Kernels of several layers write their partial sums into one tensor, and the last of them launches the second stage for
+all.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.side_stream import current_side_stream, on_side
-
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
 
 ROWS, COLUMNS, WARPS = 512, 8, 4
 
@@ -28,31 +25,31 @@ def _column_sums(sums, totals, rows, width, ROWS: tl.constexpr, COLUMNS: tl.cons
     tl.store(totals + tl.program_id(1) * width + column, tl.sum(total, 0), mask=column < width)
 
 
-class Sums:
-    """The sums [programs, width] of some kernels of one shape, and their totals [width]."""
+class ColumnSums:
+    """The partial sums [programs, width] of some kernels of one shape, and their totals [width]."""
 
     def __init__(self, kernels: int):
-        self.kernels, self.waiting, self.side = kernels, kernels, current_side_stream()
+        self.kernels, self.pending, self.side = kernels, kernels, current_side_stream()
         self.sums: Tensor | None = None
         self.totals: Tensor | None = None
 
     def buffer(self, programs: int, width: int, device: torch.device) -> Tensor:
-        """Where the next kernel's programs leave their sums."""
+        """Where the next kernel's programs write their sums."""
         if self.sums is None:
             self.sums = torch.empty(self.kernels, programs, width, dtype=torch.float32, device=device)
             self.totals = self.sums.new_empty(self.kernels, width)
         assert self.sums.shape == (self.kernels, programs, width)
-        return self.sums[self.waiting - 1]
+        return self.sums[self.pending - 1]
 
     def total(self) -> Tensor:
-        """The total of the sums that were pending last: complete when all kernels have come and all is joined."""
+        """The total of the newest sums; complete when all kernels are done and the side stream is synchronized."""
         assert self.sums is not None
         assert self.totals is not None
-        self.waiting -= 1
-        if not self.waiting:
+        self.pending -= 1
+        if not self.pending:
             _, programs, width = self.sums.shape
             with on_side(self.side, self.sums, priority=True):
                 _column_sums[(triton.cdiv(width, COLUMNS), self.kernels)](
                     self.sums, self.totals, programs, width, ROWS, COLUMNS, num_warps=WARPS
                 )
-        return self.totals[self.waiting].data
+        return self.totals[self.pending].data

@@ -4,19 +4,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-TILE = 512
-"""Numbers a warp works on at once."""
+ELEMENTS = 512
+"""Elements of a warp's tile."""
 
 
 @triton.jit
@@ -25,12 +21,12 @@ def _embed_forward(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None] & (column < width)
+    mask = (row < rows)[:, None] & (column < width)
     token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
-    x = tl.load(tokens + token * width + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(tokens + token * width + column, mask=mask, other=0.0).to(tl.float32)
     if positions is not None:
-        x += tl.load(positions + (row % time)[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(stream + row.to(tl.int64)[:, None] * width + column, x.to(stream.dtype.element_ty), mask=inside)
+        x += tl.load(positions + (row % time)[:, None] * width + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(stream + row.to(tl.int64)[:, None] * width + column, x.to(stream.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -39,10 +35,10 @@ def _embed_backward(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None] & (column < width)
+    mask = (row < rows)[:, None] & (column < width)
     token = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)[:, None]
-    x = tl.load(gradient + row.to(tl.int64)[:, None] * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.atomic_add(token_gradient + token * width + column, x, mask=inside, sem="relaxed")
+    x = tl.load(gradient + row.to(tl.int64)[:, None] * width + column, mask=mask, other=0.0).to(tl.float32)
+    tl.atomic_add(token_gradient + token * width + column, x, mask=mask, sem="relaxed")
 
 
 class Embed(torch.autograd.Function):
@@ -91,7 +87,7 @@ class Embed(torch.autograd.Function):
 
 def _tile(width: int) -> dict[str, int]:
     columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
+    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def plain_embed(ids: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:

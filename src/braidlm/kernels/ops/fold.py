@@ -1,8 +1,8 @@
-"""Weights of blocks side by side, with the norm before them inside: one product serves all blocks of a layer.
+"""Folding the norms of parallel blocks into the weights behind them, so that one product serves all blocks of a layer.
 
-A norm's output times a matrix is the plain normalised stream times the matrix with its rows scaled. So the blocks of a
-parallel layer, which read one stream by norms of their own, read one normalised stream. Layers of one shape are folded
-together, in a few operations for all of them. The reference is the norm followed by the product.
+A norm's output times a matrix equals the stream normalised without scale times the matrix with scaled rows. So the
+blocks of a parallel layer, each with a norm of its own, read one normalised stream. Layers of one shape are folded in
+one launch. The reference is the norm followed by the product.
 """
 
 from collections.abc import Sequence
@@ -10,23 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.addresses import addresses
+from braidlm.kernels.ops.launch import addresses
 from braidlm.kernels.ops.linear import product
 from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-ROWS, COLUMNS, NUMBERS, WARPS = 32, 64, 4096, 4
-"""What a program works on at once forward, and config many numbers backward."""
+ROWS, COLUMNS, ELEMENTS, WARPS = 32, 64, 4096, 4
+"""A program's block forward, its elements backward, and its warps."""
 
 
 @dataclass
@@ -46,116 +42,117 @@ class Folded:
     """One layer's matrices as a product reads them."""
 
     weight: Tensor
-    """Where the gradient goes; its numbers are not read."""
-    copy: Tensor
-    """[member, in, out], or [in, member * out] side by side."""
+    """Autograd returns the gradient to it; its values are never read."""
+    cast: Tensor
+    """[member, in, out], or concatenated [in, member * out]."""
     bias: Tensor | None
     """[member, out], or [member * out], in float32."""
-    bias_copy: Tensor | None
-    """The same, as narrow as the copy."""
+    bias_cast: Tensor | None
+    """The bias in the type of the cast."""
 
 
 @triton.jit
-def _at(addresses, layer, offset):  # type: ignore[no-untyped-def]
-    """Where a layer's own part begins, and so many numbers further on."""
+def _pointer(addresses, layer, offset):  # type: ignore[no-untyped-def]
+    """A pointer to a layer's tensor plus an offset."""
     return tl.load(addresses + layer).to(tl.pointer_type(tl.float32)) + offset
 
 
 @triton.jit
 def _fold_forward(  # type: ignore[no-untyped-def]
-    weights, biases, scales, shifts, copy, bias, bias_copy, inputs, members, outputs,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    weights, biases, scales, shifts, cast, bias, bias_cast, inputs, members, outputs,
+    CONCATENATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a member's matrix. Members that stand side by side do so as [layer, input, member, output]."""
+    """Some columns of a member's matrix; concatenated members are [layer, input, member, output]."""
     layer, member = (tl.program_id(0) // members).to(tl.int64), tl.program_id(0) % members
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real = column < outputs
-    weight = _at(weights, layer, member * inputs * outputs)
+    column_mask = column < outputs
+    weight = _pointer(weights, layer, member * inputs * outputs)
     total = tl.zeros([COLUMNS], tl.float32)
     if biases is not None:
-        total += tl.load(_at(biases, layer, member * outputs + column), mask=real, other=0.0)
+        total += tl.load(_pointer(biases, layer, member * outputs + column), mask=column_mask, other=0.0)
     for begin in range(0, inputs, ROWS):
         row = begin + tl.arange(0, ROWS)
-        inside = (row < inputs)[:, None] & real[None, :]
-        x = tl.load(weight + row[:, None] * outputs + column[None, :], mask=inside, other=0.0)
+        mask = (row < inputs)[:, None] & column_mask[None, :]
+        x = tl.load(weight + row[:, None] * outputs + column[None, :], mask=mask, other=0.0)
         if shifts is not None:
-            shift = tl.load(_at(shifts, layer, member * inputs + row), mask=row < inputs, other=0.0)
+            shift = tl.load(_pointer(shifts, layer, member * inputs + row), mask=row < inputs, other=0.0)
             total += tl.sum(x * shift[:, None], 0)
         if scales is not None:
-            x *= tl.load(_at(scales, layer, member * inputs + row), mask=row < inputs, other=0.0)[:, None]
-        if WIDE:
-            to = (layer * inputs + row) * members + member
+            x *= tl.load(_pointer(scales, layer, member * inputs + row), mask=row < inputs, other=0.0)[:, None]
+        if CONCATENATED:
+            target_row = (layer * inputs + row) * members + member
         else:
-            to = (layer * members + member) * inputs + row
-        tl.store(copy + to[:, None] * outputs + column[None, :], x.to(copy.dtype.element_ty), mask=inside)
+            target_row = (layer * members + member) * inputs + row
+        tl.store(cast + target_row[:, None] * outputs + column[None, :], x.to(cast.dtype.element_ty), mask=mask)
     if bias is not None:
         offsets = tl.program_id(0).to(tl.int64) * outputs + column
-        tl.store(bias + offsets, total, mask=real)
-        tl.store(bias_copy + offsets, total.to(bias_copy.dtype.element_ty), mask=real)
+        tl.store(bias + offsets, total, mask=column_mask)
+        tl.store(bias_cast + offsets, total.to(bias_cast.dtype.element_ty), mask=column_mask)
 
 
 @triton.jit
 def _fold_backward(  # type: ignore[no-untyped-def]
     gradient, bias_gradient, weights, scales, shifts, weight_gradient, scale_gradient, shift_gradient,
-    rows, inputs, members, outputs, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows, inputs, members, outputs, CONCATENATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Rows are of [layer, member, input]."""
+    """Rows are those of [layer, member, input]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    exists = row < rows
+    row_mask = row < rows
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = exists[:, None] & (column < outputs)
+    mask = row_mask[:, None] & (column < outputs)
     of_layer = members * inputs
-    layer, within = tl.where(exists, row // of_layer, 0), row % of_layer
-    at = row
-    if WIDE:
-        at = (layer * inputs + row % inputs) * members + row // inputs % members
-    d = tl.load(gradient + at.to(tl.int64)[:, None] * outputs + column, mask=inside, other=0.0)
+    layer, within = tl.where(row_mask, row // of_layer, 0), row % of_layer
+    source_row = row
+    if CONCATENATED:
+        source_row = (layer * inputs + row % inputs) * members + row // inputs % members
+    d = tl.load(gradient + source_row.to(tl.int64)[:, None] * outputs + column, mask=mask, other=0.0)
     w = d
     if weights is not None:
-        w = tl.load(_at(weights, layer, within * outputs)[:, None] + column, mask=inside, other=0.0)
+        w = tl.load(_pointer(weights, layer, within * outputs)[:, None] + column, mask=mask, other=0.0)
     if scales is not None:
-        tl.store(scale_gradient + row, tl.sum(d * w, 1), mask=exists)
-        d *= tl.load(_at(scales, layer, within), mask=exists, other=0.0)[:, None]
+        tl.store(scale_gradient + row, tl.sum(d * w, 1), mask=row_mask)
+        d *= tl.load(_pointer(scales, layer, within), mask=row_mask, other=0.0)[:, None]
     if shifts is not None:
-        db = tl.load(bias_gradient + (row // inputs)[:, None] * outputs + column, mask=inside, other=0.0)
-        tl.store(shift_gradient + row, tl.sum(db * w, 1), mask=exists)
-        d += db * tl.load(_at(shifts, layer, within), mask=exists, other=0.0)[:, None]
-    tl.store(weight_gradient + row.to(tl.int64)[:, None] * outputs + column, d, mask=inside)
+        db = tl.load(bias_gradient + (row // inputs)[:, None] * outputs + column, mask=mask, other=0.0)
+        tl.store(shift_gradient + row, tl.sum(db * w, 1), mask=row_mask)
+        d += db * tl.load(_pointer(shifts, layer, within), mask=row_mask, other=0.0)[:, None]
+    tl.store(weight_gradient + row.to(tl.int64)[:, None] * outputs + column, d, mask=mask)
 
 
 @dataclass
 class Folding:
-    """Layers of one shape, folded; autograd hears of them when they are attached."""
+    """Folded layers of one shape; `attach` adds them to the autograd graph."""
 
     layers: list[nn.Module]
     parts: list[Tensor]
-    """[weights..., biases..., scales..., shifts...], each of these there or not, as `given` says."""
-    given: tuple[bool, ...]
-    wide: bool
+    """[weights..., biases..., scales..., shifts...], of which some may be missing, as `present` says."""
+    present: tuple[bool, ...]
+    concatenated: bool
     side: SideStream | None
     bias: Tensor | None
-    """[layer, ...], of all; so are the others."""
-    copy: Tensor
-    bias_copy: Tensor | None
+    """[layer, ...], as the tensors below."""
+    cast: Tensor
+    bias_cast: Tensor | None
     handles: Tensor
-    """Nobody reads a handle: it is where the gradient of a folded matrix comes back, in the wide type."""
+    """Autograd returns the float32 gradients of folded matrices to these; their values are never read."""
 
-    def attached(self) -> dict[nn.Module, Folded]:
-        made = Fold.apply(self, *self.parts)
+    def attach(self) -> dict[nn.Module, Folded]:
+        outputs = Fold.apply(self, *self.parts)
         layers = len(self.layers)
-        biases = made[layers:] or [None] * layers
-        bias_copies = [None] * layers if self.bias_copy is None else self.bias_copy.unbind()
-        folded = zip(made[:layers], self.copy.unbind(), biases, bias_copies, strict=True)
+        biases = outputs[layers:] or [None] * layers
+        bias_casts = [None] * layers if self.bias_cast is None else self.bias_cast.unbind()
+        folded = zip(outputs[:layers], self.cast.unbind(), biases, bias_casts, strict=True)
         return {layer: Folded(*parts) for layer, parts in zip(self.layers, folded, strict=True)}
 
 
 class Fold(torch.autograd.Function):
-    """A folding and its parts -> handles for the gradients of all layers, their biases."""
+    """A folding and its parts -> the handles of all layers, then their biases."""
 
     @staticmethod
     def forward(ctx: Any, folding: Folding, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*parts)
-        ctx.given, ctx.wide, ctx.side, ctx.layers = folding.given, folding.wide, folding.side, len(folding.layers)
+        ctx.present, ctx.concatenated = folding.present, folding.concatenated
+        ctx.side, ctx.layers = folding.side, len(folding.layers)
         biases = () if folding.bias is None else folding.bias.unbind()
         return *(handle.data for handle in folding.handles.unbind()), *(vector.data for vector in biases)
 
@@ -164,32 +161,29 @@ class Fold(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         parts, layers = list(ctx.saved_tensors), ctx.layers
         members, inputs, outputs = parts[0].shape
-        weights, _, scales, shifts = _addresses_of(parts, ctx.given, layers)
-        with on_side(ctx.side, *gradients):  # where the gradients were made
-            gradient, bias_gradient = side_by_side(gradients[:layers]), None
+        weights, _, scales, shifts = _addresses_of(parts, ctx.present, layers)
+        with on_side(ctx.side, *gradients):  # the side stream computed the gradients
+            gradient, bias_gradient = stacked(gradients[:layers]), None
             if len(gradients) > layers:
-                bias_gradient = side_by_side(gradients[layers:]).view(layers, members, outputs)
-            made = gradient.new_empty(layers, members, inputs, outputs)
+                bias_gradient = stacked(gradients[layers:]).view(layers, members, outputs)
+            weight_gradient = gradient.new_empty(layers, members, inputs, outputs)
             scale_gradient, shift_gradient = (
-                None if x is None else made.new_empty(layers, members, inputs) for x in (scales, shifts)
+                None if x is None else weight_gradient.new_empty(layers, members, inputs) for x in (scales, shifts)
             )
             columns = triton.next_power_of_2(outputs)
-            lines, rows = max(1, NUMBERS // columns), layers * members * inputs
-            _fold_backward[(triton.cdiv(rows, lines),)](
+            block_rows, rows = max(1, ELEMENTS // columns), layers * members * inputs
+            _fold_backward[(triton.cdiv(rows, block_rows),)](
                 gradient, bias_gradient, None if scales is None and shifts is None else weights, scales, shifts,
-                made, scale_gradient, shift_gradient, rows, inputs, members, outputs, ctx.wide, lines, columns,
-                num_warps=WARPS,
+                weight_gradient, scale_gradient, shift_gradient, rows, inputs, members, outputs, ctx.concatenated,
+                block_rows, columns, num_warps=WARPS,
             )  # fmt: skip
-        found: list[Tensor] = []
-        for part, there in zip((made, bias_gradient, scale_gradient, shift_gradient), ctx.given, strict=True):
-            if there:
-                assert part is not None
-                found += [one.data for one in part.unbind()]
-        return None, *found
+        results = (weight_gradient, bias_gradient, scale_gradient, shift_gradient)
+        used = [result for result, is_present in zip(results, ctx.present, strict=True) if is_present]
+        return None, *(one.data for result in used if result is not None for one in result.unbind())
 
 
-def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """The stack of tensors of one shape; those that already stand so in memory are not copied."""
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """The stack of tensors of one shape, without a copy where they are adjacent in memory."""
     first, size = parts[0], parts[0].numel() * parts[0].element_size()
     begin, memory = first.data_ptr(), first.untyped_storage().data_ptr()
     if all(
@@ -200,44 +194,45 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(parts))
 
 
-def _addresses_of(parts: list[Tensor], given: tuple[bool, ...], layers: int) -> list[Tensor | None]:
-    """Of weights, biases, scales and shifts, each of these there or not: where they are in each layer."""
+def _addresses_of(parts: list[Tensor], present: tuple[bool, ...], layers: int) -> list[Tensor | None]:
+    """The addresses of weights, biases, scales and shifts in each layer, or None for those that are missing."""
     rest = [part.data_ptr() for part in parts]
-    found: list[Tensor | None] = []
-    for there in given:
-        found.append(addresses(tuple(rest[:layers]), parts[0].device) if there else None)
-        rest = rest[layers:] if there else rest
-    return found
+    results: list[Tensor | None] = []
+    for is_present in present:
+        results.append(addresses(tuple(rest[:layers]), parts[0].device) if is_present else None)
+        rest = rest[layers:] if is_present else rest
+    return results
 
 
-def fold(banks: dict[nn.Module, Bank], wide: bool, dtype: torch.dtype) -> Folding:
-    """Banks of one shape; `wide` puts the members of each side by side. All is made on the side stream."""
+def fold(banks: dict[nn.Module, Bank], concatenated: bool, dtype: torch.dtype) -> Folding:
+    """Fold banks of one shape on the side stream; `concatenated` puts the members of a bank into one matrix."""
     names, some = ("weight", "bias", "scale", "shift"), next(iter(banks.values()))
-    given = tuple(getattr(some, name) is not None for name in names)
-    parts = [getattr(bank, name) for name, there in zip(names, given, strict=True) if there for bank in banks.values()]
+    present = tuple(getattr(some, name) is not None for name in names)
+    kinds = [name for name, is_present in zip(names, present, strict=True) if is_present]
+    parts = [getattr(bank, name) for name in kinds for bank in banks.values()]
     layers, (members, inputs, outputs) = len(banks), some.weight.shape
     assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
-    weights, biases, scales, shifts = _addresses_of(parts, given, layers)
+    weights, biases, scales, shifts = _addresses_of(parts, present, layers)
     side = current_side_stream()
     with on_side(side, *parts):
-        shape = (layers, inputs, members * outputs) if wide else (layers, members, inputs, outputs)
+        shape = (layers, inputs, members * outputs) if concatenated else (layers, members, inputs, outputs)
         handles = parts[0].new_empty(shape)
-        copy = torch.empty_like(handles, dtype=dtype)
-        bias = bias_copy = None
+        cast = torch.empty_like(handles, dtype=dtype)
+        bias = bias_cast = None
         if biases is not None or shifts is not None:
-            bias = handles.new_empty(layers, members * outputs) if wide else handles.new_empty(layers, members, outputs)
-            bias_copy = torch.empty_like(bias, dtype=dtype)
+            bias = handles.new_empty((layers, members * outputs) if concatenated else (layers, members, outputs))
+            bias_cast = torch.empty_like(bias, dtype=dtype)
         _fold_forward[(layers * members, triton.cdiv(outputs, COLUMNS))](
-            weights, biases, scales, shifts, copy, bias, bias_copy, inputs, members, outputs,
-            wide, ROWS, COLUMNS, num_warps=WARPS,
+            weights, biases, scales, shifts, cast, bias, bias_cast, inputs, members, outputs,
+            concatenated, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return Folding(list(banks), parts, given, wide, side, bias, copy, bias_copy, handles)
+    return Folding(list(banks), parts, present, concatenated, side, bias, cast, bias_cast, handles)
 
 
 class WideLinear(torch.autograd.Function):
-    """rows [rows, in], weight [in, out], its copy, that of a bias [out] or None -> [rows, out].
+    """rows [rows, in], weight [in, out], its cast, the cast of a bias [out] or None -> [rows, out].
 
-    The gradient of the bias is not made here: whatever comes next reads this layer's gradient anyway and sums it.
+    The next kernel's backward pass sums the gradient of the bias, since it writes this layer's gradient anyway.
     """
 
     @staticmethod
@@ -245,23 +240,32 @@ class WideLinear(torch.autograd.Function):
         ctx: Any,
         rows: Tensor,
         weight: Tensor,
-        copy: Tensor,
+        cast: Tensor,
         bias: Tensor | None,
         slot: GradientSlot | None,
     ) -> Tensor:
         assert slot is None or slot.input.data_ptr() == rows.data_ptr()
-        ctx.save_for_backward(rows, copy)
-        ctx.side, ctx.slot, ctx.wide = current_side_stream(), slot, weight.dtype
-        return tuned_product(rows, copy, bias=bias)
+        ctx.save_for_backward(rows, cast)
+        ctx.side, ctx.slot, ctx.weight_dtype = current_side_stream(), slot, weight.dtype
+        return tuned_product(rows, cast, bias=bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, copy = ctx.saved_tensors
+        rows, cast = ctx.saved_tensors
         if ctx.slot is not None:
             weight_gradient = ctx.slot.submit(gradient)
         else:
             with on_side(ctx.side, rows, gradient):
-                weight_gradient = product(rows.t(), gradient, ctx.wide)
-        rows_gradient = tuned_product(gradient, copy, transposed=True) if ctx.needs_input_grad[0] else None
+                weight_gradient = product(rows.t(), gradient, ctx.weight_dtype)
+        rows_gradient = tuned_product(gradient, cast, transposed=True) if ctx.needs_input_grad[0] else None
         return rows_gradient, weight_gradient, None, None, None
+
+
+def plain_fold(bank: Bank) -> tuple[Tensor, Tensor | None]:
+    """The reference of a bank's folded weight [member, in, out] and bias [member, out], in torch's operations."""
+    weight, bias = bank.weight, bank.bias
+    if bank.shift is not None:
+        shifted = (bank.shift[:, :, None] * weight).sum(1)
+        bias = shifted if bias is None else bias + shifted
+    return weight if bank.scale is None else weight * bank.scale[:, :, None], bias

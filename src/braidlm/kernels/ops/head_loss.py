@@ -1,30 +1,110 @@
-"""Head and loss in one: scores become their own gradient where they stand, and so cross memory as rarely as can be.
+"""Head and loss in one: the logits become their own gradient in place, one program per row.
 
-The reference is `losses.next_token_loss` on the head's output; autograd would keep scores and probabilities and make a
-third tensor of that size for the gradient.
+The first sweep over a row computes its maximum and its sum of exponentials, the second, which reads it from the cache,
+writes the gradient. In the first sweep each lane keeps a maximum and a sum of its own, so that no thread waits for
+another before the end of the row. The reference is `next_token_loss` of the head's output.
 """
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.linear import product, side_if_small
 from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 
-to_gradient_cuda_: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
-with contextlib.suppress(ImportError):  # without Triton the plain operations serve every device
-    from braidlm.kernels.ops.cross_entropy import scale_cuda_, to_gradient_cuda_
+WARPS, PER_LANE, BLOCK = 16, 8, 8192
+"""Warps for a row, elements that a lane loads at once (16 bytes of bf16), elements of a block of the scaling."""
+
+
+@triton.jit
+def _exp2(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """2^x; NVIDIA's approximate instruction has a relative error of about 2^-22 and flushes tiny results to 0."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp2(x)
+
+
+@triton.jit
+def _logits_to_gradient(  # type: ignore[no-untyped-def]
+    logits, labels, count, losses, columns, stride, IGNORED: tl.constexpr, FAST: tl.constexpr,
+    LANES: tl.constexpr, PER_LANE: tl.constexpr,
+):  # fmt: skip
+    BLOCK: tl.constexpr = LANES * PER_LANE
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    inverse_count = 1.0 / tl.load(count)
+    start = logits + row * stride
+    # Loaded here, since it is overwritten below.
+    target_logit = tl.load(start + label, mask=label != IGNORED, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
+    if label == IGNORED:
+        for begin in range(0, columns, BLOCK):
+            mask = begin + offsets < columns
+            tl.store(start + begin + offsets, tl.zeros([LANES, PER_LANE], logits.dtype.element_ty), mask=mask)
+        tl.store(losses + row, 0.0)
+        return
+    lane_max = tl.full([LANES], -1e30, tl.float32)  # finite: a lane may have no elements, and inf - inf is NaN
+    total = tl.zeros([LANES], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        mask = begin + offsets < columns
+        logit = tl.load(start + begin + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        new_max = tl.maximum(lane_max, tl.max(logit, 1))
+        exponentials = _exp2(logit * LOG2_E - (new_max * LOG2_E)[:, None], FAST)
+        total = total * _exp2((lane_max - new_max) * LOG2_E, FAST) + tl.sum(exponentials, 1)
+        lane_max = new_max
+    new_max = tl.max(lane_max, 0)
+    lse = new_max + tl.log(tl.sum(total * _exp2((lane_max - new_max) * LOG2_E, FAST), 0))
+    tl.store(losses + row, (lse - target_logit) * inverse_count)
+    label = label.to(tl.int32)
+    for begin in range(0, columns, BLOCK):
+        mask = begin + offsets < columns
+        logit = tl.load(start + begin + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        probability = _exp2(logit * LOG2_E - lse * LOG2_E, FAST)
+        gradient = tl.where(begin + offsets == label, probability - 1.0, probability)
+        tl.store(start + begin + offsets, (gradient * inverse_count).to(logits.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _scale(values, factor, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    scale = tl.load(factor)
+    if scale == 1.0:
+        return
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(values + offsets, mask=offsets < size).to(tl.float32) * scale
+    tl.store(values + offsets, x.to(values.dtype.element_ty), mask=offsets < size)
+
+
+def logits_to_gradient_(logits: Tensor, labels: Tensor, count: Tensor, ignored: int) -> Tensor:
+    """Losses [rows] of logits [rows, vocabulary], divided by `count`; the logits become their gradient."""
+    losses = torch.empty(len(labels), device=logits.device, dtype=torch.float32)
+    _logits_to_gradient[(len(labels),)](
+        logits, labels, count, losses, logits.shape[1], logits.stride(0),
+        ignored, is_nvidia(logits), 32 * WARPS, PER_LANE, num_warps=WARPS,
+    )  # fmt: skip
+    return losses
+
+
+def scale_(values: Tensor, factor: Tensor) -> Tensor:
+    """Multiply in place by a number on the device. If it is 1, as the gradient of a loss mostly is, nothing is read."""
+    _scale[(triton.cdiv(values.numel(), BLOCK),)](values, factor, values.numel(), BLOCK, num_warps=8)
+    return values
 
 
 class HeadLoss(torch.autograd.Function):
-    """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count.
+    """hidden [rows, width], weight [vocabulary, width], its cast or None, labels [rows], count [] -> summed loss /
+    count.
 
-    The product is computed in the type of `hidden`; the weight may be wider, and so is its gradient then. `copy` is
-    the weight in the type of `hidden`, if it is already there.
+    The product is computed in the type of `hidden`, the weight gradient in the type of the weight. With `tied`, the
+    weight gradient is deferred.
     """
 
     @staticmethod
@@ -32,51 +112,32 @@ class HeadLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        copy: Tensor | None,
+        cast: Tensor | None,
         labels: Tensor,
         count: Tensor,
         ignored: int,
         tied: DeferredGradient | None,
     ) -> Tensor:
-        ctx.wide, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
-        copy = weight.to(hidden.dtype) if copy is None else copy
-        logits = tuned_product(hidden, copy, transposed=True)
-        ctx.by_kernel = to_gradient_cuda_ is not None and logits.is_cuda
-        if to_gradient_cuda_ is not None and logits.is_cuda:
-            loss = to_gradient_cuda_(logits, labels, count, ignored).sum()
-        else:
-            loss = to_gradient_(logits, labels, ignored).sum() / count
-        ctx.save_for_backward(logits, hidden, copy, count)
+        ctx.weight_dtype, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
+        cast = weight.to(hidden.dtype) if cast is None else cast
+        logits = tuned_product(hidden, cast, transposed=True)
+        loss = logits_to_gradient_(logits, labels, count, ignored).sum()
+        ctx.save_for_backward(logits, hidden, cast)
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, hidden, weight, count = ctx.saved_tensors
-        scale_, factor = (scale_cuda_, upstream) if ctx.by_kernel else (Tensor.mul_, upstream / count)
+        gradient, hidden, cast = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         weight_gradient = None
         if needs_weight:
             side = side_if_small(ctx.side, hidden)
-            with on_side(side, gradient, hidden, factor):  # nobody holds the result: autograd would copy it, too soon
-                weight_gradient = scale_(product(gradient.t(), hidden, ctx.wide), factor)
+            # The side stream holds no reference to the result: autograd would copy it, before it is complete.
+            with on_side(side, gradient, hidden, upstream):
+                weight_gradient = scale_(product(gradient.t(), hidden, ctx.weight_dtype), upstream)
             if ctx.tied is not None:
                 ctx.tied.write(weight_gradient, side)
                 weight_gradient = None
-        hidden_gradient = scale_(tuned_product(gradient, weight), factor) if needs_hidden else None
+        hidden_gradient = scale_(tuned_product(gradient, cast), upstream) if needs_hidden else None
         return hidden_gradient, weight_gradient, *[None] * 5
-
-
-def to_gradient_(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """Losses [rows] of logits [rows, vocabulary], which become the gradient of their sum."""
-    counted = labels != ignored
-    targets = torch.where(counted, labels, 0)[:, None]
-    target_scores = logits.gather(1, targets)
-    highest = logits.amax(-1, keepdim=True)
-    torch.softmax(logits, -1, out=logits)
-    # The highest score's probability is never too small for its logarithm.
-    log_total = highest - logits.amax(-1, keepdim=True).log()
-    logits.scatter_add_(1, targets, torch.full_like(target_scores, -1.0))
-    if logits.is_cuda or not bool(counted.all()):  # asking a GPU would wait for it
-        logits.masked_fill_(~counted[:, None], 0.0)
-    return torch.where(counted, (log_total - target_scores)[:, 0], 0.0)

@@ -1,112 +1,108 @@
 """Adding to the stream and normalising it: one pass over memory forward and one backward.
 
-The pass backward also sums the gradients of the norm's scale and bias, and of the bias of the layer that made what was
-added: each program sums its rows, and a second, small sum makes them one.
+The backward pass also sums the gradients of the norm's weight and bias and of the bias of the layer whose output is
+added: each program sums its rows, and `ColumnSums` adds up the programs.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import Sums
+from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import apply_dropout, threshold
-from braidlm.kernels.ops.launching import programs_for
+from braidlm.kernels.ops.launch import programs_for
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-TILE = 512
-"""Numbers a warp works on at once: a row never waits for another warp if it fits into one."""
+ELEMENTS = 512
+"""Elements of a warp's tile: a row that fits into one warp needs no synchronization with others."""
 VECTORS = 3
-"""Summed backward: for the norm's scale, for its bias, for the bias of the layer before (some may not be wanted)."""
-PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 16, 8
-"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
-AHEAD = tl.constexpr(3)
+"""Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
+PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
+"""A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
+STAGES = tl.constexpr(3)
 
 
 @triton.jit
 def _norm_forward(  # type: ignore[no-untyped-def]
-    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps, keep_scale,
+    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps, keep_scale,
     CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    real = column < width
-    inside = (row < rows)[:, None] & real
+    column_mask = column < width
+    mask = (row < rows)[:, None] & column_mask
     offsets = row.to(tl.int64)[:, None] * width + column
-    x = tl.load(stream + offsets, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + offsets, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
         if delta_bias is not None:
-            added += tl.load(delta_bias + column, mask=real, other=0.0).to(tl.float32)
+            added += tl.load(delta_bias + column, mask=column_mask, other=0.0).to(tl.float32)
         x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
         rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + offsets, rounded, mask=inside)
-        x = rounded.to(tl.float32)  # what is normalised is the stream as everyone else sees it
+        tl.store(summed + offsets, rounded, mask=mask)
+        x = rounded.to(tl.float32)  # normalise the stream as all other layers read it
     if CENTRED:
         mean = tl.sum(x, 1) / width
         tl.store(means + row, mean, mask=row < rows)
-        x = tl.where(inside, x - mean[:, None], 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
-    tl.store(scales + row, scale, mask=row < rows)
-    y = x * scale[:, None]
+        x = tl.where(mask, x - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
+    tl.store(rstds + row, rstd, mask=row < rows)
+    y = x * rstd[:, None]
     if weight is not None:
-        y *= tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+        y *= tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     if bias is not None:
-        y += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=inside)
+        y += tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)
+    tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    normed_gradient, summed_gradient, summed, weight, means, scales, seed, gradient, delta_gradient, sums, rows, width,
+    normed_gradient, summed_gradient, summed, weight, means, rstds, seed, gradient, delta_gradient, sums, rows, width,
     keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
     VECTORS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
-    real = column < width
+    column_mask = column < width
     if weight is not None:
-        w = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+        w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=AHEAD):  # some rows are asked for ahead
+    for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = begin + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & real
+        mask = (row < rows)[:, None] & column_mask
         offsets = row.to(tl.int64)[:, None] * width + column
-        x = tl.load(summed + offsets, mask=inside, other=0.0).to(tl.float32)
-        y_gradient = tl.load(normed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
+        x = tl.load(summed + offsets, mask=mask, other=0.0).to(tl.float32)
+        y_gradient = tl.load(normed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)[:, None]
         if CENTRED:
             x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
-        x = tl.where(inside, x * scale, 0.0)
+        x = tl.where(mask, x * rstd, 0.0)
         x_gradient = y_gradient
         if weight is not None:
             weight_sum += y_gradient * x
             x_gradient = y_gradient * w
         if BIASED:
             bias_sum += y_gradient
-        along = tl.sum(x_gradient * x, 1)[:, None] / width
+        projection = tl.sum(x_gradient * x, 1)[:, None] / width
         if CENTRED:
             x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
-        x_gradient = (x_gradient - x * along) * scale
+        x_gradient = (x_gradient - x * projection) * rstd
         if summed_gradient is not None:
-            x_gradient += tl.load(summed_gradient + offsets, mask=inside, other=0.0).to(tl.float32)
-        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=inside)
+            x_gradient += tl.load(summed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=mask)
         if THRESHOLD:
             x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=inside)
+            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
         if DELTA_BIASED:
-            delta_bias_sum += tl.where(inside, x_gradient, 0.0)
+            delta_bias_sum += tl.where(mask, x_gradient, 0.0)
     if sums is not None:
         column = tl.arange(0, COLUMNS)
         sums += program * width * VECTORS + column
@@ -121,9 +117,8 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 class AddNorm(torch.autograd.Function):
     """stream, delta [rows, width] (or None), three vectors [width] (or None) -> the sum, and the sum normalised.
 
-    Delta with its bias may be dropped by chance. Without `weight` the norm has no scale (and no bias).
-
-    `normed_slot` is of the layer that reads the normalised stream, `delta_slot` of the one that made delta.
+    Dropout applies to delta plus its bias. Without `weight` the norm has no weight and no bias. `normed_slot` belongs
+    to the layer that reads the normalised stream, `delta_slot` to the layer that computed delta.
     """
 
     @staticmethod
@@ -136,7 +131,7 @@ class AddNorm(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         centred: bool,
-        sums: Sums,
+        sums: ColumnSums,
         normed_slot: GradientSlot | None,
         delta_slot: GradientSlot | None,
         dropout: float = 0.0,
@@ -145,14 +140,14 @@ class AddNorm(torch.autograd.Function):
         rows, width = stream.shape
         summed = stream if delta is None else torch.empty_like(stream)
         normed = torch.empty_like(stream) if normed_slot is None else normed_slot.input
-        scales = torch.empty(rows, dtype=torch.float32, device=stream.device)
-        means = torch.empty_like(scales) if centred else None
+        rstds = torch.empty(rows, dtype=torch.float32, device=stream.device)
+        means = torch.empty_like(rstds) if centred else None
         tile = _tile(width)
         _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            stream, delta, delta_bias, weight, bias, seed, summed, normed, means, scales, rows, width, eps,
+            stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps,
             1 / (1 - dropout), centred, threshold(dropout), **tile,
         )  # fmt: skip
-        ctx.save_for_backward(summed, weight, means, scales, seed)
+        ctx.save_for_backward(summed, weight, means, rstds, seed)
         ctx.dropout, ctx.centred, ctx.sums, ctx.delta_slot = dropout, centred, sums, delta_slot
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
@@ -161,34 +156,34 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, summed_gradient: Tensor | None, normed_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        summed, weight, means, scales, seed = ctx.saved_tensors
+        summed, weight, means, rstds, seed = ctx.saved_tensors
         rows, width = summed.shape
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
         gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
         tile = _tile(width)
-        wanted = weight is not None or ctx.delta_biased
-        tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if wanted else 1))
-        programs = programs_for(summed.device, PROGRAMS_PER_PROCESSOR, tiles) if wanted else tiles
-        sums = ctx.sums.buffer(programs, VECTORS * width, summed.device) if wanted else None
+        needs_sums = weight is not None or ctx.delta_biased
+        tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))
+        programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles) if needs_sums else tiles
+        sums = ctx.sums.buffer(programs, VECTORS * width, summed.device) if needs_sums else None
         _norm_backward[(programs,)](
-            normed_gradient.contiguous(), summed_gradient, summed, weight, means, scales, seed, gradient,
+            normed_gradient.contiguous(), summed_gradient, summed, weight, means, rstds, seed, gradient,
             delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
             threshold(ctx.dropout), VECTORS, **tile,
         )  # fmt: skip
-        given = (gradient, delta_gradient if ctx.adds else None)
-        if not wanted:
-            return *given, *[None] * 10
+        gradients = (gradient, delta_gradient if ctx.adds else None)
+        if not needs_sums:
+            return *gradients, *[None] * 10
         weight_sum, bias_sum, delta_bias_sum = ctx.sums.total().view(VECTORS, width).unbind()
         weight_gradient = weight_sum if weight is not None else None
         bias_gradient = bias_sum if ctx.biased else None
         delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
-        return *given, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
+        return *gradients, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
 
 
 def _tile(width: int) -> dict[str, int]:
     columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, TILE // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // TILE))}
+    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def plain_add_norm(

@@ -1,26 +1,22 @@
-"""Queries, keys and values out of one product and, backward, their gradients side by side into one.
+"""Splitting one product into queries, keys and values, and backward merging their gradients into one tensor.
 
-Rotary positions turn queries and keys on the way; the pass backward also sums the gradient of the product's bias.
+Queries and keys are rotated by rotary positions; the backward pass also sums the gradient of the product's bias.
 """
 
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import Sums
-from braidlm.kernels.ops.launching import programs_for
-
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.launch import programs_for
 
 ROWS, WARPS = 64, 4
-PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_SM = 4
 
 
 @triton.jit
@@ -33,21 +29,21 @@ def _partner(channel, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _turn_heads(  # type: ignore[no-untyped-def]
-    qkv, cos, sin, turned, rows, time, heads, turned_heads, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
+def _rotate_heads(  # type: ignore[no-untyped-def]
+    qkv, cos, sin, rotated, rows, time, heads, rotated_heads, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     channel = tl.arange(0, CHANNELS)[None, :]
-    inside = (row < rows) & (channel < DIM)
+    mask = (row < rows) & (channel < DIM)
     start = qkv + (row.to(tl.int64) * heads + head) * DIM
     angle = (row % time) * DIM + channel
-    x = tl.load(start + channel, mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(start + _partner(channel, DIM, INTERLEAVED), mask=inside, other=0.0).to(tl.float32)
-    x = x * tl.load(cos + angle, mask=inside, other=0.0) + partner * tl.load(sin + angle, mask=inside, other=0.0)
-    offsets = (row.to(tl.int64) * turned_heads + head) * DIM + channel
-    tl.store(turned + offsets, x.to(turned.dtype.element_ty), mask=inside)
+    x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
+    partner = tl.load(start + _partner(channel, DIM, INTERLEAVED), mask=mask, other=0.0).to(tl.float32)
+    x = x * tl.load(cos + angle, mask=mask, other=0.0) + partner * tl.load(sin + angle, mask=mask, other=0.0)
+    offsets = (row.to(tl.int64) * rotated_heads + head) * DIM + channel
+    tl.store(rotated + offsets, x.to(rotated.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -60,19 +56,19 @@ def _merge_head(  # type: ignore[no-untyped-def]
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS))[:, None]
-        inside = (row < rows) & (channel < DIM)
+        mask = (row < rows) & (channel < DIM)
         start = source + (row // time).to(tl.int64) * batch_stride + (row % time).to(tl.int64) * time_stride
-        x = tl.load(start + channel, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
         if cos is not None:
             angle = (row % time) * DIM
             partner = _partner(channel, DIM, INTERLEAVED)
-            x = x * tl.load(cos + angle + channel, mask=inside, other=0.0)
-            turned = tl.load(start + partner, mask=inside, other=0.0).to(tl.float32)
-            x += turned * tl.load(sin + angle + partner, mask=inside, other=0.0)
+            x = x * tl.load(cos + angle + channel, mask=mask, other=0.0)
+            rotated = tl.load(start + partner, mask=mask, other=0.0).to(tl.float32)
+            x += rotated * tl.load(sin + angle + partner, mask=mask, other=0.0)
         if sums is not None:
             total += x
         offsets = (row.to(tl.int64) * heads + head) * DIM + channel
-        tl.store(merged + offsets, x.to(merged.dtype.element_ty), mask=inside)
+        tl.store(merged + offsets, x.to(merged.dtype.element_ty), mask=mask)
     if sums is not None:
         channel = tl.arange(0, CHANNELS)
         tl.store(sums + (program * heads + head) * DIM + channel, tl.sum(total, 0), mask=channel < DIM)
@@ -106,8 +102,8 @@ def _merge_heads(  # type: ignore[no-untyped-def]
 class SplitHeads(torch.autograd.Function):
     """qkv [batch, time, heads, dim] -> queries, keys, values [batch, their heads, time, dim].
 
-    `bias` [heads * dim] is in qkv already; it comes here for its gradient, and `slot` is of the layer
-    that made qkv. `turn` is (cos, sin) [time, dim], or None.
+    `bias` [heads * dim] is already part of qkv; it is an input for the sake of its gradient. `slot` belongs to the
+    layer that computed qkv. `rotary` is (cos, sin) [time, dim], or None.
     """
 
     @staticmethod
@@ -115,25 +111,25 @@ class SplitHeads(torch.autograd.Function):
         ctx: Any,
         qkv: Tensor,
         bias: Tensor | None,
-        turn: tuple[Tensor, Tensor] | None,
+        rotary: tuple[Tensor, Tensor] | None,
         interleaved: bool,
         kv_heads: int,
-        sums: Sums,
+        sums: ColumnSums,
         slot: GradientSlot | None,
     ) -> tuple[Tensor, ...]:
         batch, time, heads, dim = qkv.shape
         query_heads = heads - 2 * kv_heads
-        both, value = qkv.split((query_heads + kv_heads, kv_heads), dim=2)
-        if turn is not None:
-            both = torch.empty(both.shape, dtype=qkv.dtype, device=qkv.device)
+        query_key, value = qkv.split((query_heads + kv_heads, kv_heads), dim=2)
+        if rotary is not None:
+            query_key = torch.empty(query_key.shape, dtype=qkv.dtype, device=qkv.device)
             rows, channels = batch * time, triton.next_power_of_2(dim)
-            _turn_heads[(both.shape[2], triton.cdiv(rows, ROWS))](
-                qkv, *turn, both, rows, time, heads, both.shape[2], interleaved, dim, channels, ROWS, num_warps=WARPS
-            )
-        ctx.turn, ctx.interleaved, ctx.kv_heads, ctx.sums, ctx.shape = turn, interleaved, kv_heads, sums, qkv.shape
-        ctx.slot = slot
-        ctx.biased = bias is not None
-        query, key = both.split((query_heads, kv_heads), dim=2)
+            _rotate_heads[(query_key.shape[2], triton.cdiv(rows, ROWS))](
+                qkv, *rotary, query_key, rows, time, heads, query_key.shape[2], interleaved, dim, channels, ROWS,
+                num_warps=WARPS,
+            )  # fmt: skip
+        ctx.rotary, ctx.interleaved, ctx.kv_heads, ctx.shape = rotary, interleaved, kv_heads, qkv.shape
+        ctx.sums, ctx.slot, ctx.biased = sums, slot, bias is not None
+        query, key = query_key.split((query_heads, kv_heads), dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     @staticmethod
@@ -147,11 +143,11 @@ class SplitHeads(torch.autograd.Function):
             merged = ctx.slot.gradient.view(ctx.shape)
         rows, channels = batch * time, triton.next_power_of_2(dim)
         tiles = heads * triton.cdiv(rows, ROWS)
-        programs = max(1, programs_for(query.device, PROGRAMS_PER_PROCESSOR, tiles) // heads)
+        programs = max(1, programs_for(query.device, PROGRAMS_PER_SM, tiles) // heads)
         sums = None
         if ctx.biased:
             sums = ctx.sums.buffer(programs, heads * dim, query.device)
-        cos, sin = ctx.turn or (None, None)
+        cos, sin = ctx.rotary or (None, None)
         strides = [s for g in (query, key, value) for s in g.stride()[:3]]
         _merge_heads[(heads, programs)](
             query, key, value, *strides, cos, sin, merged, sums, rows, time, heads - 2 * ctx.kv_heads, ctx.kv_heads,
@@ -161,16 +157,16 @@ class SplitHeads(torch.autograd.Function):
 
 
 def plain_split_heads(
-    qkv: Tensor, turn: tuple[Tensor, Tensor] | None, interleaved: bool, kv_heads: int
+    qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, interleaved: bool, kv_heads: int
 ) -> tuple[Tensor, ...]:
     """The reference, in torch's operations."""
-    both, value = qkv.split((qkv.shape[2] - kv_heads, kv_heads), dim=2)
-    if turn is not None:
-        cos, sin = (table[None, :, None] for table in turn)
+    query_key, value = qkv.split((qkv.shape[2] - kv_heads, kv_heads), dim=2)
+    if rotary is not None:
+        cos, sin = (table[None, :, None] for table in rotary)
         if interleaved:
-            partner = both.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            partner = query_key.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
-            partner = both.roll(both.shape[-1] // 2, -1)
-        both = both * cos + partner * sin
-    query, key = both.split((both.shape[2] - kv_heads, kv_heads), dim=2)
+            partner = query_key.roll(query_key.shape[-1] // 2, -1)
+        query_key = query_key * cos + partner * sin
+    query, key = query_key.split((query_key.shape[2] - kv_heads, kv_heads), dim=2)
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

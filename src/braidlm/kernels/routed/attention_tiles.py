@@ -1,17 +1,14 @@
-"""What the kernels of attention for routed queries share: config they cut their work, what is seen, what is dropped."""
+"""What the kernels of attention for routed queries share: tiles, the causal mask, the dropout keep mask."""
 
 from dataclasses import dataclass
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
+import triton
+import triton.language as tl
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel cuts its work."""
+    """A program's queries and keys, and its launch options."""
 
     queries: int
     keys: int
@@ -20,13 +17,13 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """As a launch wants them."""
+        """The arguments of a launch."""
         return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of the three kernels."""
+    """The tiles of the three kernels."""
 
     attend: Tile
     query_gradient: Tile
@@ -37,7 +34,7 @@ TILES = {
     2: Tiles(attend=Tile(64, 64, 4, 3), query_gradient=Tile(64, 32, 4, 3), key_gradient=Tile(32, 64, 4, 1)),
     4: Tiles(attend=Tile(32, 32, 4, 2), query_gradient=Tile(32, 32, 4, 2), key_gradient=Tile(32, 32, 4, 2)),
 }
-"""By the bytes of a number; for heads of 64 on an H200."""
+"""By bytes of an element; tuned for heads of 64 on an H200."""
 
 VARIANTS = {
     "attend": [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)],
@@ -47,20 +44,20 @@ VARIANTS = {
 
 
 def variants(kernel: str) -> list[Tile]:
-    """Tiles worth trying for a kernel, a field of `Tiles`: for retuning."""
+    """Tiles worth timing for a kernel (a field of `Tiles`), for retuning."""
     return [Tile(*shape, stages) for shape in VARIANTS[kernel] for stages in (2, 3, 4)]
 
 
 @triton.jit
 def part_of_program(blocks, heads):  # type: ignore[no-untyped-def]
-    """Block, sequence and head of a program; interleaved read neighbouring heads."""
+    """Block, sequence and head of a program; neighbouring programs read neighbouring heads."""
     index = tl.program_id(0)
     return (index // heads) % blocks, index // (heads * blocks), index % heads
 
 
 @triton.jit
-def is_kept(step, offset, key, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether dropout keeps what two random words and a key stand for; tensors that broadcast."""
+def keep_mask(step, offset, key, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The dropout keep mask of two random words per row and a key, as tensors that broadcast."""
     x = step * key.to(tl.uint32) + offset
     x = (x ^ (x >> 16)) * (offset | 1)
     return x >= tl.full([1, 1], THRESHOLD, tl.uint32)
@@ -68,7 +65,7 @@ def is_kept(step, offset, key, THRESHOLD: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def key_range(source, begin, end, origin, KEYS: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the keys of rows begin..end start, where the mask starts, where they end."""
+    """For rows begin..end: the first key, the first that needs a mask, and the end of the keys."""
     earliest = tl.load(source + begin) - origin
     latest = tl.load(source + end - 1) - origin
     if WINDOW > 0:
@@ -81,8 +78,8 @@ def key_range(source, begin, end, origin, KEYS: tl.constexpr, WINDOW: tl.constex
 
 
 @triton.jit
-def is_visible(key, when, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    seen = key <= when
+def is_visible(key, position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    visible = key <= position
     if WINDOW > 0:
-        seen = seen & (key > when - WINDOW)
-    return seen
+        visible = visible & (key > position - WINDOW)
+    return visible

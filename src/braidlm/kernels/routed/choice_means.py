@@ -1,39 +1,38 @@
-"""What routers of one shape chose, averaged over the real tokens: all their losses and readings need of most of them.
+"""Means over the real tokens of what routers of one shape chose: most routing losses and measures are functions of
+them.
 
-One kernel goes over the choices of all routers. The reference of each mean is in `routing_losses`.
+One kernel serves all routers. The reference of each mean is in `model.routing.losses`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.model.routing.losses import Measure, evaluate_together, load, switch, usage
 from braidlm.model.routing.routing import Routing
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
 TOKENS, PROGRAMS, WARPS = 256, 16, 4
-"""Tokens that a program looks at together, and programs for each router."""
+"""Tokens of a program's block, programs for each router, and their warps."""
 MEANS = 4
 
 
 @dataclass
 class Means:
-    """Of each router and choice, [R, N]."""
+    """Means of each router and choice, [R, N]."""
 
     probability: Tensor
-    """Only this one has a gradient."""
+    """The only mean with a gradient."""
     share: Tensor
-    """Of a token's picks that count, which are 1 together."""
+    """Of the picks with a weight above 0; those of a token sum to 1."""
     weight: Tensor
     picked: Tensor
-    """How often, whatever it counts."""
+    """Of all picks, whatever their weights."""
 
 
 @triton.jit
@@ -49,22 +48,22 @@ def _sum_choices(  # type: ignore[no-untyped-def]
     picked = tl.zeros([TOKENS, CHOICES], tl.float32)
     for begin in range(program * TOKENS, tokens, programs * TOKENS):
         token = begin + tl.arange(0, TOKENS)
-        counts = tl.load(real + token, mask=token < tokens, other=0) != 0
-        at = (router * tokens + token).to(tl.int64)
-        inside = counts[:, None] & (choice < choices)
-        offsets = at[:, None] * choices + choice
-        probability += tl.load(probabilities + offsets, mask=inside, other=0.0).to(tl.float32)
-        weighed = tl.zeros([TOKENS], tl.float32)
+        token_mask = tl.load(real + token, mask=token < tokens, other=0) != 0
+        row = (router * tokens + token).to(tl.int64)
+        mask = token_mask[:, None] & (choice < choices)
+        offsets = row[:, None] * choices + choice
+        probability += tl.load(probabilities + offsets, mask=mask, other=0.0).to(tl.float32)
+        counted = tl.zeros([TOKENS], tl.float32)
         for k in tl.static_range(TOP_K):
-            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0).to(tl.float32)
-            weighed += tl.where(w > 0, 1.0, 0.0)
-        each = 1.0 / tl.maximum(weighed, 1.0)
+            w = tl.load(weights + row * TOP_K + k, mask=token_mask, other=0.0).to(tl.float32)
+            counted += tl.where(w > 0, 1.0, 0.0)
+        share_of_one = 1.0 / tl.maximum(counted, 1.0)
         for k in tl.static_range(TOP_K):
-            w = tl.load(weights + at * TOP_K + k, mask=counts, other=0.0).to(tl.float32)
-            here = tl.load(chosen + at * TOP_K + k, mask=counts, other=-1)[:, None] == choice
-            picked += tl.where(here, 1.0, 0.0)
-            weight += tl.where(here, w[:, None], 0.0)
-            share += tl.where(here & (w > 0)[:, None], each[:, None], 0.0)
+            w = tl.load(weights + row * TOP_K + k, mask=token_mask, other=0.0).to(tl.float32)
+            selected = tl.load(chosen + row * TOP_K + k, mask=token_mask, other=-1)[:, None] == choice
+            picked += tl.where(selected, 1.0, 0.0)
+            weight += tl.where(selected, w[:, None], 0.0)
+            share += tl.where(selected & (w > 0)[:, None], share_of_one[:, None], 0.0)
     choice = tl.arange(0, CHOICES)
     sums += (router * programs + program) * MEANS * choices + choice
     tl.store(sums, tl.sum(probability, 0), mask=choice < choices)
@@ -96,8 +95,8 @@ class ChoiceMeans(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         real_BT, count = ctx.saved_tensors
-        made = (gradient[:, 0] / count)[:, None, None, :] * real_BT[..., None]
-        return None, None, *made.unbind(), *[None] * (2 * ctx.routers)
+        probability_gradient = (gradient[:, 0] / count)[:, None, None, :] * real_BT[..., None]
+        return None, None, *probability_gradient.unbind(), *[None] * (2 * ctx.routers)
 
 
 def choice_means(alike: list[Routing], real_BT: Tensor) -> Means:
@@ -105,3 +104,18 @@ def choice_means(alike: list[Routing], real_BT: Tensor) -> Means:
     names = ("probabilities_BTN", "chosen_BTK", "weights_BTK")
     parts = [getattr(routing, name) for name in names for routing in alike]
     return Means(*ChoiceMeans.apply(len(alike), real_BT.bool(), *parts).unbind(1))
+
+
+OF_MEANS: dict[Measure, Callable[[Means], Tensor]] = {
+    switch: lambda means: means.probability.shape[-1] * (means.probability * means.share).sum(-1),
+    usage: lambda means: means.weight / means.weight.sum(-1, keepdim=True).clamp_min(1e-9),
+    load: lambda means: means.picked / means.picked.sum(-1, keepdim=True).clamp_min(1e-9),
+}
+"""The measures of a routing that are functions of its means."""
+
+
+def evaluate_means(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
+    """A measure of every routing, from the means where it is a function of them."""
+    if measure not in OF_MEANS:
+        return evaluate_together(measure, alike, real_BT)
+    return OF_MEANS[measure](choice_means(alike, real_BT))

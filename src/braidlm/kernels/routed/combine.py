@@ -1,61 +1,58 @@
-"""From rows sorted by expert back to tokens: each token's weighted sum, one pass over memory forward and one backward.
+"""Combining rows sorted by expert into tokens: each token's weighted sum, one pass over memory forward and one
+backward.
 
-The pass backward goes over the sorted rows, so that padding becomes zeros.
+The backward pass goes over the sorted rows and writes zeros into padding.
 """
 
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.permutation import Permutation
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-NUMBERS, WARPS = 4096, 4
-"""Numbers that a program works on."""
+ELEMENTS, WARPS = 4096, 4
+"""Elements of a program's block, and its warps."""
 
 
 @triton.jit
 def combined_rows(  # type: ignore[no-untyped-def]
-    rows, weights, slots, token, exists, inside, column, WIDTH: tl.constexpr, CHOICES: tl.constexpr
+    rows, weights, row_of_choice, token, token_mask, mask, column, WIDTH: tl.constexpr, CHOICES: tl.constexpr
 ):
-    """Of some tokens: the sum of their rows, each times its weight if there are weights, in float32."""
-    total = tl.zeros(inside.shape, tl.float32)
+    """The sum of some tokens' rows, each times its weight if there are weights, in float32."""
+    total = tl.zeros(mask.shape, tl.float32)
     for choice in tl.static_range(CHOICES):
-        at = token * CHOICES + choice
-        slot = tl.load(slots + at, mask=exists, other=0).to(tl.int64)
-        x = tl.load(rows + slot[:, None] * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        offset = token * CHOICES + choice
+        slot = tl.load(row_of_choice + offset, mask=token_mask, other=0).to(tl.int64)
+        x = tl.load(rows + slot[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
         if weights is not None:
-            x *= tl.load(weights + at, mask=exists, other=0.0)[:, None]
+            x *= tl.load(weights + offset, mask=token_mask, other=0.0)[:, None]
         total += x
     return total
 
 
 @triton.jit
-def _mix_forward(  # type: ignore[no-untyped-def]
-    rows, weights, slots, mixed, tokens,
+def _combine_forward(  # type: ignore[no-untyped-def]
+    rows, weights, row_of_choice, out, tokens,
     WIDTH: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    exists = token < tokens
+    token_mask = token < tokens
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = exists[:, None] & (column < WIDTH)
-    total = combined_rows(rows, weights, slots, token, exists, inside, column, WIDTH, CHOICES)
+    mask = token_mask[:, None] & (column < WIDTH)
+    total = combined_rows(rows, weights, row_of_choice, token, token_mask, mask, column, WIDTH, CHOICES)
     offsets = token.to(tl.int64)[:, None] * WIDTH + column
-    tl.store(mixed + offsets, total.to(mixed.dtype.element_ty), mask=inside)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _mix_backward(  # type: ignore[no-untyped-def]
-    gradient, rows, weights, slots, source, tile_expert, rows_gradient, weights_gradient,
-    WIDTH: tl.constexpr, CHOICES: tl.constexpr, WIDE_CHOICES: tl.constexpr, TILE: tl.constexpr,
+def _combine_backward(  # type: ignore[no-untyped-def]
+    gradient, rows, weights, row_of_choice, source, tile_expert, rows_gradient, weights_gradient,
+    WIDTH: tl.constexpr, CHOICES: tl.constexpr, PADDED_CHOICES: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -65,19 +62,19 @@ def _mix_backward(  # type: ignore[no-untyped-def]
     token = tl.load(source + row)
     real = token >= 0
     token = tl.maximum(token, 0).to(tl.int64)
-    choice = tl.arange(0, WIDE_CHOICES)[None, :]
-    at = token[:, None] * CHOICES + choice
-    mine = real[:, None] & (choice < CHOICES)
-    mine = mine & (tl.load(slots + at, mask=mine, other=-1) == row[:, None])
-    weight = tl.sum(tl.load(weights + at, mask=mine, other=0.0), 1)
+    choice = tl.arange(0, PADDED_CHOICES)[None, :]
+    offset = token[:, None] * CHOICES + choice
+    choice_mask = real[:, None] & (choice < CHOICES)
+    choice_mask = choice_mask & (tl.load(row_of_choice + offset, mask=choice_mask, other=-1) == row[:, None])
+    weight = tl.sum(tl.load(weights + offset, mask=choice_mask, other=0.0), 1)
 
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = real[:, None] & (column < WIDTH)
+    mask = real[:, None] & (column < WIDTH)
     offsets = row.to(tl.int64)[:, None] * WIDTH + column
-    x = tl.load(rows + offsets, mask=inside, other=0.0).to(tl.float32)
-    dy = tl.load(gradient + token[:, None] * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    along = tl.sum(x * dy, 1)[:, None] + tl.zeros([ROWS, WIDE_CHOICES], tl.float32)
-    tl.store(weights_gradient + at, along, mask=mine)
+    x = tl.load(rows + offsets, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(gradient + token[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    projection = tl.sum(x * dy, 1)[:, None] + tl.zeros([ROWS, PADDED_CHOICES], tl.float32)
+    tl.store(weights_gradient + offset, projection, mask=choice_mask)
     dy *= weight[:, None]
     tl.store(rows_gradient + offsets, dy.to(rows_gradient.dtype.element_ty), mask=column < WIDTH)
 
@@ -85,7 +82,7 @@ def _mix_backward(  # type: ignore[no-untyped-def]
 class Combine(torch.autograd.Function):
     """rows [R, width], weights [N, K], the permutation -> [N, width], the sum over k of weight times row.
 
-    Backward, padding rows of used tiles become zeros. `slot` is of the layer that made the rows.
+    In the backward pass padding rows of used tiles become zeros. `slot` belongs to the layer that computed the rows.
     """
 
     @staticmethod
@@ -95,7 +92,7 @@ class Combine(torch.autograd.Function):
         rows, weights = rows.contiguous(), weights.contiguous()
         ctx.save_for_backward(rows, weights)
         ctx.permutation, ctx.slot = permutation, slot
-        return _mixed(rows, weights, permutation)
+        return _combine(rows, weights, permutation)
 
     @staticmethod
     @once_differentiable
@@ -107,38 +104,38 @@ class Combine(torch.autograd.Function):
 def combine_gradients(
     gradient: Tensor, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GroupedGradientSlot | None
 ) -> tuple[Tensor, Tensor]:
-    """Those of rows and weights, from that of the tokens' sums [N, width]."""
+    """The gradients of rows and weights from the gradient of the tokens' sums [N, width]."""
     width, choices = rows.shape[1], weights.shape[1]
     rows_gradient = torch.empty_like(rows) if slot is None else slot.gradient
     weights_gradient = torch.empty_like(weights)
-    columns, lines = _block(width)
-    lines = min(lines, permutation.tile)
-    _mix_backward[(permutation.rows // lines,)](
+    columns, block_rows = _block_shape(width)
+    block_rows = min(block_rows, permutation.tile)
+    _combine_backward[(permutation.rows // block_rows,)](
         gradient.contiguous(), rows, weights, permutation.row_of_choice, permutation.source, permutation.tile_expert,
         rows_gradient, weights_gradient,
-        width, choices, triton.next_power_of_2(choices), permutation.tile, lines, columns, num_warps=WARPS,
+        width, choices, triton.next_power_of_2(choices), permutation.tile, block_rows, columns, num_warps=WARPS,
     )  # fmt: skip
     return rows_gradient, weights_gradient
 
 
 def summed_rows(rows: Tensor, permutation: Permutation) -> Tensor:
-    """The plain sum [N, width] of each token's rows: the gradient of tokens that were read by several experts."""
-    return _mixed(rows, None, permutation)
+    """The sum [N, width] of each token's rows: the gradient of tokens that were dispatched to several experts."""
+    return _combine(rows, None, permutation)
 
 
-def _mixed(rows: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
+def _combine(rows: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
     (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
-    mixed = rows.new_empty(tokens, width)
-    columns, lines = _block(width)
-    _mix_forward[(triton.cdiv(tokens, lines),)](
-        rows, weights, permutation.row_of_choice, mixed, tokens, width, choices, lines, columns, num_warps=WARPS
+    out = rows.new_empty(tokens, width)
+    columns, block_rows = _block_shape(width)
+    _combine_forward[(triton.cdiv(tokens, block_rows),)](
+        rows, weights, permutation.row_of_choice, out, tokens, width, choices, block_rows, columns, num_warps=WARPS
     )
-    return mixed
+    return out
 
 
-def _block(width: int) -> tuple[int, int]:
+def _block_shape(width: int) -> tuple[int, int]:
     columns = triton.next_power_of_2(width)
-    return columns, max(1, NUMBERS // columns)
+    return columns, max(1, ELEMENTS // columns)
 
 
 def plain_combine(rows: Tensor, weights: Tensor, permutation: Permutation) -> Tensor:

@@ -1,8 +1,4 @@
-"""Weight gradients of several banks of one shape by one launch: what `weight_stacks` is for plain layers.
-
-Sorted rows and their gradients stand side by side from the moment they are made, and the last bank to deliver has the
-gradients of all of them computed.
-"""
+"""Weight gradients of several banks of one shape by one launch: `kernels.gradient_stacks` for banks of experts."""
 
 import torch
 from torch import Tensor
@@ -12,7 +8,7 @@ from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream
 
 ROWS = 212_992
-"""So many sorted rows, of all banks together, fill a large GPU; more would only hold memory longer."""
+"""Sorted rows, of all banks of a stack together, that fill a large GPU; more would only hold memory longer."""
 
 
 class GroupedGradientStack:
@@ -27,10 +23,10 @@ class GroupedGradientStack:
         biased: bool,
         tokens: int | None = None,
     ):
-        """With `tokens`, the inputs are so many tokens, which the rows' sources pick from."""
+        """With `tokens`, the inputs are so many tokens, from which the rows are gathered by their sources."""
         side = current_side_stream()
         assert side is not None
-        self.shape, self.side, self.biased, self.waiting = shape, side, biased, layers
+        self.shape, self.side, self.biased, self.pending = shape, side, biased, layers
         self.rows, self.gathers = rows, tokens is not None
         self.inputs = torch.empty(layers, tokens or rows, shape[1], dtype=dtype, device=side.device)
         self.gradients: Tensor | None = None
@@ -48,41 +44,41 @@ class GroupedGradientStack:
             self.results = self.inputs.new_empty(layers, size, dtype=torch.float32)
         return self.gradients[index].data
 
-    def submitted(self, index: int, permutation: Permutation) -> tuple[Tensor, Tensor | None]:
+    def submit(self, index: int, permutation: Permutation) -> tuple[Tensor, Tensor | None]:
         assert self.gradients is not None
         assert self.results is not None
-        self.waiting -= 1
+        self.pending -= 1
         self.permutations[index] = permutation
-        if not self.waiting:
+        if not self.pending:
             permutations = [p for p in self.permutations if p is not None]
-            kept = [x for p in permutations for x in (p.starts, p.source)]
+            kept = [x for p in permutations for x in (p.expert_offsets, p.source)]
             with self.side.work(self.inputs, self.gradients, *kept):
                 weight_gradients(self.inputs, self.gradients, permutations, self.gathers, self.biased, self.results)
         experts, inputs, outputs = self.shape
-        mine, matrices = self.results[index], experts * inputs * outputs
-        bias = mine[matrices:].view(experts, outputs).data if self.biased else None
-        return mine[:matrices].view(self.shape).data, bias
+        result, matrices = self.results[index], experts * inputs * outputs
+        bias = result[matrices:].view(experts, outputs).data if self.biased else None
+        return result[:matrices].view(self.shape).data, bias
 
 
 class GroupedGradientSlot:
-    """One bank's slot in a stack. Tensors are handed out as `.data`: to autograd they are no views of each other."""
+    """One bank's slot in a stack. Tensors are returned as `.data`, so that autograd sees no views of each other."""
 
     def __init__(self, stack: GroupedGradientStack, index: int):
         self.stack, self.index = stack, index
 
     @property
     def input(self) -> Tensor:
-        """[rows or tokens, in], to be pending."""
+        """[rows or tokens, in]: the kernel that computes the bank's input writes it here."""
         return self.stack.inputs[self.index].data
 
     @property
     def gradient(self) -> Tensor:
-        """[rows, out], to be pending."""
+        """[rows, out]: the kernel that computes the gradient of the bank's output writes it here."""
         return self.stack.gradient(self.index)
 
     def submit(self, gradient: Tensor, permutation: Permutation) -> tuple[Tensor, Tensor | None]:
-        """The gradients of weight and bias: complete when the other banks have delivered and all is joined."""
+        """The gradients of weight and bias, complete when all banks have submitted and the side stream is done."""
         slot = self.gradient
         if gradient.data_ptr() != slot.data_ptr():
             slot.copy_(gradient)
-        return self.stack.submitted(self.index, permutation)
+        return self.stack.submit(self.index, permutation)

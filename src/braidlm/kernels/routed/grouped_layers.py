@@ -1,7 +1,7 @@
 """Linear and feed-forward layers with weights for each expert, on rows sorted by expert.
 
-They read narrow copies of their weights and write the gradients of the wide ones, these on a second stream if there is
-one. Who hands a gradient to them has zeros in its padding rows.
+They read low-precision copies of their weights and compute float32 weight gradients, on the side stream if there is
+one. Upstream gradients must be zero in the padding rows of used tiles.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.ops.activation import plain_activation
-from braidlm.kernels.ops.dropout import dropped
+from braidlm.kernels.ops.dropout import dropout_into
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
@@ -23,8 +23,7 @@ from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_s
 class GroupedLinear(Function):
     """rows [R, in], or tokens [N, in] to be gathered, through the layer of each row's expert -> [R, out].
 
-    weight [E, in, out], its copy, a bias [E, out] or None. The gradient that comes back must be zero in the padding
-    rows of used tiles.
+    weight [E, in, out], its cast, a bias [E, out] or None.
     """
 
     @staticmethod
@@ -32,21 +31,21 @@ class GroupedLinear(Function):
         ctx: Any,
         rows: Tensor,
         weight: Tensor,
-        copy: Tensor,
+        cast: Tensor,
         bias: Tensor | None,
         permutation: Permutation,
         gather: bool,
         slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
         check_slot(slot, rows)
-        ctx.save_for_backward(rows, copy)
+        ctx.save_for_backward(rows, cast)
         ctx.permutation, ctx.gather, ctx.side, ctx.slot = permutation, gather, current_side_stream(), slot
-        return grouped_forward(rows, copy, permutation, bias, gather)[0]
+        return grouped_forward(rows, cast, permutation, bias, gather)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, copy), permutation = ctx.saved_tensors, ctx.permutation
+        (rows, cast), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         gradient, rows_gradient = gradient.contiguous(), None
         weight_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -54,16 +53,16 @@ class GroupedLinear(Function):
             with use_side_stream(ctx.side):
                 weight_gradients = parameter_gradients(ctx.slot, rows, gradient, permutation, ctx.gather, needs_bias)
         if needs_rows:
-            rows_gradient = gradient_of_rows(gradient, copy, permutation, ctx.gather)
+            rows_gradient = gradient_of_rows(gradient, cast, permutation, ctx.gather)
         return rows_gradient, weight_gradients[0], None, weight_gradients[1], *[None] * 3
 
 
 class GroupedFeed(Function):
     """rows [R, in], or tokens [N, in] to be gathered, through the feed-forward part of each row's expert -> [R, out].
 
-    up weight [E, in, hidden] (gated: [E, in, 2 hidden], gate and value side by side), its copy, a bias as wide or None;
-    out weight [E, hidden, out], its copy, a bias [E, out] or None. What comes out may be dropped by chance and added to
-    `base` [R, out]. The gradient that comes back must be zero in the padding rows of used tiles.
+    up weight [E, in, hidden] (gated: [E, in, 2 hidden], gate and up concatenated), its cast, a bias as wide or None;
+    out weight [E, hidden, out], its cast, a bias [E, out] or None. With `base` [R, out], the output is added to it
+    after dropout.
     """
 
     @staticmethod
@@ -71,10 +70,10 @@ class GroupedFeed(Function):
         ctx: Any,
         rows: Tensor,
         up_weight: Tensor,
-        up_copy: Tensor,
+        up_cast: Tensor,
         up_bias: Tensor | None,
         out_weight: Tensor,
-        out_copy: Tensor,
+        out_cast: Tensor,
         out_bias: Tensor | None,
         base: Tensor | None,
         permutation: Permutation,
@@ -87,52 +86,54 @@ class GroupedFeed(Function):
         out_slot: GroupedGradientSlot | None = None,
     ) -> Tensor:
         check_slot(up_slot, rows)
-        to = None if out_slot is None else out_slot.input
-        value, inner = grouped_forward(rows, up_copy, permutation, up_bias, gather, kind, gated, value=to)
-        ctx.save_for_backward(rows, inner, value, up_copy, out_copy, seed)
+        target = None if out_slot is None else out_slot.input
+        value, inner = grouped_forward(rows, up_cast, permutation, up_bias, gather, kind, gated, value=target)
+        ctx.save_for_backward(rows, inner, value, up_cast, out_cast, seed)
         ctx.permutation, ctx.kind, ctx.gated, ctx.gather = permutation, kind, gated, gather
-        ctx.side, ctx.dropout, ctx.based, ctx.up_slot, ctx.out_slot = (
+        ctx.side, ctx.dropout, ctx.has_base, ctx.up_slot, ctx.out_slot = (
             current_side_stream(),
             dropout,
             base is not None,
             up_slot,
             out_slot,
         )
-        return grouped_forward(value, out_copy, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
+        return grouped_forward(value, out_cast, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, inner, value, up_copy, out_copy, seed), permutation = ctx.saved_tensors, ctx.permutation
+        (rows, inner, value, up_cast, out_cast, seed), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_up, _, needs_bias, needs_out, _, needs_out_bias = ctx.needs_input_grad[:7]
         gradient, rows_gradient = gradient.contiguous(), None
-        base_gradient = gradient if ctx.based else None
+        base_gradient = gradient if ctx.has_base else None
         if ctx.dropout:
-            to = torch.empty_like(gradient) if ctx.out_slot is None else ctx.out_slot.gradient
-            gradient = dropped(gradient, ctx.dropout, seed, to)
+            target = torch.empty_like(gradient) if ctx.out_slot is None else ctx.out_slot.gradient
+            gradient = dropout_into(gradient, ctx.dropout, seed, target)
         up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
             with use_side_stream(ctx.side):
                 out_gradients = parameter_gradients(ctx.out_slot, value, gradient, permutation, False, needs_out_bias)
-        to = None if ctx.up_slot is None else ctx.up_slot.gradient
+        target = None if ctx.up_slot is None else ctx.up_slot.gradient
         inner_gradient, sums = grouped_backward(
-            gradient, out_copy, permutation, inner, ctx.kind, ctx.gated, made=to, summed=needs_bias
+            gradient, out_cast, permutation, inner, ctx.kind, ctx.gated, out=target, summed=needs_bias
         )
         if needs_up:
             with use_side_stream(ctx.side):
                 up_gradient, _ = parameter_gradients(ctx.up_slot, rows, inner_gradient, permutation, ctx.gather, False)
         if sums is not None:
-            with on_side(ctx.side, sums, permutation.starts, priority=True):
+            with on_side(ctx.side, sums, permutation.expert_offsets, priority=True):
                 bias_gradient = expert_sums(sums, permutation)
         if needs_rows:
-            rows_gradient = gradient_of_rows(inner_gradient, up_copy, permutation, ctx.gather)
-        made = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
-        return *made, base_gradient, *[None] * 8
+            rows_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, ctx.gather)
+        gradients = (rows_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
+        return *gradients, base_gradient, *[None] * 8
 
 
 def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
-    assert slot is None or slot.input.data_ptr() == rows.data_ptr(), "who made the rows had to put them there"
+    assert slot is None or slot.input.data_ptr() == rows.data_ptr(), (
+        "the kernel that computed the rows has to write them into the slot"
+    )
 
 
 def parameter_gradients(
@@ -145,13 +146,13 @@ def parameter_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     if slot is not None:
         return slot.submit(gradient, permutation)
-    with on_side(current_side_stream(), rows, gradient, permutation.source, permutation.starts):
+    with on_side(current_side_stream(), rows, gradient, permutation.source, permutation.expert_offsets):
         return grouped_weight_gradient(rows, gradient, permutation, gather, bias)
 
 
-def gradient_of_rows(gradient: Tensor, copy: Tensor, permutation: Permutation, gather: bool) -> Tensor:
-    made, _ = grouped_backward(gradient, copy, permutation)
-    return summed_rows(made, permutation) if gather else made
+def gradient_of_rows(gradient: Tensor, cast: Tensor, permutation: Permutation, gather: bool) -> Tensor:
+    rows_gradient, _ = grouped_backward(gradient, cast, permutation)
+    return summed_rows(rows_gradient, permutation) if gather else rows_gradient
 
 
 def plain_grouped_feed(
@@ -168,5 +169,5 @@ def plain_grouped_feed(
 ) -> Tensor:
     """The reference of `GroupedFeed`, in torch's operations."""
     inner = plain_grouped(rows, up_weight, permutation, up_bias, gather)
-    made = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, permutation, out_bias)
-    return made if base is None else made + base
+    out = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, permutation, out_bias)
+    return out if base is None else out + base

@@ -1,92 +1,87 @@
 """Products of rows sorted by expert with one matrix per expert, forward and backward.
 
-What stands before and after a product costs no pass over memory of its own: reading a token for each of its rows,
-adding a bias, the activation forward and its slope backward. Padding rows hold finite numbers forward; backward they
-hold zeros, so that a sum over an expert's tiles is one over its rows.
+Gathering tokens, adding a bias, the activation and its derivative are fused into the products. Padding rows hold finite
+numbers forward; backward they hold zeros, so that a sum over an expert's tiles is a sum over its rows.
 """
 
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from braidlm.kernels.ops.activation import value_and_slope
-from braidlm.kernels.ops.dropout import kept, threshold
-from braidlm.kernels.ops.launching import is_nvidia
+from braidlm.kernels.ops.activation import value_and_derivative
+from braidlm.kernels.ops.dropout import keep_mask, threshold
+from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.routed.permutation import Permutation
-
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What one program of a product makes, [rows, columns], config much of the sum it reads at once, and by config many."""
+    """A program's block of a product [rows, columns], its step over the inner dimension, and its launch options."""
 
     rows: int
     columns: int
     inner: int
     warps: int
     stages: int
-    registers: int | None = None
-    """Of a thread at most, where fewer let a processor take two programs at once."""
+    max_registers: int | None = None
+    """Per thread, where a limit lets a multiprocessor run two programs at once."""
 
     @property
     def launch(self) -> dict[str, int]:
-        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
-EXACT = Blocks(64, 64, 32, 4, 2)
-"""For float32, which takes twice the memory."""
-SMALLEST = 16
-"""The least that a tensor core takes of any dimension."""
+FLOAT32_BLOCKS = Blocks(64, 64, 32, 4, 2)
+"""Smaller, since float32 takes twice the memory."""
+MIN_BLOCK = 16
+"""A tensor core's minimum in any dimension."""
 
 
 @triton.jit
 def products(  # type: ignore[no-untyped-def]
-    left, right, column, INNER: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
+    left, right, column, INNER: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, SECOND_OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """left [M, INNER] @ right, and, unless APART is 0, left @ the matrix that begins APART numbers after right."""
-    WHOLE: tl.constexpr = (INNER % BLOCK_K == 0) and (COLUMNS % BLOCK_N == 0)
+    """left [M, INNER] @ right, and, unless SECOND_OFFSET is 0, left @ the matrix that begins there after right."""
+    EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (COLUMNS % BLOCK_N == 0)
     at = tl.arange(0, BLOCK_K)
     one = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     two = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for begin in range(0, INNER, BLOCK_K):
-        if WHOLE:
+        if EVEN:
             a = tl.load(left)
             b = tl.load(right)
         else:
-            there = begin + at < INNER
-            inside = there[:, None] & (column < COLUMNS)[None, :]
-            a = tl.load(left, mask=there[None, :], other=0.0)
-            b = tl.load(right, mask=inside, other=0.0)
+            inner_mask = begin + at < INNER
+            mask = inner_mask[:, None] & (column < COLUMNS)[None, :]
+            a = tl.load(left, mask=inner_mask[None, :], other=0.0)
+            b = tl.load(right, mask=mask, other=0.0)
         one = tl.dot(a, b, one, input_precision="ieee")
-        if APART:
-            if WHOLE:
-                b = tl.load(right + APART)
+        if SECOND_OFFSET:
+            if EVEN:
+                b = tl.load(right + SECOND_OFFSET)
             else:
-                b = tl.load(right + APART, mask=inside, other=0.0)
+                b = tl.load(right + SECOND_OFFSET, mask=mask, other=0.0)
             two = tl.dot(a, b, two, input_precision="ieee")
         left += BLOCK_K
-        right += BLOCK_K * STEP
+        right += BLOCK_K * STRIDE
     return one, two
 
 
 @triton.jit
 def _grouped_forward(  # type: ignore[no-untyped-def]
-    rows, weight, bias, base, seed, made, value, source, tile_expert, keep_scale,
+    rows, weight, bias, base, seed, out, value, source, tile_expert, keep_scale,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, GATHER: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
     THRESHOLD: tl.constexpr, FAST: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """`made` is the product with its bias, `value` its activation; COLUMNS are of the latter if it is gated."""
+    """`out` is the product with its bias, `value` its activation; COLUMNS are those of `value` if it is gated."""
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
-    programs = tl.cdiv(COLUMNS, BLOCK_N)  # of one tile of rows: they follow each other, so its rows are read once
+    programs = tl.cdiv(COLUMNS, BLOCK_N)  # of one tile of rows; they are neighbours, so that its rows stay in the cache
     block = tl.program_id(0) // programs
     expert = tl.load(tile_expert + block * BLOCK_M // TILE)
     if expert < 0:
@@ -96,46 +91,46 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) % programs * BLOCK_N + tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_K)
     if GATHER:
-        token = tl.maximum(tl.load(source + first + row), 0)  # padding reads the first: any finite numbers will do
+        token = tl.maximum(tl.load(source + first + row), 0)  # padding reads the first token, which is finite
         left = rows + token.to(tl.int64)[:, None] * INNER + at[None, :]
     else:
         left = rows + first * INNER + row[:, None] * INNER + at[None, :]
     right = weight + expert.to(tl.int64) * INNER * WIDTH + at[:, None] * WIDTH + column[None, :]
-    APART: tl.constexpr = COLUMNS if GATED else 0
-    total, up = products(left, right, column, INNER, COLUMNS, WIDTH, APART, BLOCK_M, BLOCK_N, BLOCK_K)
+    SECOND_OFFSET: tl.constexpr = COLUMNS if GATED else 0
+    total, up = products(left, right, column, INNER, COLUMNS, WIDTH, SECOND_OFFSET, BLOCK_M, BLOCK_N, BLOCK_K)
 
-    real = column < COLUMNS
-    inside = tl.broadcast_to(real[None, :], [BLOCK_M, BLOCK_N])
+    column_mask = column < COLUMNS
+    mask = tl.broadcast_to(column_mask[None, :], [BLOCK_M, BLOCK_N])
     if bias is not None:
         bias += expert * WIDTH + column
-        total += tl.load(bias, mask=real, other=0.0).to(tl.float32)[None, :]
-    made += first * WIDTH
+        total += tl.load(bias, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    out += first * WIDTH
     offsets = row[:, None] * WIDTH + column[None, :]
     if THRESHOLD:
-        total = tl.where(kept(seed, first * WIDTH + offsets, THRESHOLD), total * keep_scale, 0.0)
+        total = tl.where(keep_mask(seed, first * WIDTH + offsets, THRESHOLD), total * keep_scale, 0.0)
     if base is not None:
-        total += tl.load(base + first * WIDTH + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(made + offsets, total.to(made.dtype.element_ty), mask=inside)
+        total += tl.load(base + first * WIDTH + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
     if KIND is not None:
-        activated, _ = value_and_slope(total, KIND, FAST)
+        activated, _ = value_and_derivative(total, KIND, FAST)
         if GATED:
             if bias is not None:
-                up += tl.load(bias + COLUMNS, mask=real, other=0.0).to(tl.float32)[None, :]
-            tl.store(made + offsets + COLUMNS, up.to(made.dtype.element_ty), mask=inside)
+                up += tl.load(bias + COLUMNS, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+            tl.store(out + offsets + COLUMNS, up.to(out.dtype.element_ty), mask=mask)
             activated *= up
         offsets = row[:, None] * COLUMNS + column[None, :]
-        tl.store(value + first * COLUMNS + offsets, activated.to(value.dtype.element_ty), mask=inside)
+        tl.store(value + first * COLUMNS + offsets, activated.to(value.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _grouped_backward(  # type: ignore[no-untyped-def]
-    gradient, weight, inner, made, sums, tile_expert,
+    gradient, weight, inner, out, sums, tile_expert,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """gradient [R, INNER] through the weight [E, COLUMNS, INNER], and through an activation if there is one.
 
-    What is made is summed over each program's rows, for the bias of the layer before.
+    The result is also summed over each program's rows, for the bias of the layer before.
     """
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)
@@ -149,26 +144,26 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK_K)
     left = gradient + first * INNER + row[:, None] * INNER + at[None, :]
     right = weight + expert.to(tl.int64) * INNER * COLUMNS + column[None, :] * INNER + at[:, None]
-    inside = tl.broadcast_to((column < COLUMNS)[None, :], [BLOCK_M, BLOCK_N])
+    mask = tl.broadcast_to((column < COLUMNS)[None, :], [BLOCK_M, BLOCK_N])
     offsets = row[:, None] * WIDTH + column[None, :]
-    if KIND is not None:  # asked for before the product, to be there after it
+    if KIND is not None:  # loaded before the product, so that it is there after it
         inner += first * WIDTH
-        x = tl.load(inner + offsets, mask=inside, other=0.0)
+        x = tl.load(inner + offsets, mask=mask, other=0.0)
         if GATED:
-            up = tl.load(inner + offsets + COLUMNS, mask=inside, other=0.0)
+            up = tl.load(inner + offsets + COLUMNS, mask=mask, other=0.0)
     total, _ = products(left, right, column, INNER, COLUMNS, 1, 0, BLOCK_M, BLOCK_N, BLOCK_K)
 
-    made += first * WIDTH
+    out += first * WIDTH
     if KIND is not None:
-        value, slope = value_and_slope(x.to(tl.float32), KIND, FAST)
+        value, derivative = value_and_derivative(x.to(tl.float32), KIND, FAST)
         if GATED:
             other = total * value
-            tl.store(made + offsets + COLUMNS, other.to(made.dtype.element_ty), mask=inside)
+            tl.store(out + offsets + COLUMNS, other.to(out.dtype.element_ty), mask=mask)
             if sums is not None:
                 tl.store(sums + block * WIDTH + COLUMNS + column, tl.sum(other, 0), mask=column < COLUMNS)
-            slope *= up.to(tl.float32)
-        total *= slope
-    tl.store(made + offsets, total.to(made.dtype.element_ty), mask=inside)
+            derivative *= up.to(tl.float32)
+        total *= derivative
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
     if sums is not None:
         tl.store(sums + block * WIDTH + column, tl.sum(total, 0), mask=column < COLUMNS)
 
@@ -189,8 +184,8 @@ def grouped_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """rows [R, in], or tokens [N, in] to be gathered, through weight [E, in, out] -> [R, out] and None.
 
-    With an activation: its value [R, out], or [R, out / 2] if it is gated, and what it was taken of [R, out]. Without
-    one, the product may be dropped by chance and added to `base` [R, out]. `value` is where the activation's goes.
+    With an activation: its value [R, out], or [R, out / 2] if it is gated, and its input [R, out]. Without one, the
+    product may be added to `base` [R, out] after dropout. `value` is the buffer for the activation's value.
     """
     experts, inputs, outputs = weight.shape
     assert experts == permutation.experts
@@ -199,17 +194,17 @@ def grouped_forward(
     columns = outputs // 2 if gated else outputs
     rule = _product_blocks if activation is None else _activated_blocks
     blocks = blocks or rule(outputs, rows.dtype)
-    m, n, k = fitted(blocks, permutation.tile, columns, inputs)
-    n = max(SMALLEST, n // 2) if gated else n  # it makes two products
-    made = rows.new_empty(permutation.rows, outputs)
+    m, n, k = fit_blocks(blocks, permutation.tile, columns, inputs)
+    n = max(MIN_BLOCK, n // 2) if gated else n  # a program computes two products
+    out = rows.new_empty(permutation.rows, outputs)
     if activation is not None and value is None:
         value = rows.new_empty(permutation.rows, columns)
     _grouped_forward[(permutation.rows // m * triton.cdiv(columns, n),)](
-        rows.contiguous(), weight, bias, base, seed, made, value, permutation.source, permutation.tile_expert,
+        rows.contiguous(), weight, bias, base, seed, out, value, permutation.source, permutation.tile_expert,
         1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
         permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    return (made, None) if value is None else (value, made)
+    return (out, None) if value is None else (value, out)
 
 
 def grouped_backward(
@@ -220,13 +215,13 @@ def grouped_backward(
     activation: str | None = None,
     gated: bool = False,
     blocks: Blocks | None = None,
-    made: Tensor | None = None,
+    out: Tensor | None = None,
     summed: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """gradient [R, out] through weight [E, in, out] -> [R, in], or into `made`, and None.
+    """gradient [R, out] through weight [E, in, out] -> [R, in], in the buffer `out` if there is one, and None.
 
     With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner. If `summed`,
-    also the sums of what is made over blocks of rows, float32 [blocks, width], of used tiles only.
+    also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
     """
     experts, columns, outputs = weight.shape
     assert experts == permutation.experts
@@ -234,49 +229,49 @@ def grouped_backward(
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
     blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
-    m, n, k = fitted(blocks, permutation.tile, columns, outputs)
-    n = max(SMALLEST, n // 2) if gated else n  # it holds twice the numbers
-    if made is None:
-        made = gradient.new_empty(permutation.rows, columns * 2 if gated else columns)
-    sums = gradient.new_empty(permutation.rows // m, made.shape[1], dtype=torch.float32) if summed else None
+    m, n, k = fit_blocks(blocks, permutation.tile, columns, outputs)
+    n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
+    if out is None:
+        out = gradient.new_empty(permutation.rows, columns * 2 if gated else columns)
+    sums = gradient.new_empty(permutation.rows // m, out.shape[1], dtype=torch.float32) if summed else None
     _grouped_backward[(permutation.rows // m * triton.cdiv(columns, n),)](
-        gradient.contiguous(), weight, inner, made, sums, permutation.tile_expert,
+        gradient.contiguous(), weight, inner, out, sums, permutation.tile_expert,
         outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    return made, sums
+    return out, sums
 
 
-# The shapes of blocks below were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.
+# These blocks were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.
 
 
 def _product_blocks(columns: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
     if dtype == torch.float32:
-        return EXACT
+        return FLOAT32_BLOCKS
     return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 and not summed else Blocks(128, 64, 64, 4, 3)
 
 
 def _activated_blocks(columns: int, dtype: torch.dtype) -> Blocks:
     if dtype == torch.float32:
-        return EXACT
+        return FLOAT32_BLOCKS
     return Blocks(128, 128 if columns % 128 == 0 else 64, 64, 8, 3)
 
 
-def fitted(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:
-    """No block is much larger than what there is of a dimension."""
+def fit_blocks(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:
+    """Block sizes that are not much larger than their dimensions."""
     sizes = zip((blocks.rows, blocks.columns, blocks.inner), (rows, columns, inner), strict=True)
-    m, n, k = (min(block, max(SMALLEST, triton.next_power_of_2(size))) for block, size in sizes)
+    m, n, k = (min(block, max(MIN_BLOCK, triton.next_power_of_2(size))) for block, size in sizes)
     return m, n, k
 
 
 def plain_grouped(
     rows: Tensor, weight: Tensor, permutation: Permutation, bias: Tensor | None = None, gather: bool = False
 ) -> Tensor:
-    """The reference of a product: every expert on every row, and what is not its own hidden."""
+    """The reference of a product: every expert on every row, and each row selects its own."""
     rows = rows[permutation.source.clamp_min(0).long()] if gather else rows
     owner = permutation.tile_expert.repeat_interleave(permutation.tile)
-    made = rows.new_zeros(permutation.rows, weight.shape[2])
+    out = rows.new_zeros(permutation.rows, weight.shape[2])
     for expert in range(len(weight)):
         own = rows @ weight[expert]
         own = own if bias is None else own + bias[expert]
-        made = torch.where((owner == expert)[:, None], own, made)
-    return made
+        out = torch.where((owner == expert)[:, None], own, out)
+    return out

@@ -1,4 +1,4 @@
-"""Products by cuBLASLt's fastest algorithm against float64, and torch's own wherever it does not serve."""
+"""Products by cuBLASLt's fastest algorithm against float64, and torch's own product elsewhere."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from braidlm.kernels.ops.tuned_products import _products, tuned_product
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_on_the_device(transposed: bool, biased: bool) -> None:
@@ -15,10 +14,10 @@ def test_products_on_the_device(transposed: bool, biased: bool) -> None:
     a, b = (torch.randn(*shape, device="cuda").bfloat16() for shape in ((4096, 512), (512, 1024)))
     bias = torch.randn(1024, device="cuda").bfloat16() if biased else None
     stored = b.t().contiguous() if transposed else b
-    wanted = a.double() @ b.double() + (0.0 if bias is None else bias.double())
-    for _ in range(2):  # when it is tuned, and after
-        found = tuned_product(a, stored, transposed, bias)
-        assert ((found.double() - wanted).norm() / wanted.norm()) < 4e-3
+    expected = a.double() @ b.double() + (0.0 if bias is None else bias.double())
+    for _ in range(2):  # the first call tunes
+        actual = tuned_product(a, stored, transposed, bias)
+        assert ((actual.double() - expected).norm() / expected.norm()) < 4e-3
     assert (4096, 512, 1024, transposed, biased, 0) in _products
 
 
@@ -26,5 +25,5 @@ def test_products_on_the_device(transposed: bool, biased: bool) -> None:
 def test_elsewhere_it_is_torchs_product(dtype: torch.dtype) -> None:
     a, b, bias = (torch.randn(*shape, dtype=dtype) for shape in ((5, 4), (4, 3), (3,)))
     torch.testing.assert_close(tuned_product(a, b), a @ b)
-    found = tuned_product(a, b.t().contiguous(), transposed=True, bias=bias)
-    torch.testing.assert_close(found, torch.addmm(bias, a, b))
+    actual = tuned_product(a, b.t().contiguous(), transposed=True, bias=bias)
+    torch.testing.assert_close(actual, torch.addmm(bias, a, b))

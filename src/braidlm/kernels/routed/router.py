@@ -1,83 +1,79 @@
 """A router's scores, softmax and top k: one pass over memory forward and one backward.
 
-The pass backward also sums the gradients of the router's weight and bias.
+The backward pass also sums the gradients of the router's weight and bias.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.column_sums import Sums
-from braidlm.kernels.ops.launching import programs_for
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.launch import programs_for
 
-try:  # in a `try`, or transformers would refuse the whole folder where Triton is missing
-    import triton
-    import triton.language as tl
-except ImportError:
-    raise
-
-NUMBERS, WARPS = 512, 4
-"""Numbers of the stream that a warp works on at once: a row never waits for another warp if it fits into one."""
-PROGRAMS_PER_PROCESSOR, TILES_PER_PROGRAM = 8, 2
-"""At most and at least, backward: each program leaves sums behind, so it should have some rows to sum."""
+ELEMENTS, WARPS = 512, 4
+"""Elements of a warp's tile and warps: a row that fits into one warp needs no synchronization with others."""
+PROGRAMS_PER_SM, TILES_PER_PROGRAM = 8, 2
+"""A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 
 
 @triton.jit
-def scores_of(  # type: ignore[no-untyped-def]
+def router_scores(  # type: ignore[no-untyped-def]
     x, weight, bias, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
 ):
-    """[choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
+    """Scores [choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
     column = tl.arange(0, COLUMNS)
     choice = tl.arange(0, CHOICES)
-    real = choice < choices
+    choice_mask = choice < choices
     matrix = weight + choice[:, None] * width + column[None, :]
-    w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
+    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
     s = tl.sum(x[None, :, :] * w[:, None, :], 2)
     if bias is not None:
-        s += tl.load(bias + choice, mask=real, other=0.0)[:, None]
+        s += tl.load(bias + choice, mask=choice_mask, other=0.0)[:, None]
     return s
 
 
 @triton.jit
-def choose(  # type: ignore[no-untyped-def]
+def select_top_k(  # type: ignore[no-untyped-def]
     s, balance, scores, probabilities, chosen, weights, row, rows, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """Scores [choice, row] to probabilities, the top k and what they count; all stored."""
-    exists = row < rows
+    """Store scores [choice, row], probabilities, the top k choices and their weights."""
+    row_mask = row < rows
     choice = tl.arange(0, CHOICES)
-    real = choice < choices
-    inside = exists[None, :] & real[:, None]
+    choice_mask = choice < choices
+    mask = row_mask[None, :] & choice_mask[:, None]
     offsets = row.to(tl.int64)[None, :] * choices + choice[:, None]
-    tl.store(scores + offsets, s, mask=inside)
-    s = tl.where(real[:, None], s, float("-inf"))
+    tl.store(scores + offsets, s, mask=mask)
+    s = tl.where(choice_mask[:, None], s, float("-inf"))
     p = tl.exp(s - tl.max(s, 0)[None, :])
     p = p / tl.sum(p, 0)[None, :]
-    tl.store(probabilities + offsets, p, mask=inside)
-    ranked = s
+    tl.store(probabilities + offsets, p, mask=mask)
+    ranking = s
     if balance is not None:
-        ranked = p + tl.load(balance + choice, mask=real, other=0.0)[:, None]
-        ranked = tl.where(real[:, None], ranked, float("-inf"))
+        ranking = p + tl.load(balance + choice, mask=choice_mask, other=0.0)[:, None]
+        ranking = tl.where(choice_mask[:, None], ranking, float("-inf"))
     total = tl.zeros([ROWS], tl.float32)
-    left = ranked
+    remaining = ranking
     for _ in tl.static_range(TOP_K):
-        mine = choice[:, None] == tl.argmax(left, 0)[None, :]
-        total += tl.sum(tl.where(mine, p, 0.0), 0)
-        left = tl.where(mine, float("-inf"), left)
-    left = ranked
+        selected = choice[:, None] == tl.argmax(remaining, 0)[None, :]
+        total += tl.sum(tl.where(selected, p, 0.0), 0)
+        remaining = tl.where(selected, float("-inf"), remaining)
+    remaining = ranking
     for k in tl.static_range(TOP_K):
-        best = tl.argmax(left, 0)
-        mine = choice[:, None] == best[None, :]
-        left = tl.where(mine, float("-inf"), left)
-        value = tl.sum(tl.where(mine, p, 0.0), 0)
+        best = tl.argmax(remaining, 0)
+        selected = choice[:, None] == best[None, :]
+        remaining = tl.where(selected, float("-inf"), remaining)
+        value = tl.sum(tl.where(selected, p, 0.0), 0)
         if RENORMALISE:
             value = value / total
-        tl.store(chosen + row.to(tl.int64) * TOP_K + k, best.to(tl.int64), mask=exists)
-        tl.store(weights + row.to(tl.int64) * TOP_K + k, value, mask=exists)
+        tl.store(chosen + row.to(tl.int64) * TOP_K + k, best.to(tl.int64), mask=row_mask)
+        tl.store(weights + row.to(tl.int64) * TOP_K + k, value, mask=row_mask)
 
 
 @triton.jit
@@ -85,48 +81,48 @@ def score_gradient(  # type: ignore[no-untyped-def]
     probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient, row, rows, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """[choice, row] from the gradients of weights, probabilities and scores, each there or not."""
-    exists = row < rows
+    """The gradient [choice, row] of the scores, from those of weights, probabilities and scores (each may be None)."""
+    row_mask = row < rows
     choice = tl.arange(0, CHOICES)
-    inside = exists[None, :] & (choice < choices)[:, None]
+    mask = row_mask[None, :] & (choice < choices)[:, None]
     offsets = row[None, :] * choices + choice[:, None]
-    p = tl.load(probabilities + offsets, mask=inside, other=0.0)
+    p = tl.load(probabilities + offsets, mask=mask, other=0.0)
     dp = tl.zeros([CHOICES, ROWS], tl.float32)
     if probabilities_gradient is not None:
-        dp += tl.load(probabilities_gradient + offsets, mask=inside, other=0.0)
+        dp += tl.load(probabilities_gradient + offsets, mask=mask, other=0.0)
     if weights_gradient is not None:
-        along = tl.zeros([ROWS], tl.float32)
+        projection = tl.zeros([ROWS], tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         if RENORMALISE:
             for k in tl.static_range(TOP_K):
-                at = row * TOP_K + k
-                mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
-                total += tl.sum(tl.where(mine, p, 0.0), 0)
-                dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
-                along += dw * tl.load(weights + at, mask=exists, other=0.0)
-            total = tl.where(exists, total, 1.0)
+                offset = row * TOP_K + k
+                selected = choice[:, None] == tl.load(chosen + offset, mask=row_mask, other=-1)[None, :]
+                total += tl.sum(tl.where(selected, p, 0.0), 0)
+                dw = tl.load(weights_gradient + offset, mask=row_mask, other=0.0)
+                projection += dw * tl.load(weights + offset, mask=row_mask, other=0.0)
+            total = tl.where(row_mask, total, 1.0)
         for k in tl.static_range(TOP_K):
-            at = row * TOP_K + k
-            mine = choice[:, None] == tl.load(chosen + at, mask=exists, other=-1)[None, :]
-            dw = tl.load(weights_gradient + at, mask=exists, other=0.0)
+            offset = row * TOP_K + k
+            selected = choice[:, None] == tl.load(chosen + offset, mask=row_mask, other=-1)[None, :]
+            dw = tl.load(weights_gradient + offset, mask=row_mask, other=0.0)
             if RENORMALISE:
-                dw = (dw - along) / total
-            dp += tl.where(mine, dw[None, :], 0.0)
+                dw = (dw - projection) / total
+            dp += tl.where(selected, dw[None, :], 0.0)
     ds = p * (dp - tl.sum(p * dp, 0)[None, :])
     if scores_gradient is not None:
-        ds += tl.load(scores_gradient + offsets, mask=inside, other=0.0)
-    return tl.where(inside, ds, 0.0)
+        ds += tl.load(scores_gradient + offsets, mask=mask, other=0.0)
+    return tl.where(mask, ds, 0.0)
 
 
 @triton.jit
-def leave_sums(  # type: ignore[no-untyped-def]
+def store_sums(  # type: ignore[no-untyped-def]
     sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
 ):
-    """Of the router's weight and bias: what a program found, [choice, row, column] and [choice, row], over its rows."""
+    """Store a program's gradients of weight [choice, row, column] and bias [choice, row], summed over its rows."""
     column = tl.arange(0, COLUMNS)
     choice = tl.arange(0, CHOICES)
-    inside = (choice < choices)[:, None] & (column < width)[None, :]
-    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=inside)
+    mask = (choice < choices)[:, None] & (column < width)[None, :]
+    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=mask)
     tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
 
 
@@ -137,10 +133,12 @@ def _route_forward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    s = scores_of(x, weight, bias, width, choices, COLUMNS, CHOICES)
-    choose(s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    s = router_scores(x, weight, bias, width, choices, COLUMNS, CHOICES)
+    select_top_k(
+        s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES
+    )
 
 
 @triton.jit
@@ -152,9 +150,9 @@ def _route_backward(  # type: ignore[no-untyped-def]
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)
     choice = tl.arange(0, CHOICES)
-    real = choice < choices
+    choice_mask = choice < choices
     matrix = weight + choice[:, None] * width + column[None, :]
-    w = tl.load(matrix, mask=real[:, None] & (column < width)[None, :], other=0.0)
+    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
     weight_sum = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
     bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
@@ -163,24 +161,24 @@ def _route_backward(  # type: ignore[no-untyped-def]
             probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
-        at = row[:, None] * width + column[None, :]
-        there = (row < rows)[:, None] & (column < width)[None, :]
-        x = tl.load(stream + at, mask=there, other=0.0).to(tl.float32)
+        offset = row[:, None] * width + column[None, :]
+        stream_mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + offset, mask=stream_mask, other=0.0).to(tl.float32)
         dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
         if stream_gradient is not None:
-            dx += tl.load(stream_gradient + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(gradient + at, dx.to(gradient.dtype.element_ty), mask=there)
+            dx += tl.load(stream_gradient + offset, mask=stream_mask, other=0.0).to(tl.float32)
+        tl.store(gradient + offset, dx.to(gradient.dtype.element_ty), mask=stream_mask)
         weight_sum += ds[:, :, None] * x[None, :, :]
         bias_sum += ds
-    leave_sums(sums + program * choices * (width + 1), weight_sum, bias_sum, width, choices, COLUMNS, CHOICES)
+    store_sums(sums + program * choices * (width + 1), weight_sum, bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 class Route(torch.autograd.Function):
     """stream [rows, width], weight [choices, width], bias [choices] or None, balance [choices] or None
     -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
 
-    Who reads the stream that is given back adds its gradient at no cost. `slot` is of the layer whose output's
-    gradient is the stream's.
+    The stream is returned so that the gradient of its next reader is added in the same kernel. `slot` belongs to the
+    layer whose output has the gradient of the stream.
     """
 
     @staticmethod
@@ -192,7 +190,7 @@ class Route(torch.autograd.Function):
         balance: Tensor | None,
         top_k: int,
         renormalise: bool,
-        sums: Sums,
+        sums: ColumnSums,
         slot: GradientSlot | None = None,
     ) -> tuple[Tensor, ...]:
         (rows, width), choices = stream.shape, len(weight)
@@ -214,7 +212,7 @@ class Route(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any,
-        above: Tensor | None,
+        stream_gradient: Tensor | None,
         scores: Tensor | None,
         probabilities: Tensor | None,
         _: None,
@@ -224,12 +222,12 @@ class Route(torch.autograd.Function):
         (rows, width), choices = stream.shape, len(weight)
         tile = _tile(width, choices)
         tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
-        programs = programs_for(stream.device, PROGRAMS_PER_PROCESSOR, tiles)
+        programs = programs_for(stream.device, PROGRAMS_PER_SM, tiles)
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
-        given = (x if x is None else x.contiguous() for x in (above, weights, probabilities, scores))
+        upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
         _route_backward[(programs,)](
-            stream, weight, saved_probabilities, chosen, saved_weights, *given, gradient, sums, rows, width, choices,
+            stream, weight, saved_probabilities, chosen, saved_weights, *upstream, gradient, sums, rows, width, choices,
             chosen.shape[1], ctx.renormalise, **tile,
         )  # fmt: skip
         total = ctx.sums.total()
@@ -239,10 +237,10 @@ class Route(torch.autograd.Function):
 
 
 def _tile(width: int, choices: int) -> dict[str, int]:
-    columns, most = triton.next_power_of_2(width), triton.next_power_of_2(choices)
-    # Backward a program holds a sum of its rows for every choice, in registers: with many, it has fewer rows.
-    numbers = max(NUMBERS, min(NUMBERS * WARPS, 4 * NUMBERS * WARPS // most))
-    return {"ROWS": max(1, numbers // columns), "COLUMNS": columns, "CHOICES": most, "num_warps": WARPS}
+    columns, padded_choices = triton.next_power_of_2(width), triton.next_power_of_2(choices)
+    # In the backward pass a program holds a sum for every choice in registers: with many choices it has fewer rows.
+    numbers = max(ELEMENTS, min(ELEMENTS * WARPS, 4 * ELEMENTS * WARPS // padded_choices))
+    return {"ROWS": max(1, numbers // columns), "COLUMNS": columns, "CHOICES": padded_choices, "num_warps": WARPS}
 
 
 def plain_route(
@@ -251,8 +249,8 @@ def plain_route(
     """The reference, in torch's operations."""
     scores = F.linear(stream, weight, bias)
     probabilities = scores.softmax(-1)
-    ranked = scores if balance is None else probabilities + balance
-    chosen = ranked.topk(top_k, dim=-1).indices
+    ranking = scores if balance is None else probabilities + balance
+    chosen = ranking.topk(top_k, dim=-1).indices
     weights = probabilities.gather(-1, chosen)
     weights = weights / weights.sum(-1, keepdim=True) if renormalise else weights
     return stream, scores, probabilities, chosen, weights

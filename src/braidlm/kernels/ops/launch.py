@@ -1,0 +1,27 @@
+"""What launches need: facts about the device, and tables of addresses on it."""
+
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """The multiprocessors of a GPU; elsewhere (in Triton's interpreter) a few, so that loops over tiles are tested."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+def programs_for(device: torch.device, per_sm: int, tiles: int) -> int:
+    """The number of programs that fill the device, and not more than there are tiles."""
+    return max(1, min(multiprocessors(device) * per_sm, tiles))
+
+
+def is_nvidia(x: Tensor) -> bool:
+    """Whether a kernel may use NVIDIA's own instructions: not in Triton's interpreter, nor on other GPUs."""
+    return x.is_cuda and torch.version.cuda is not None
+
+
+@lru_cache(maxsize=128)  # a capture refuses copies from the host, and addresses of parameters hardly ever change
+def addresses(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)

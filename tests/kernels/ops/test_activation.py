@@ -1,0 +1,26 @@
+"""Activations with a bias, gated or not, against torch's."""
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import assert_equal_with_gradients
+
+from braidlm.kernels.ops.activation import Activation, plain_activation
+from braidlm.kernels.ops.column_sums import ColumnSums
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize(("width", "biased"), [(24, True), (300, False)], ids=["biased", "wider than a block"])
+def test_activation_equals_torch(
+    kind: str, gated: bool, width: int, biased: bool, device: str, dtype: torch.dtype
+) -> None:
+    inner = torch.randn(130, 2 * width if gated else width, device=device).to(dtype)
+    bias = torch.randn(inner.shape[1], device=device) if biased else None
+    assert_equal_with_gradients(
+        lambda *x: Activation.apply(*x, kind, gated, ColumnSums(1), None, None),
+        lambda *x: plain_activation(*x, kind, gated),
+        [inner, bias],
+        dtype,
+    )

@@ -1,0 +1,33 @@
+"""Queries, keys and values of one product, rotated or not, against torch's operations."""
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
+
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
+
+
+@pytest.mark.parametrize(("dim", "kv_heads"), [(16, 2), (24, 1)])
+@pytest.mark.parametrize("rotation", [None, "halves", "interleaved"])
+def test_split_heads_equals_torch(
+    dim: int, kv_heads: int, rotation: str | None, device: str, dtype: torch.dtype
+) -> None:
+    time, heads, interleaved = 70, 2 + 2 * kv_heads, rotation == "interleaved"
+    qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
+    angle = torch.rand(time, dim, device=device) * 6
+    rotary = None if rotation is None else (angle.cos(), angle.sin())
+    assert_equal_with_gradients(
+        lambda x: SplitHeads.apply(x, None, rotary, interleaved, kv_heads, ColumnSums(1), None),
+        lambda x: plain_split_heads(x, rotary, interleaved, kv_heads),
+        [qkv],
+        dtype,
+    )
+    bias = torch.zeros(heads * dim, device=device, requires_grad=True)
+    leaf = qkv.detach().requires_grad_()
+    parts = SplitHeads.apply(leaf, bias, rotary, interleaved, kv_heads, ColumnSums(1), None)
+    sum((p * torch.randn_like(p)).sum() for p in parts).backward()
+    expected = leaf.grad.double().sum((0, 1)).flatten()
+    assert_close(bias.grad, expected, TOLERANCES[dtype], "gradient of the bias")

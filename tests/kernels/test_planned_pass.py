@@ -1,0 +1,235 @@
+"""Whole models by kernels against their plain forward: stream, routings, losses and the gradient of every parameter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import TOLERANCES, InlineSideStream, assert_close, relative_error, side_stream
+from torch import Tensor
+
+from braidlm.kernels.ops.tuned_products import _products
+from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.side_stream import SideStream
+from braidlm.model.heads.losses import IGNORED
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing.losses import routing_loss
+from braidlm.model.routing.routing import Routings
+from tiny_models import random_ids, randomised, tiny_config, tiny_model
+
+DENSE: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "positions": "learned",
+        "block": {
+            "norm": "layer",
+            "attention": {"heads": 4, "bias": True},
+            "feed": {"kind": "mlp", "activation": "gelu_new", "bias": True},
+        },
+    },
+    "llama": {"positions": "rope", "block": {"attention": {"heads": 4, "kv_heads": 2}}},
+    "a refused block": {
+        "block": {"norm": "layer", "attention": {"heads": 4, "bias": True}, "feed": {"kind": "mlp", "bias": True}}
+    },
+    "papaformer": {
+        "positions": {"kind": "rope", "pairs": "interleaved"},
+        "block": {"attention": {"heads": 4, "out_projection": False, "window": 5}, "feed": {"kind": "geglu"}},
+    },
+}
+
+BLOCK = {
+    "norm": "layer",
+    "attention": {"heads": 1, "bias": True},
+    "feed": {"kind": "mlp", "activation": "gelu_new", "hidden": 24, "bias": True},
+}
+EXPERTS = {"experts": {"names": 3, "router": {"top_k": 2, "compute": "sparse"}}}
+ROUTED: dict[str, dict[str, Any]] = {
+    "moep": {
+        "positions": "learned",
+        "width": 32,
+        "block": BLOCK | {"attention": {"heads": 2, "bias": True}},
+        "stages": [
+            "block",
+            {"project": {"to": 16, "bias": True, **EXPERTS}},
+            {
+                "parallel": {
+                    "layers": 2,
+                    "paths": 3,
+                    "attention": {"heads": 1},
+                    "join": {"kind": "routed", "compute": "sparse"},
+                }
+            },
+            {"project": {"to": 32, **EXPERTS}},
+            "block",
+        ],
+    },
+    "gated": {
+        "positions": "none",
+        "block": {"norm": "rms", "attention": {"heads": 1}, "feed": {"kind": "swiglu", "hidden": 24}},
+        "stages": [
+            {"project": {"to": 16, "experts": {"names": 3, "kind": "swiglu", "router": {"compute": "sparse"}}}},
+            {
+                "parallel": {
+                    "paths": 3,
+                    "join": {"kind": "routed", "top_k": 1, "renormalise": False, "compute": "sparse"},
+                }
+            },
+        ],
+    },
+    "sublayers": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [
+            {
+                "parallel": {
+                    "layers": 2,
+                    "paths": 3,
+                    "attention": {"head_dim": 16, "window": 5},
+                    "join": {"kind": "routed", "per": "sublayer", "balance_rate": 0.1, "compute": "sparse"},
+                }
+            },
+            {"block": {"feed": {"experts": {"names": 4, "shared": 20, "router": {"top_k": 3, "compute": "sparse"}}}}},
+        ],
+    },
+    "more choices than a norm's kernel holds": {
+        "positions": "learned",
+        "block": BLOCK | {"feed": {"hidden": 8, "experts": {"names": 9, "router": {"top_k": 3, "compute": "sparse"}}}},
+    },
+    "rotary beside experts": {
+        "positions": "rope",
+        "block": {
+            "attention": {"heads": 4},
+            "feed": {"hidden": 8, "experts": {"names": 4, "router": {"compute": "sparse"}}},
+        },
+    },
+}
+
+
+class Halved(torch.nn.Module):
+    """A dropout with a known outcome."""
+
+    probability = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def plain_stream(model: Any, ids: Tensor) -> tuple[Tensor, Routings]:
+    embedded = model.embedding(ids)
+    return model.stream(embedded, model.span(embedded))
+
+
+def results(
+    model: Any, stream: Callable[[Tensor], tuple[Any, ...]], ids: Tensor, weights: Tensor, dtype: torch.dtype, side: Any
+) -> dict[str, Tensor]:
+    """The stream, the weights of routings, and the gradient of every parameter."""
+    model.zero_grad()
+    with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
+        hidden, routings, *_ = stream(ids)
+    added = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
+    ((hidden * weights).sum() + 30 * added).backward()
+    if side is not None:
+        side.synchronize()
+    outputs = {"stream": hidden.detach()} | {f"{r.name} weights": r.weights_BTN.detach() for r in routings}
+    return outputs | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("on_side", [False, True], ids=["", "side stream"])
+@pytest.mark.parametrize("name", DENSE | ROUTED)
+def test_the_stream_equals_the_plain_one(name: str, on_side: bool, device: str, dtype: torch.dtype) -> None:
+    """A whole model rounds many times: the error of the plain forward in the same type is the measure."""
+    if name in ROUTED and dtype != torch.float32:
+        pytest.skip("in a low-precision type tokens may choose other experts")
+    model, ids = tiny_model(**(DENSE | ROUTED)[name]).to(device).train(), random_ids(2, 9).to(device)
+    if name == "a refused block":
+        for stage in model.model.stages:
+            stage.layers[0].drop = Halved()
+    weights, side = torch.randn(2, 9, model.model.width_out, device=device), side_stream(device) if on_side else None
+    lowered = LoweredModel(model, side)
+    assert bool(lowered.lowered.refusals) == (name == "a refused block")
+    actual = results(model, lowered.stream, ids, weights, dtype, side)
+    plain = results(model, lambda ids: plain_stream(model.model, ids), ids, weights, dtype, None)
+    model.double()
+    exact = results(model, lambda ids: plain_stream(model.model, ids), ids, weights.double(), torch.float64, None)
+    assert actual.keys() == plain.keys() == exact.keys()
+    for what, expected in exact.items():
+        tolerance = 4 * relative_error(plain[what], expected) + 2 * TOLERANCES[dtype]
+        assert_close(actual[what], expected, tolerance, what)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "moep"])
+def test_a_layer_that_is_computed_again_drops_the_same(name: str, device: str) -> None:
+    """With activation checkpointing."""
+    model = tiny_model(**(DENSE | ROUTED)[name], dropout=0.3).to(device).train()
+    ids, both = random_ids(1, 7).to(device), []
+    for again in (False, True):
+        (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()
+        torch.manual_seed(3)
+        hidden, *_ = LoweredModel(model).stream(ids)
+        hidden.square().sum().backward()
+        both.append([hidden.detach(), *(p.grad for p in model.parameters())])
+        model.zero_grad(set_to_none=True)
+    for once, twice in zip(*both, strict=True):
+        assert (once is None) == (twice is None)
+        if once is not None:
+            torch.testing.assert_close(once, twice, rtol=1e-4, atol=1e-5)
+
+
+def losses(
+    model: BraidForCausalLM, lowered: LoweredModel | None, ids: Tensor, labels: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The loss of the text and the gradients of all parameters; without `lowered` by torch."""
+    model.zero_grad()
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        if lowered is not None:
+            loss, added, _ = lowered.losses(ids, labels)
+            assert added is None
+        else:
+            logits = model.head(plain_stream(model.model, ids)[0]).flatten(0, 1)
+            logits = logits.float() if dtype == torch.bfloat16 else logits
+            loss = torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    if lowered is not None:
+        lowered.synchronize()
+    return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_losses_equal_the_plain_ones(layers: int, tied: bool, device: str, dtype: torch.dtype) -> None:
+    """A matrix that embedding and head share has one gradient, however many blocks are between them. And nobody holds
+    the gradients that autograd gets: it would copy them, on a device before they are complete.
+    """
+    model = tiny_model(stages=[{"block": {"layers": layers}}], tie_embeddings=tied, **DENSE["gpt2"]).to(device).train()
+    ids, side = random_ids(3, 9).to(device), side_stream(device)
+    actual = losses(model, LoweredModel(model, side), ids[:, :-1], ids[:, 1:], dtype)
+    if isinstance(side, InlineSideStream):
+        for name, parameter in model.named_parameters():
+            for held in side.held:
+                assert held.shape != parameter.shape or not torch.equal(held, parameter.grad), f"{name} is held"
+    expected = losses(model, None, ids[:, :-1], ids[:, 1:], dtype)
+    assert actual.keys() == expected.keys()
+    for what, plain in expected.items():
+        assert_close(actual[what], plain.double(), 4 * TOLERANCES[dtype], what)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_losses_of_a_model_with_tuned_products(positions: str) -> None:
+    """Products that are large enough to be tuned, in bf16, with the head."""
+    architecture = {"width": 256, "context": 640, "tie_embeddings": positions == "learned"}
+    config = tiny_config(4096, **DENSE["gpt2"] | architecture | {"positions": positions})
+    model = randomised(BraidForCausalLM(config)).cuda().train()
+    ids = random_ids(8, 513, vocab_size=4096).cuda()
+    ids[:, :100] = 7  # one token's gradient is a sum of many
+    labels = ids[:, 1:].clone()
+    labels[3, 50:] = IGNORED
+    sides = (None, SideStream(torch.device("cuda")))
+    actual = [losses(model, LoweredModel(model, side), ids[:, :-1], labels, torch.bfloat16) for side in sides]
+    assert _products, "no product was tuned"
+    plain = losses(model, None, ids[:, :-1], labels, torch.bfloat16)
+    model.double()
+    for what, exact in losses(model, None, ids[:, :-1], labels, torch.float64).items():
+        for one in actual:
+            assert_close(one[what], exact, 1.5 * relative_error(plain[what], exact) + 1e-3, what)
