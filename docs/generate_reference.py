@@ -14,20 +14,19 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from braidlm.cli.list import WHAT
 from braidlm.cli.main import make_parser
-from braidlm.core.catalogue import about, list_options
+from braidlm.core.catalogue import about, list_options, registries
 from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of
-from braidlm.model.config.registry import PARTS
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
 
 TARGET = Path(__file__).with_name("reference.md")
-ALL_PARTS = {**PARTS, **{r.noun: r for r in (chunkings, schedules, dropout_schedules)}}
+ALL_PARTS = {**registries(), **{r.noun: r for r in (chunkings, schedules, dropout_schedules)}}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Amount: "amount", Pace: "pace"}
 HEAD = """# Reference
 

@@ -5,15 +5,21 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from braidlm.core.attribute_docs import attribute_docs
-from braidlm.model.config.registry import PARTS
+from braidlm.model.config.registry import PARTS, Registry, import_files
 from braidlm.model.config.strict import encode
+
+
+def registries() -> dict[str, Registry]:
+    """The registries of all parts of the model, by kind; a registry exists once its file has been imported."""
+    import_files("braidlm.model")
+    return dict(sorted(PARTS.items()))
 
 
 def list_parts() -> list[dict[str, Any]]:
     """Every part: its kind, name, description, and its options with their defaults and help."""
     return [
         {"kind": kind, "name": name, "about": about(registry[name]), "options": _options(registry[name])}
-        for kind, registry in PARTS.items()
+        for kind, registry in registries().items()
         for name in registry
     ]
 
