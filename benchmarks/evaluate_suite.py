@@ -1,9 +1,9 @@
 """Whole tasks on a model in memory, as `braid eval` runs them: the wall clock of each, and where the time goes.
 
-A task's seconds are from its opened data to its result: encoding texts, laying them out, the model, settling near ties
-in float64, counting. Without --model the model has random weights: the time is the same, the scores mean nothing (and
-near ties are more frequent than in a trained model). --check-cpu scores the same on the CPU in float32 and counts the
-items that are answered otherwise, of which there must be none.
+A task's seconds are from its opened data to its result: encoding texts, building prefix trees, the model, near ties in
+float64, counting. Without --model the model has random weights: the time is the same, the scores mean nothing
+(and near ties are more frequent than in a trained model). --check-cpu scores the same on the CPU in float32 and counts
+the items with another answer, of which there must be none.
 
 python benchmarks/evaluate_suite.py DATA [--device cuda] [--tasks babylm_fast blimp] [--model FOLDER] [--check-cpu]
 """
@@ -38,21 +38,21 @@ from braidlm.evals.tasks import TASKS, OpenTask
 ENOUGH_TEXT = 20_000_000
 """Characters to train a tokenizer on."""
 LISTS = ("pairs", "items", "questions", "passages")
-"""What tasks call the list that --items makes shorter."""
+"""The names of the lists that --items shortens."""
 
 
 class TimedScorer(Scorer):
-    """A scorer that keeps its own time, and what it found."""
+    """A scorer that records its times and scores."""
 
     def __init__(self, model: Any):
         super().__init__(model)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """As if nothing had been scored."""
+    def reset(self) -> None:
+        """Delete all records."""
         self.seconds = dict.fromkeys(("laying_out", "in_model", "settling"), 0.0)
-        self.tokens, self.resolve_near_ties = 0, 0
-        self.found: list[Scores] = []
+        self.tokens, self.rescored = 0, 0
+        self.scores: list[Scores] = []
 
     def build_trees(self, requests: Sequence[Request]) -> PrefixTrees:
         with self._timed("laying_out"):
@@ -60,55 +60,55 @@ class TimedScorer(Scorer):
 
     def score_trees(self, trees: PrefixTrees, advance: ProgressCallback | None = None, margins: bool = False) -> Scores:
         with self._timed("in_model"):
-            found = super().score_trees(trees, advance, margins)
-        self.tokens += trees.places
-        self.found.append(found)
-        return found
+            scores = super().score_trees(trees, advance, margins)
+        self.tokens += trees.nodes
+        self.scores.append(scores)
+        return scores
 
-    def exact(self, requests: Sequence[Request], margins: bool = False) -> Scores:
-        self.resolve_near_ties += len(requests)
+    def score_float64(self, requests: Sequence[Request], margins: bool = False) -> Scores:
+        self.rescored += len(requests)
         with self._timed("settling"):
             return super().score_float64(requests, margins)
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
             wait(self.device)
-            self.seconds[what] += time.perf_counter() - begun
+            self.seconds[what] += time.perf_counter() - start
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+    """Synchronize with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def places(names: Sequence[str], data: Path) -> dict[str, Path]:
-    """Where the data of each task is; those that have none here are left out, and said."""
-    found: dict[str, Path] = {}
+def data_paths(names: Sequence[str], data: Path) -> dict[str, Path]:
+    """The data of each task; tasks without data are skipped with a message."""
+    paths: dict[str, Path] = {}
     for name in names:
         try:
-            found |= find_data([name], data, {})
+            paths |= find_data([name], data, {})
         except BraidError as error:
             print(f"left out: {str(error).splitlines()[0]}")
-    return found
+    return paths
 
 
-def opened(name: str, place: Path, most: int | None) -> OpenTask:
-    """A task with its data, or some of its items from all over."""
-    task: Any = TASKS[name]().open(place)
+def opened(name: str, path: Path, max_items: int | None) -> OpenTask:
+    """A task with its data, or with evenly spaced items of it."""
+    task: Any = TASKS[name]().open(path)
     for field in LISTS:
-        some = getattr(task, field, None)
-        if most is not None and isinstance(some, list) and len(some) > most:
-            return dataclasses.replace(task, **{field: some[:: len(some) // most][:most]})
+        items = getattr(task, field, None)
+        if max_items is not None and isinstance(items, list) and len(items) > max_items:
+            return dataclasses.replace(task, **{field: items[:: len(items) // max_items][:max_items]})
     return task
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text that data holds."""
+    """All texts of the data."""
     if isinstance(value, str):
         yield value
     elif dataclasses.is_dataclass(value):
@@ -144,37 +144,39 @@ def measured(name: str, task: OpenTask, model: EvaluatedModel) -> tuple[dict[str
     """One task, from its opened data to its result."""
     scorer = model.scorer
     assert isinstance(scorer, TimedScorer)
-    scorer.forget()
+    scorer.reset()
     wait(scorer.device)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     result = task.evaluate(name, model)
     wait(scorer.device)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     row = {
         "task": name,
         "items": task.count,
         "score": result.score,
         "tokens": scorer.tokens,
-        "resolve_near_ties": scorer.resolve_near_ties,
+        "settled": scorer.rescored,
         "seconds": seconds,
         **scorer.seconds,
         "texts_and_counting": seconds - sum(scorer.seconds.values()),
     }
-    return row, result, scorer.found
+    return row, result, scorer.scores
 
 
-def compared(ours: TaskResult, ours_found: list[Scores], theirs: TaskResult, found: list[Scores]) -> dict[str, Any]:
-    """Two results on one task: items that were answered otherwise, and how far scores are apart."""
+def compare(
+    result: TaskResult, scores: list[Scores], expected: TaskResult, expected_scores: list[Scores]
+) -> dict[str, Any]:
+    """Two results on one task: items with another answer, and the largest difference of scores."""
     answers = [
-        zip(values, theirs.items[key], strict=True)
-        for key, values in ours.items.items()
+        zip(values, expected.items[key], strict=True)
+        for key, values in result.items.items()
         if values and all(isinstance(value, (bool, int, str)) for value in values)
     ]
-    far = [np.abs(one.tokens - other.tokens).max() for one, other in zip(ours_found, found, strict=True)]
+    differences = [np.abs(one.tokens - other.tokens).max() for one, other in zip(scores, expected_scores, strict=True)]
     return {
         "items_answered_otherwise": sum(one != other for pairs in answers for one, other in pairs),
-        "largest_difference": float(max(far)),
-        "difference_of_score": abs(ours.score - theirs.score),
+        "largest_difference": float(max(differences)),
+        "difference_of_score": abs(result.score - expected.score),
     }
 
 
@@ -188,29 +190,29 @@ def main() -> None:
     parser.add_argument("--size", default="28m")
     parser.add_argument("--context", type=int, default=512, help="of random weights")
     parser.add_argument("--tokenizer", type=Path, help="for random weights (one is trained on the tasks' texts)")
-    parser.add_argument("--items", type=int, help="at most so many of each task, where it can be cut (all)")
-    parser.add_argument("--rounds", type=int, default=1, help="the best of so many, each on data opened anew")
+    parser.add_argument("--items", type=int, help="at most so many of each task, where it can be shortened (all)")
+    parser.add_argument("--rounds", type=int, default=1, help="the best of so many, each on newly opened data")
     parser.add_argument("--check-cpu", action="store_true", help="score on the CPU too, in float32, and compare")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    where = places(expand(args.tasks), args.data)
-    if not where:
+    paths = data_paths(expand(args.tasks), args.data)
+    if not paths:
         parser.error("there is no data for any of these tasks")
 
     def tasks() -> list[OpenTask]:
-        return [opened(name, place, args.items) for name, place in where.items()]
+        return [opened(name, path, args.items) for name, path in paths.items()]
 
     model, tokenizer = loaded(args, tasks)
-    subject = EvaluatedModel(TimedScorer(model), tokenizer)
-    subject.scorer.score([Request(range(2, 2 + length)) for length in range(2, 60)])  # what a device does only once
-    beside = EvaluatedModel(TimedScorer(copy.deepcopy(model).cpu()), tokenizer) if args.check_cpu else None
+    evaluated = EvaluatedModel(TimedScorer(model), tokenizer)
+    evaluated.scorer.score([Request(range(2, 2 + length)) for length in range(2, 60)])  # warmup
+    on_cpu = EvaluatedModel(TimedScorer(copy.deepcopy(model).cpu()), tokenizer) if args.check_cpu else None
     rows = []
-    for name, place in where.items():
-        tries = [measured(name, opened(name, place, args.items), subject) for _ in range(args.rounds)]
-        row, result, found = min(tries, key=lambda each: each[0]["seconds"])
-        if beside is not None:
-            _, expected, also_found = measured(name, opened(name, place, args.items), beside)
-            row |= compared(result, found, expected, also_found)
+    for name, path in paths.items():
+        rounds = [measured(name, opened(name, path, args.items), evaluated) for _ in range(args.rounds)]
+        row, result, scores = min(rounds, key=lambda each: each[0]["seconds"])
+        if on_cpu is not None:
+            _, expected, expected_scores = measured(name, opened(name, path, args.items), on_cpu)
+            row |= compare(result, scores, expected, expected_scores)
         rows.append(row)
         print(f"{name}: {row['score']:.2f} in {row['seconds']:.2f} s", flush=True)
     counted = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and "difference" not in key]

@@ -1,7 +1,7 @@
 """Fine-tuning on the seven GLUE tasks of BabyLM 2025: scores beside the majority class, and the wall clock of each.
 
 Without --model the model has random weights: the time is the same, the scores mean nothing. BoolQ and MultiRC need
-training files that not every copy of the data has; --stand-in draws as many examples from those that are judged, which
+training files that not every copy of the data has; --stand-in samples as many examples from the validation files, which
 shows the time and nothing else.
 
 python benchmarks/finetune_glue.py DATA [--device cuda] [--model FOLDER] [--stand-in] [--peer] [--no-replay]
@@ -25,7 +25,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS
 from braidlm.evals.finetuning.examples import Examples, LabelledData, read_examples
 from braidlm.evals.finetuning.hyperparameters import hyperparameters_for, seeds_for
-from braidlm.evals.finetuning.labelled_task import LabelledTask, result
+from braidlm.evals.finetuning.labelled_task import LabelledTask, task_result
 from braidlm.evals.finetuning.loop import fine_tune
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.suites import SUITES
@@ -37,19 +37,19 @@ FOLDERS = ("babylm-2025/full_eval/glue_filtered", "evaluation_data/full_eval/glu
 
 
 def opened(name: str, data: Path, stand_in: bool) -> tuple[LabelledTask, bool] | None:
-    """A task and whether its training examples are real; None where there are none and nothing stands in."""
+    """A task and whether its training examples are real; None where there are none and no stand-in."""
     try:
         return TASKS[name]().open(find_data([name], data, {})[name]), True
     except BraidError as error:
         if not stand_in:
             print(f"left out: {error}")
             return None
-    of = next(each for each in DATA_SETS if each.task == name)
-    folder = next(data / each for each in FOLDERS if (data / each / of.files[0].valid).is_file())
-    valid = read_examples(of, folder / of.files[0].valid, of.files[0])
-    drawn = np.random.default_rng(0).integers(0, len(valid), REAL_SIZES[of.name])
-    train = Examples([valid.texts[index] for index in drawn], valid.labels[drawn])
-    return LabelledTask(LabelledData(of, train, valid, "0" * 64)), False
+    data_set = next(each for each in DATA_SETS if each.task == name)
+    folder = next(data / each for each in FOLDERS if (data / each / data_set.files[0].valid).is_file())
+    valid = read_examples(data_set, folder / data_set.files[0].valid, data_set.files[0])
+    sample = np.random.default_rng(0).integers(0, len(valid), REAL_SIZES[data_set.name])
+    train = Examples([valid.texts[index] for index in sample], valid.labels[sample])
+    return LabelledTask(LabelledData(data_set, train, valid, "0" * 64)), False
 
 
 def loaded(args: argparse.Namespace, tasks: list[LabelledTask]) -> tuple[Any, BraidTokenizer]:
@@ -66,26 +66,26 @@ def loaded(args: argparse.Namespace, tasks: list[LabelledTask]) -> tuple[Any, Br
 def measured(task: LabelledTask, name: str, real: bool, model: EvaluatedModel, replay: bool) -> dict[str, Any]:
     """One task, from its texts to its score."""
     _wait(model.device)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     hyperparameters = hyperparameters_for(task.data.data_set.name, model.settings)
     tokenized = task.tokenize(model, hyperparameters)
-    encoded = time.perf_counter() - begun
+    encoded = time.perf_counter() - start
     seeds = seeds_for(model.settings)
     tuned = [fine_tune(model.model, tokenized, hyperparameters, seed, replay=replay) for seed in seeds]
-    found = result(name, tokenized, hyperparameters, seeds, tuned, task.data.data_set)
+    result = task_result(name, tokenized, hyperparameters, seeds, tuned, task.data.data_set)
     _wait(model.device)
     epochs = sum(len(one.scores) for one in tuned)
     steps = epochs * (len(tokenized.train) // min(hyperparameters.batch_size, len(tokenized.train)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return {
         "task": name,
         "data": "real" if real else "stand-in: time only",
-        "metric": found.metric,
-        "score": found.score,
-        "standard_error": found.standard_error,
-        "constant_answer": found.chance,
-        "accuracy": found.also.get("accuracy", found.score),
-        "majority_class": found.notes["majority class"],
+        "metric": result.metric,
+        "score": result.score,
+        "standard_error": result.standard_error,
+        "constant_answer": result.chance,
+        "accuracy": result.also.get("accuracy", result.score),
+        "majority_class": result.notes["majority class"],
         "epochs": epochs,
         "steps": steps,
         "replayed": all(one.replayed for one in tuned),
@@ -114,18 +114,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, help="tokens of an example (the paper's)")
     parser.add_argument("--tasks", nargs="+", default=list(SUITES["glue_babylm"]))
     parser.add_argument("--stand-in", action="store_true", help="where training files are missing")
-    parser.add_argument("--no-replay", action="store_true", help="launch every step anew")
+    parser.add_argument("--no-replay", action="store_true", help="launch every step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    tasks = {name: found for name in args.tasks if (found := opened(name, args.data, args.stand_in)) is not None}
+    tasks = {name: task for name in args.tasks if (task := opened(name, args.data, args.stand_in)) is not None}
     settings = Settings(
         finetune=args.finetune, seeds=args.seeds, finetune_epochs=args.epochs, finetune_length=args.length
     )
     model, tokenizer = loaded(args, [task for task, _ in tasks.values()])
-    subject = EvaluatedModel(Scorer(model), tokenizer, settings=settings)
+    evaluated = EvaluatedModel(Scorer(model), tokenizer, settings=settings)
     rows = []
     for name, (task, real) in tasks.items():
-        rows.append(measured(task, name, real, subject, not args.no_replay))
+        rows.append(measured(task, name, real, evaluated, not args.no_replay))
         print(f"{name}: {rows[-1]['score']:.2f} in {rows[-1]['seconds']:.1f} s")
     whole = dict.fromkeys(rows[0], "") | {key: sum(row[key] for row in rows) for key in ("epochs", "steps", "seconds")}
     record("finetune_glue", torch.device(args.device), [*rows, {**whole, "task": "in all"}], args.out)

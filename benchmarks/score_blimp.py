@@ -1,6 +1,6 @@
-"""Scoring minimal pairs: Braid's scorer against the plain way, on the same random model and sentences, in one run.
+"""Scoring minimal pairs: Braid's scorer against the plain method, on the same random model and sentences, in one run.
 
-The plain way is that of most pipelines: sentences in their order, filled up to batches of 64, the logits of all tokens.
+The plain method is that of most pipelines: sentences in their order, padded batches of 64, the logits of all tokens.
 
 python benchmarks/score_blimp.py DATA [--device cuda] [--pairs 20] [--tokenizer FILE]
 """
@@ -34,25 +34,25 @@ def plain_sums(model: torch.nn.Module, requests: list[Request], device: torch.de
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         real = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
         out = model(input_ids=ids[:, :-1], attention_mask=real[:, :-1], use_cache=False)
-        chances = out.logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-        sums.append((chances * real[:, 1:]).sum(-1).cpu())
+        log_probabilities = out.logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        sums.append((log_probabilities * real[:, 1:]).sum(-1).cpu())
     return torch.cat(sums).double().numpy()
 
 
 def by_pair(sums: np.ndarray) -> np.ndarray:
-    """How much more probable each good sentence is."""
+    """By how many nats each good sentence is more probable."""
     return sums[0::2] - sums[1::2]
 
 
-def sentences(pairs: list[Pair], most: int | None) -> list[str]:
-    """Of the first pairs of each set."""
-    seen: dict[str, int] = {}
-    found = []
+def sentences(pairs: list[Pair], max_pairs: int | None) -> list[str]:
+    """The sentences of the first pairs of each set."""
+    counts: dict[str, int] = {}
+    texts = []
     for pair in pairs:
-        seen[pair.of] = seen.get(pair.of, 0) + 1
-        if most is None or seen[pair.of] <= most:
-            found += [pair.good, pair.bad]
-    return found
+        counts[pair.of] = counts.get(pair.of, 0) + 1
+        if max_pairs is None or counts[pair.of] <= max_pairs:
+            texts += [pair.good, pair.bad]
+    return texts
 
 
 def main() -> None:
@@ -73,14 +73,14 @@ def main() -> None:
         else BraidTokenizer(train_bpe(texts, VOCABULARY), SpecialTokens())
     )
     requests = sentence_requests(tokenizer, texts)
-    parting = pairs_from_divergence(requests)
+    diverging = pairs_from_divergence(requests)
     torch.manual_seed(0)
     ours = braid_model("gpt2", args.size, 512).to(device).eval()
     peer = peer_model("gpt2", args.size, 512).to(device).eval()
     shared, apart = Scorer(ours), Scorer(ours, share=False)
     works: dict[str, Callable[[], np.ndarray]] = {
-        "braid scorer": lambda: by_pair(shared.score(parting).sums),
-        "braid scorer, prefixes not shared": lambda: by_pair(apart.score(parting).sums),
+        "braid scorer": lambda: by_pair(shared.score(diverging).sums),
+        "braid scorer, prefixes not shared": lambda: by_pair(apart.score(diverging).sums),
         "plain, braid model": lambda: by_pair(plain_sums(ours, requests, device)),
         "plain, transformers model": lambda: by_pair(plain_sums(peer, requests, device)),
     }
@@ -88,17 +88,17 @@ def main() -> None:
     expected = works["plain, braid model"]()
     rows = []
     for name, seconds in times.items():
-        found = works[name]() if "transformers" not in name else expected  # another model: nothing to compare
+        differences = works[name]() if "transformers" not in name else expected  # another model: nothing to compare
         rows.append(
             {
                 "what": name,
                 "sentences": len(requests),
                 "tokens": sum(len(request.ids) for request in requests),
-                "computed": PrefixTrees(parting, "not" not in name).places if "scorer" in name else None,
+                "computed": PrefixTrees(diverging, "not" not in name).nodes if "scorer" in name else None,
                 "seconds": seconds,
                 "ratio_to_plain": times["plain, braid model"] / seconds,
-                "largest_difference": float(np.abs(found - expected).max()),
-                "items_decided_otherwise": int(((found >= 0) != (expected >= 0)).sum()),
+                "largest_difference": float(np.abs(differences - expected).max()),
+                "items_decided_otherwise": int(((differences >= 0) != (expected >= 0)).sum()),
             }
         )
     record("score_blimp", device, rows, args.out)
