@@ -10,6 +10,7 @@ import pytest
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.core.models.runs import read_metrics
 from braidlm.data.corpora.builtin import documents
 from braidlm.model.config.strict import encode
 from braidlm.studies.report import study
@@ -18,7 +19,6 @@ from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.study import load_study
 from braidlm.studies.tables import cost, learning
-from braidlm.training.tracking import read_metrics
 
 RECIPE = "papers/moep/strict-small"
 MODELS = ("gpt2", "moep", "moep_swiglu")

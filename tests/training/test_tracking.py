@@ -16,11 +16,12 @@ from tiny_runs import records, tiny_recipe
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
+from braidlm.core.models.runs import read_metrics
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import decode
 from braidlm.training.recipe import LogConfig, SampleConfig
-from braidlm.training.tracking import Tracker, drop_records_after, read_metrics
+from braidlm.training.tracking import Tracker, drop_records_after
 from braidlm.training.train import train
 from braidlm.training.validation import Score, mean_bits_per_byte, write_samples
 from tiny_models import ToyTokenizer, tiny_model

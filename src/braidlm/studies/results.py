@@ -10,6 +10,7 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.folders import load_config, load_model
+from braidlm.core.models.runs import read_metrics
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -19,7 +20,6 @@ from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
 from braidlm.studies.running import Kind, TrainedModel
 from braidlm.studies.study import Study
-from braidlm.training.tracking import read_metrics
 from braidlm.training.validation import score_text
 
 Bits = dict[str, float]

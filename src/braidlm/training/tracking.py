@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
+from braidlm.core.models.runs import METRICS
 from braidlm.training.recipe import LogConfig
 
 
@@ -24,7 +25,7 @@ class Tracker:
     """Writes records of a run; `kind` is train, validation or sample."""
 
     def __init__(self, folder: Path, config: LogConfig, name: str, resumed_step: int):
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / METRICS
         drop_records_after(self.path, resumed_step)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
         self.sinks: list[Sink] = []
@@ -64,18 +65,6 @@ def drop_records_after(path: Path, step: int) -> None:
         except (json.JSONDecodeError, KeyError, TypeError):
             continue
     write_text(path, "".join(kept))
-
-
-def read_metrics(folder: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a run folder, of one kind if given."""
-    path = Path(folder) / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):  # a line cut off by a crash
-            records.append(json.loads(line))
-    return [r for r in records if kind is None or r["kind"] == kind]
 
 
 class TensorBoardSink:

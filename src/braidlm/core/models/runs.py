@@ -7,6 +7,7 @@
 `training` writes them.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,20 +63,19 @@ def newest_checkpoint(run: Path | str) -> Path | None:
     return max((folder for folder in folders if not folder.name.startswith(".")), key=_age, default=None)
 
 
-def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
-    """The last record of each kind in a run's metrics; a line cut off by a crash is ignored."""
+def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run's metrics, of one kind if given; a line cut off by a crash is ignored."""
     path = Path(run) / METRICS
-    last: dict[str, dict[str, Any]] = {}
-    if not path.is_file():
-        return last
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                last[record["kind"]] = record
-            except (json.JSONDecodeError, KeyError, TypeError):
-                continue
-    return last
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return [r for r in records if isinstance(r, dict) and "kind" in r and kind in (None, r["kind"])]
+
+
+def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
+    """The last record of each kind in a run's metrics."""
+    return {record["kind"]: record for record in read_metrics(run)}
 
 
 def _age(folder: Path) -> tuple[int, str]:
