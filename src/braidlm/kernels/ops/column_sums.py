@@ -1,7 +1,6 @@
 """The second stage of sums over rows: the partial sums of a kernel's programs become one vector.
 
-Kernels of several layers write their partial sums into one tensor, and the last of them launches the second stage for
-all.
+Kernels of several layers write their partial sums into one tensor, and the last of them sums all by one launch.
 """
 
 import torch

@@ -130,8 +130,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 class AttendRouted(torch.autograd.Function):
-    """qkv [tokens, blocks, 3, heads, dim] -> the attention output of the routed tokens [rows, heads * dim]; padding is
-    0.
+    """qkv [tokens, blocks, 3, heads, dim] -> attention output of the routed tokens [rows, heads * dim]; padding is 0.
 
     `source` int32 [rows] is the token of each row, -1 for padding. `sequence_offsets` int32 [blocks, batch + 1]: the
     rows of block p and sequence b are those from [p, b] to [p, b + 1], in order of time. `routed` uint8 [tokens,
@@ -208,9 +207,9 @@ class AttendRouted(torch.autograd.Function):
             QUERIES=by_query.queries, KEYS=by_query.keys, STAGES=by_query.stages, num_warps=by_query.warps,
         )  # fmt: skip
         key_gradient[(parts, key_tiles)](
-            qkv, source, sequence_offsets, routed, upstream, *shared, **ctx.options, SCAN=min(SCAN,
-            triton.next_power_of_2(time)), QUERIES=by_key.queries, KEYS=by_key.keys, STAGES=by_key.stages,
-            num_warps=by_key.warps,
+            qkv, source, sequence_offsets, routed, upstream, *shared, **ctx.options,
+            SCAN=min(SCAN, triton.next_power_of_2(time)),
+            QUERIES=by_key.queries, KEYS=by_key.keys, STAGES=by_key.stages, num_warps=by_key.warps,
         )  # fmt: skip
         return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 3
 

@@ -1,5 +1,4 @@
-"""Combining rows sorted by expert into tokens: each token's weighted sum, one pass over memory forward and one
-backward.
+"""Each token's weighted sum of its rows, which are sorted by expert: one pass over memory forward and one backward.
 
 The backward pass goes over the sorted rows and writes zeros into padding.
 """
@@ -27,8 +26,8 @@ def combined_rows(  # type: ignore[no-untyped-def]
     total = tl.zeros(mask.shape, tl.float32)
     for choice in tl.static_range(CHOICES):
         offset = token * CHOICES + choice
-        slot = tl.load(row_of_choice + offset, mask=token_mask, other=0).to(tl.int64)
-        x = tl.load(rows + slot[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+        row = tl.load(row_of_choice + offset, mask=token_mask, other=0).to(tl.int64)
+        x = tl.load(rows + row[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
         if weights is not None:
             x *= tl.load(weights + offset, mask=token_mask, other=0.0)[:, None]
         total += x

@@ -90,13 +90,8 @@ class GroupedFeed(Function):
         value, inner = grouped_forward(rows, up_cast, permutation, up_bias, gather, kind, gated, value=target)
         ctx.save_for_backward(rows, inner, value, up_cast, out_cast, seed)
         ctx.permutation, ctx.kind, ctx.gated, ctx.gather = permutation, kind, gated, gather
-        ctx.side, ctx.dropout, ctx.has_base, ctx.up_slot, ctx.out_slot = (
-            current_side_stream(),
-            dropout,
-            base is not None,
-            up_slot,
-            out_slot,
-        )
+        ctx.side, ctx.dropout, ctx.has_base = current_side_stream(), dropout, base is not None
+        ctx.up_slot, ctx.out_slot = up_slot, out_slot
         return grouped_forward(value, out_cast, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
 
     @staticmethod
@@ -131,9 +126,7 @@ class GroupedFeed(Function):
 
 
 def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
-    assert slot is None or slot.input.data_ptr() == rows.data_ptr(), (
-        "the kernel that computed the rows has to write them into the slot"
-    )
+    assert slot is None or slot.input.data_ptr() == rows.data_ptr(), "the rows were not written into the slot"
 
 
 def parameter_gradients(

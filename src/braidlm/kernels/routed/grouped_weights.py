@@ -139,17 +139,9 @@ def _tile_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _expert_sums(  # type: ignore[no-untyped-def]
-    sums,
-    expert_offsets,
-    total,
-    blocks,
-    experts,
-    outputs,
-    layer_stride,
-    BLOCK_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    sums, expert_offsets, total, blocks, experts, outputs, layer_stride,
+    BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Add up the sums of blocks of BLOCK_ROWS rows by expert."""
     layer, expert = (tl.program_id(1) // experts).to(tl.int64), tl.program_id(1) % experts
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -25,6 +25,7 @@ from braidlm.kernels.routed.router import plain_route, router_scores, score_grad
 from braidlm.kernels.side_stream import DeferredGradient
 
 MAX_CHOICES = 8
+"""Of a router: a program holds a sum for each of them."""
 ELEMENTS = 512
 """Elements of a warp's tile."""
 VECTORS = 3
@@ -48,16 +49,9 @@ def _forward(  # type: ignore[no-untyped-def]
     offsets = row.to(tl.int64)[:, None] * width + column[None, :]
     if COMBINED:
         x = combined_rows(
-            combined,
-            combine_weights,
-            row_of_choice,
-            row.to(tl.int64),
-            row < rows,
-            mask,
-            column[None, :],
-            COMBINED_WIDTH,
-            COMBINED,
-        )
+            combined, combine_weights, row_of_choice, row.to(tl.int64), row < rows, mask, column[None, :],
+            COMBINED_WIDTH, COMBINED,
+        )  # fmt: skip
     else:
         x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
     if delta is not None:

@@ -20,20 +20,13 @@ READ = ("probabilities_BTN", "weights_BTK", "scores_BTN")
 
 
 class RoutingLoss(torch.autograd.Function):
-    """Routings, real tokens, the count of tokens in the whole batch, all differentiable tensors of the routings -> the
-    loss.
+    """Routings, real tokens, the tokens of the whole batch, all differentiable tensors of the routings -> the loss.
 
     The loss and its gradient are complete when the side stream is synchronized.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        routings: Routings,
-        real_BT: Tensor,
-        count: Tensor | float | None,
-        *parts: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, routings: Routings, real_BT: Tensor, count: Tensor | float | None, *parts: Tensor) -> Tensor:
         with on_side(current_side_stream(), real_BT, *parts, priority=True), torch.enable_grad():
             leaves = [part.detach().requires_grad_() for part in parts]
             share = 1.0 if count is None else real_BT.sum() / count

@@ -1,5 +1,4 @@
-"""Adding a block's output to the rows of its tokens and normalising them: one pass over memory forward and one
-backward.
+"""Adding a block's output to its tokens' rows and normalising them: one pass over memory forward and one backward.
 
 Rows are sorted by block, and each starts as its token's stream. The norm has no weight here: it is folded into the next
 product (`ops.fold`).
