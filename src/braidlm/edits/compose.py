@@ -46,7 +46,7 @@ def compose(
     """Make one model of several: their blocks side by side in parallel layers, their embeddings and heads side by side.
 
     A source is a Braid model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; all have one
-    tokenizer. `names` are the paths' names for ever, by default the runs' or folders'. `join` is a kind or a mapping
+    tokenizer. `names` are the paths' permanent names, by default the runs' or folders'. `join` is a kind or a mapping
     with options. `layers` is how often the paths are joined, by default as often as the shallowest has blocks; `blocks`
     of full width come before and after. `freeze` names what later training leaves as it is: `paths` for all that came
     from the sources. Projections and joins `start` as the `mean` of the paths, which works better, or `random`, as

@@ -1,4 +1,4 @@
-"""The demo: two paths trained apart become one model, beside a dense model of its size; all of it on one page."""
+"""The demo: two paths trained apart become one model, compared with a dense model of its size on one page."""
 
 import time
 from pathlib import Path
@@ -30,9 +30,9 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     clock = _Clock()
     data = open_data(study.data_config)
     clock.note("stories and word problems written, and cut into tokens")
-    entries = run_study(study)
+    models = run_study(study)
     clock.note("paths, composed model and dense model trained")
-    results = measure(study, entries)
+    results = measure(study, models)
     clock.note("scored on held-out text, with and without each path")
     facts = DemoFacts(
         results=results,
