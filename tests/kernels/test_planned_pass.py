@@ -158,10 +158,14 @@ def test_the_stream_equals_the_plain_one(name: str, on_side: bool, device: str, 
         assert_close(actual[what], expected, tolerance, what)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "moep"])
-def test_a_layer_that_is_computed_again_drops_the_same(name: str, device: str) -> None:
+@pytest.mark.parametrize(
+    "architecture",
+    [DENSE["gpt2"], ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False}],
+    ids=["gpt2", "moep's projection and parallel layers"],
+)
+def test_a_layer_that_is_computed_again_drops_the_same(architecture: dict[str, Any], device: str) -> None:
     """With activation checkpointing."""
-    model = tiny_model(**(DENSE | ROUTED)[name], dropout=0.3).to(device).train()
+    model = tiny_model(**architecture, dropout=0.3).to(device).train()
     ids, both = random_ids(1, 7).to(device), []
     for again in (False, True):
         (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()
