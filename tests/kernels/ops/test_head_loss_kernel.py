@@ -19,7 +19,7 @@ def test_head_loss_equals_cross_entropy(
     vocabulary: int, tied: bool, upstream: float, device: str, dtype: torch.dtype
 ) -> None:
     hidden = torch.randn(9, 24, device=device).to(dtype).requires_grad_()
-    weight = torch.randn(vocabulary, 24, device=device, requires_grad=True)
+    weight = (torch.randn(vocabulary, 24, device=device) * 24**-0.5).requires_grad_()
     labels, count = torch.randint(0, vocabulary, (9,), device=device), torch.tensor(11.0, device=device)
     labels[2:4] = IGNORED
     deferred = DeferredGradient() if tied else None
