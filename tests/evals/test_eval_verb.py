@@ -86,9 +86,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     scored: list[str] = []
     plain = module._evaluate_task
 
-    def count(subject: Any, task: Any, scorer: Any) -> Any:
-        scored.append(f"{subject.name} {task.name}")
-        return plain(subject, task, scorer)
+    def count(folder: Any, task: Any, scorer: Any) -> Any:
+        scored.append(f"{folder.name} {task.name}")
+        return plain(folder, task, scorer)
 
     monkeypatch.setattr(module, "_evaluate_task", count)
     return scored
@@ -130,12 +130,12 @@ def test_an_interrupted_evaluation_goes_on(
     options: dict[str, Any] = {"data": data, "all_checkpoints": True, "out": tmp_path / "out", "device": "cpu"}
     plain = module._evaluate_task
 
-    def stops(subject: Any, task: Any, scorer: Any) -> Any:
+    def interrupted(folder: Any, task: Any, scorer: Any) -> Any:
         if len(counted) == 2:
             raise KeyboardInterrupt
-        return plain(subject, task, scorer)
+        return plain(folder, task, scorer)
 
-    monkeypatch.setattr(module, "_evaluate_task", stops)
+    monkeypatch.setattr(module, "_evaluate_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
         braidlm.eval(runs / "one", "blimp_fast", **options)
     assert not (tmp_path / "out" / "results.json").exists()
@@ -167,8 +167,8 @@ def test_what_is_kept_follows_model_data_and_type(runs: Path, data: Path, tmp_pa
 def test_several_runs_are_compared(runs: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
-    places = {"first/a": runs / "one", "second": runs / "two"}
-    found = braidlm.eval(places, ["blimp_fast"], data=data, all_checkpoints=True, out=out, device="cpu")
+    folders = {"first/a": runs / "one", "second": runs / "two"}
+    found = braidlm.eval(folders, ["blimp_fast"], data=data, all_checkpoints=True, out=out, device="cpu")
     assert {name: len(models) for name, models in found.runs.items()} == {"first/a": 4, "second": 4}
     for name in ("deviation-first-a", "deviation-second", "score-blimp_fast", "comparison"):
         assert (out / f"{name}.png").is_file()
@@ -265,7 +265,7 @@ def test_every_task_says_what_it_is(name: str) -> None:
     for fact in ("description", "size", "licence", "metric", "fetch"):
         assert getattr(task, fact)
     assert task.locations
-    assert not any(Path(place).is_absolute() for place in task.locations)
+    assert not any(Path(location).is_absolute() for location in task.locations)
 
 
 def test_unknown_tasks_in_python(runs: Path) -> None:

@@ -20,9 +20,9 @@ from braidlm.evals.suites import SUITES, expand
 from braidlm.evals.tasks import TASKS
 
 
-def lines(place: Path, rows: list[dict[str, Any]]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -95,11 +95,11 @@ def test_a_suite_is_evaluated_and_its_answers_give_the_same_scores_in_the_pipeli
     main = tmp_path / "answers" / "one" / "main" / "zero_shot" / "causal"
     data, scores = babylm / "evaluation_data" / "full_eval", found.models[0].tasks
 
-    def answers(*place: str) -> dict[str, Any]:
-        return json.loads(main.joinpath(*place, "predictions.json").read_text())
+    def answers(*path: str) -> dict[str, Any]:
+        return json.loads(main.joinpath(*path, "predictions.json").read_text())
 
-    def rows(*place: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in data.joinpath(*place).with_suffix(".jsonl").read_text().splitlines()]
+    def rows(*path: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in data.joinpath(*path).with_suffix(".jsonl").read_text().splitlines()]
 
     def share(preds: list[dict[str, Any]], right: list[str]) -> float:
         assert len(preds) == len(right)
@@ -184,8 +184,8 @@ def test_the_text_of_ewok_is_not_written_unasked(runs: Path, babylm: Path, tmp_p
 
 def test_data_that_changed_and_answers_that_were_not_kept(runs: Path, babylm: Path, tmp_path: Path) -> None:
     found = evaluate(runs / "one", "wug_past", data=babylm, device="cpu")
-    place = babylm / "evaluation_data" / "full_eval" / "wug_past_tense" / "wug_past_tense.jsonl"
-    place.write_text(place.read_text().split("\n")[0] + "\n")
+    path = babylm / "evaluation_data" / "full_eval" / "wug_past_tense" / "wug_past_tense.jsonl"
+    path.write_text(path.read_text().split("\n")[0] + "\n")
     with pytest.raises(BraidError, match="this data is not what was evaluated"):
         write_babylm_results(found, tmp_path)
     found.models[0].tasks["wug_past"].items.clear()
@@ -240,9 +240,9 @@ def test_glue_counts_by_accuracy_and_its_labels_are_written(tmp_path: Path) -> N
     assert babylm_average(model.tasks).challenge == 65.0
     found = Evaluation([model], {}, "float32", {})
     write_babylm_results(found, tmp_path)
-    place = tmp_path / "a-b" / "main" / "finetune" / "mrpc" / "predictions.json"
+    path = tmp_path / "a-b" / "main" / "finetune" / "mrpc" / "predictions.json"
     expected = [{"id": f"mrpc_{at}", "pred": label} for at, label in enumerate((1, 0, 1))]
-    assert json.loads(place.read_text()) == {"mrpc": {"predictions": expected}}
+    assert json.loads(path.read_text()) == {"mrpc": {"predictions": expected}}
     collated = json.loads((tmp_path / "a-b" / COLLATED).read_text())
     assert set(collated["glue"]) == {"mrpc", "rte"}
     assert babylm_averages(found)["a/b"].scores == {"glue_mrpc": 70.0, "glue_rte": 60.0}

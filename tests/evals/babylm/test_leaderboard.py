@@ -14,10 +14,10 @@ from outcome import Outcome
 Verb = Callable[..., Outcome]
 
 
-def pairs(place: Path, name: str) -> None:
-    place.mkdir(parents=True, exist_ok=True)
+def pairs(path: Path, name: str) -> None:
+    path.mkdir(parents=True, exist_ok=True)
     rows = [{"sentence_good": f"a b{at}", "sentence_bad": f"b{at} a"} for at in range(4)]
-    (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_a_finished_model_and_its_checkpoints_come_together(
     second = collated(board)
     assert {key: second[key] for key in ("blimp", "glue")} == {key: first[key] for key in ("blimp", "glue")}
     assert {key: len(scores) for key, scores in second["fast_eval_results"].items()} == {"blimp": 4, "ewok": 4}
-    place = board / "one" / "chck_10M" / "zero_shot" / "causal" / "ewok" / "ewok_fast" / "predictions.json"
-    assert json.loads(place.read_text())["made-up"]["predictions"][0]["pred"].strip().startswith("secret")
+    path = board / "one" / "chck_10M" / "zero_shot" / "causal" / "ewok" / "ewok_fast" / "predictions.json"
+    assert json.loads(path.read_text())["made-up"]["predictions"][0]["pred"].strip().startswith("secret")
 
 
 def test_answers_of_another_model_give_way(eval_verb: Verb, runs: Path, challenge: Path, tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_answers_of_another_model_give_way(eval_verb: Verb, runs: Path, challeng
 
 def test_checkpoints_stand_in_the_order_of_training(tmp_path: Path) -> None:
     for words in (10, 2, 100):
-        place = tmp_path / f"chck_{words}M" / OURS
-        place.parent.mkdir()
-        place.write_text(json.dumps({"sha256": "x", "fast_scores": {"blimp": {"all": words}}}))
+        path = tmp_path / f"chck_{words}M" / OURS
+        path.parent.mkdir()
+        path.write_text(json.dumps({"sha256": "x", "fast_scores": {"blimp": {"all": words}}}))
     assert [scores["all"] for scores in collate(tmp_path)["fast_eval_results"]["blimp"]] == [2, 10, 100]
 
 

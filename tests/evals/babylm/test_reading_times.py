@@ -31,7 +31,7 @@ NAMES = [
 ]
 
 
-def write_times(place: Path, sentences: int = 12) -> list[dict[str, str]]:
+def write_times(path: Path, sentences: int = 12) -> list[dict[str, str]]:
     """A table as the published one: a row for each word but a sentence's first."""
     rng = random.Random(0)
     rows = []
@@ -55,7 +55,7 @@ def write_times(place: Path, sentences: int = 12) -> list[dict[str, str]]:
             if row["item"] == "None":
                 row["item"] = ""  # as the published table has it
             rows.append(row)
-    with open(place, "w", newline="") as file:
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, ["", *NAMES, *EYE_TRACKING, SELF_PACED])
         writer.writeheader()
         writer.writerows({"": str(at), **row} for at, row in enumerate(rows))
@@ -92,9 +92,9 @@ def test_it_is_the_definition(tmp_path: Path) -> None:
         more = explained([*columns, surprisal[use]], table[target][use])
         return 100 * (more - base) / (1 - base)
 
-    frequency, length, place = "Subtlex_log10", "length", "context_length"
-    gains = {name: percent(name, [frequency, length, place]) for name in EYE_TRACKING}
-    paced = percent(SELF_PACED, [frequency, length, place, "prev_length", "before"])
+    frequency, length, position = "Subtlex_log10", "length", "context_length"
+    gains = {name: percent(name, [frequency, length, position]) for name in EYE_TRACKING}
+    paced = percent(SELF_PACED, [frequency, length, position, "prev_length", "before"])
     for name, value in gains.items():
         assert found.parts[name].score == pytest.approx(value, abs=1e-3)
     assert found.parts["eye_tracking"].score == pytest.approx(np.mean(list(gains.values())), abs=1e-3)
@@ -107,8 +107,8 @@ def test_it_is_the_definition(tmp_path: Path) -> None:
 def test_scores_do_not_depend_on_what_runs_together(tmp_path: Path) -> None:
     write_times(tmp_path / "reading_data.csv", 5)
     data = read_reading_times(tmp_path / "reading_data.csv")
-    ways = [Scorer(MODEL, tokens_per_pass=1, share=False), Scorer(MODEL, tokens_per_pass=64), Scorer(MODEL)]
-    scores = [data.evaluate("reading", EvaluatedModel(way, TOKENIZER)).score for way in ways]
+    scorers = [Scorer(MODEL, tokens_per_pass=1, share=False), Scorer(MODEL, tokens_per_pass=64), Scorer(MODEL)]
+    scores = [data.evaluate("reading", EvaluatedModel(scorer, TOKENIZER)).score for scorer in scorers]
     assert scores[0] == pytest.approx(scores[1], abs=1e-3) == pytest.approx(scores[2], abs=1e-3)
 
 
@@ -146,20 +146,20 @@ def test_spread_over_sentences() -> None:
 
 
 def test_tables_that_are_wrong(tmp_path: Path) -> None:
-    place = tmp_path / "reading_data.csv"
-    write_times(place, 2)
-    text = place.read_text()
-    place.write_text(text.replace("RTgopast", "RTgoPast"))
+    path = tmp_path / "reading_data.csv"
+    write_times(path, 2)
+    text = path.read_text()
+    path.write_text(text.replace("RTgopast", "RTgoPast"))
     with pytest.raises(BraidError, match=r"there is no column 'RTgopast'\. Did you mean 'RTgoPast'\?"):
         read_reading_times(tmp_path)
     lines = text.split("\n")
     cells = lines[2].split(",")
-    place.write_text("\n".join([*lines[:2], ",".join([*cells[:-1], "slow\r"]), *lines[3:]]))
+    path.write_text("\n".join([*lines[:2], ",".join([*cells[:-1], "slow\r"]), *lines[3:]]))
     with pytest.raises(
         BraidError, match=r"reading_data\.csv, line 3: 'self_paced_reading_time' is to be a number, not 'slow'"
     ):
         read_reading_times(tmp_path)
-    place.write_text(lines[0])
+    path.write_text(lines[0])
     with pytest.raises(BraidError, match="the file is empty"):
         read_reading_times(tmp_path)
     (tmp_path / "other.csv").write_text("x")

@@ -52,8 +52,8 @@ def test_only_adapters_and_the_head_are_trained(architecture: dict[str, Any]) ->
     assert all("lora_" in name or ".score." in name for name in trained)
     assert len([name for name in trained if "lora_A" in name]) == len(single) + len(stacked)
     assert sum(parameter.numel() for parameter in adapted.parameters() if not parameter.requires_grad) == whole
-    logits, asked = classify(model, torch.tensor([[1, 2, 3]]), torch.tensor([2]))
-    (logits.sum() + asked).backward()
+    logits, routing_loss = classify(model, torch.tensor([[1, 2, 3]]), torch.tensor([2]))
+    (logits.sum() + routing_loss).backward()
     reached = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
     assert reached == set(trained)
 

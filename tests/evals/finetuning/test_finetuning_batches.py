@@ -30,16 +30,16 @@ def framed() -> BraidTokenizer:
 
 
 @pytest.mark.parametrize("make", [bytes_tokenizer, framed])
-@pytest.mark.parametrize("most", [9, 16, 31])
+@pytest.mark.parametrize("max_length", [9, 16, 31])
 @pytest.mark.parametrize("pairs", [True, False])
-def test_tokens_are_those_of_transformers(make: type, most: int, pairs: bool) -> None:
+def test_tokens_are_those_of_transformers(make: type, max_length: int, pairs: bool) -> None:
     tokenizer = make()
     plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend)
     texts = [(a, b if pairs else None) for a in TEXTS for b in (TEXTS if pairs else [""]) if a or (pairs and b)]
-    found = encode(tokenizer, texts, most, CPU)
+    found = encode(tokenizer, texts, max_length, CPU)
     for index, (first, second) in enumerate(texts):
         together = [first if second is None else (first, second)]
-        expected = plain(together, truncation=True, max_length=most)["input_ids"][0]
+        expected = plain(together, truncation=True, max_length=max_length)["input_ids"][0]
         assert found.ids[index, : found.lengths[index]].tolist() == expected, (first, second)
         assert found.last_positions[index] == len(expected) - 1
 

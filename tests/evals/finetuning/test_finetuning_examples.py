@@ -167,4 +167,4 @@ def test_every_data_set_is_whole(data_set: DataSet) -> None:
     assert data_set.task == f"{data_set.group}_{data_set.name}"
     assert f"glue_filtered/{data_set.name}.train.jsonl" in data_set.locations
     for folder in data_set.other_folders:
-        assert any(place.startswith(folder) for place in data_set.locations)
+        assert any(location.startswith(folder) for location in data_set.locations)

@@ -1,4 +1,4 @@
-"""Recorded steps on a GPU against steps that are launched one by one."""
+"""Captured steps on a GPU against steps that are launched one by one."""
 
 from pathlib import Path
 from typing import Any

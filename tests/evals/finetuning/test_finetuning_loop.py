@@ -72,8 +72,8 @@ def test_the_last_real_token_decides_whichever_side_is_filled_up(tmp_path: Path,
     width = max(map(len, rows))
     ids, mask = torch.zeros(9, width, dtype=torch.long), torch.zeros(9, width, dtype=torch.long)
     for index, row in enumerate(rows):
-        place = slice(width - len(row), None) if left else slice(len(row))
-        ids[index, place], mask[index, place] = torch.tensor(row), 1
+        columns = slice(width - len(row), None) if left else slice(len(row))
+        ids[index, columns], mask[index, columns] = torch.tensor(row), 1
     behind = torch.tensor([row + [0] * (width + 3 - len(row)) for row in rows])
     found, _ = classify(classifier, behind, torch.tensor([len(row) - 1 for row in rows]))
     torch.testing.assert_close(found, classifier(ids, attention_mask=mask).logits, rtol=0, atol=1e-5)

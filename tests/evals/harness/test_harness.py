@@ -125,7 +125,7 @@ def test_continuations_longer_than_the_context_are_scored_and_counted(folder: Pa
     assert model.too_long == {"shortened": 0, "in windows": 1}
 
 
-def asked(name: str, task_files: Path) -> list[Any]:
+def harness_instances(name: str, task_files: Path) -> list[Any]:
     task = open_harness(f"tiny_{name}", task_files).tasks[f"tiny_{name}"]
     return task.instances
 
@@ -134,7 +134,7 @@ def test_the_same_blimp_items_as_the_hf_model(folder: Path, task_files: Path) ->
     ours, theirs = both(folder)
     pairs = read_pairs(task_files.parent / "pairs.jsonl")
     differences = pairs.differences(ours.evaluated.scorer, ours.evaluated.tokenizer, begin="bos")
-    instances = asked("pairs", task_files)
+    instances = harness_instances("pairs", task_files)
     with silenced():
         found = theirs.loglikelihood(instances)
     sums = np.array([value for value, _ in found])
@@ -151,7 +151,7 @@ def test_the_same_blimp_items_as_the_hf_model(folder: Path, task_files: Path) ->
 @pytest.mark.parametrize("name", ["spaced", "choices", "words"])
 def test_the_same_sums_and_greedy_flags_as_the_hf_model(name: str, folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
-    instances = asked(name, task_files)
+    instances = harness_instances(name, task_files)
     with silenced():
         expected = theirs.loglikelihood(instances)
     found = ours.loglikelihood(instances)
@@ -161,7 +161,7 @@ def test_the_same_sums_and_greedy_flags_as_the_hf_model(name: str, folder: Path,
 
 def test_the_same_long_texts_as_the_hf_model(folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
-    instances = asked("text", task_files)
+    instances = harness_instances("text", task_files)
     assert max(len(ours.tok_encode(*instance.args)) for instance in instances) > ours.max_length
     with silenced():
         expected = theirs.loglikelihood_rolling(instances)
@@ -170,7 +170,7 @@ def test_the_same_long_texts_as_the_hf_model(folder: Path, task_files: Path) -> 
 
 def test_the_same_writing_as_the_hf_model(folder: Path, task_files: Path) -> None:
     ours, theirs = both(folder)
-    instances = asked("writing", task_files)
+    instances = harness_instances("writing", task_files)
     with silenced():
         expected = theirs.generate_until(instances)
     assert ours.generate_until(instances) == expected
@@ -180,10 +180,12 @@ def test_the_same_writing_as_the_hf_model(folder: Path, task_files: Path) -> Non
 def test_how_texts_are_written_is_the_tasks_choice() -> None:
     from braidlm.evals.harness.model import generation_settings
 
-    most, stops, sampling = generation_settings({"until": "\n", "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9})
-    assert (most, stops, sampling.temperature, sampling.top_p) == (9, ["\n"], 0.7, 0.9)
-    most, stops, sampling = generation_settings({"do_sample": False, "temperature": 0.7})
-    assert (most, stops, sampling.temperature) == (256, [], 0.0)
+    max_tokens, stops, sampling = generation_settings(
+        {"until": "\n", "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9}
+    )
+    assert (max_tokens, stops, sampling.temperature, sampling.top_p) == (9, ["\n"], 0.7, 0.9)
+    max_tokens, stops, sampling = generation_settings({"do_sample": False, "temperature": 0.7})
+    assert (max_tokens, stops, sampling.temperature) == (256, [], 0.0)
     assert generation_settings({"do_sample": True})[2].temperature == 1.0
 
 

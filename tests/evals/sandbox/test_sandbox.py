@@ -88,9 +88,9 @@ def ours() -> list[str]:
 
 
 def program(source: str, **limits: object) -> Program:
-    usual = Limits(**{"wall": 20, **limits})  # type: ignore[arg-type]
+    all_limits = Limits(**{"wall": 20, **limits})  # type: ignore[arg-type]
     return Program(
-        {"main.py": source}, [Step([sandbox_module.python(), "-I", "-S", "{scratch}/main.py", TOKEN], usual)]
+        {"main.py": source}, [Step([sandbox_module.python(), "-I", "-S", "{scratch}/main.py", TOKEN], all_limits)]
     )
 
 

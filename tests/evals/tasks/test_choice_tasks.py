@@ -1,4 +1,4 @@
-"""The data of multiple-choice tasks: both ways to write rows give one question; what is wrong is named by its line."""
+"""The data of multiple-choice tasks: both layouts of rows give one question; errors name the line."""
 
 import json
 from pathlib import Path

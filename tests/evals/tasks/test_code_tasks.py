@@ -87,7 +87,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the model is said to write, sample after sample; prompts are checked to be there."""
     texts: list[str] = []
 
-    def complete(model: Any, prompts: Sequence, most: int, finished: Sequence, *rest: Any) -> list[Completion]:
+    def complete(model: Any, prompts: Sequence, max_tokens: int, finished: Sequence, *rest: Any) -> list[Completion]:
         assert len(prompts) == len(finished) == len(texts)
         return [Completion(text, "finished") for text in texts]
 

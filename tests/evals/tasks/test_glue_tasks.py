@@ -41,8 +41,8 @@ def test_another_layout_is_found_too(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "train.tsv").write_text("fine\t1\ndull\t0\n")
     (folder / "dev.tsv").write_text("fine\t1\n")
-    place = find_data(["glue_sst2"], tmp_path, {})["glue_sst2"]
-    assert TASKS["glue_sst2"]().open(place).count == 1
+    path = find_data(["glue_sst2"], tmp_path, {})["glue_sst2"]
+    assert TASKS["glue_sst2"]().open(path).count == 1
 
 
 def test_missing_examples_say_which_files_to_get(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_wrong_settings_are_an_error_before_a_model_is_loaded(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("a model was loaded"))
-    place = {"glue_sst2": write_answerable(tmp_path / "data")}
+    path = {"glue_sst2": write_answerable(tmp_path / "data")}
     with pytest.raises(BraidError, match="seeds is 0, and must be at least 1"):
-        evaluate(runs / "one", "glue_sst2", data_of=place, settings=Settings(seeds=0))
+        evaluate(runs / "one", "glue_sst2", data_of=path, settings=Settings(seeds=0))
 
 
 def test_the_score_stands_in_the_table(tmp_path: Path, runs: Path) -> None:

@@ -56,9 +56,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the model is said to write, and what it was asked."""
     talk: dict[str, Any] = {"texts": []}
 
-    def complete(model: Any, prompts: Sequence, most: int, finished: Sequence, *rest: Any, **more: Any) -> list:
+    def complete(model: Any, prompts: Sequence, max_tokens: int, finished: Sequence, *rest: Any, **more: Any) -> list:
         talk["prompts"] = [TOKENIZER.decode(prompt) for prompt in prompts]
-        talk["most"], talk["finished"] = most, finished
+        talk["max_tokens"], talk["finished"] = max_tokens, finished
         return [Completion(text, "finished") for text in talk["texts"]]
 
     monkeypatch.setattr(completions, "complete", complete)
@@ -77,7 +77,7 @@ def test_gsm8k(tmp_path: Path, said: dict[str, Any]) -> None:
     assert prompt.startswith("Q: There are 15 trees in the grove.")
     assert prompt.endswith("23 - 15 is 8. The answer is 8.\n\nQ: How many legs have 2 cats?\nA:")
     assert prompt.count("Q: ") == 9
-    assert said["most"] == 256
+    assert said["max_tokens"] == 256
     assert said["finished"][0](" 8.\n\nQ:")
     assert not said["finished"][0](" 8. Quite")
 
@@ -95,7 +95,7 @@ def test_math(tmp_path: Path, said: dict[str, Any]) -> None:
         "Level 1": (100.0, 2),
         "Level 5": (0.0, 1),
     }
-    assert said["most"] == 512
+    assert said["max_tokens"] == 512
     question, solution = MATH[0]
     assert said["prompts"][1] == f"Problem:\n{question}\n\nSolution: {solution}\n\nProblem:\nFind $y$.\n\nSolution:"
 
@@ -119,7 +119,7 @@ def test_a_short_context_gets_fewer_examples(tmp_path: Path, said: dict[str, Any
     result = gsm8k(tmp_path).evaluate("gsm8k", evaluated(40))
     assert (result.notes["with fewer examples"], result.notes["prompts cut"]) == (2, 2)
     assert said["prompts"][0] == "Q: How many legs have 2 cats?\nA:"[-20:]
-    assert said["most"] == 20
+    assert said["max_tokens"] == 20
 
 
 def test_too_many_examples_are_refused(tmp_path: Path) -> None:
