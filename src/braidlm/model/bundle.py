@@ -18,7 +18,7 @@ WIDTH = 120
 HEADER = '''"""Braid's model in one file, so that plain transformers opens this folder: see config.json, `auto_map`.
 
 Written by braidlm {version} from its package `braidlm.model`; a comment names the file that each part comes from.
-SHA-256 of all that follows this docstring: {digest}
+SHA-256 of the text from the first import on: {digest}
 License: Apache-2.0.
 """
 

@@ -116,3 +116,12 @@ def test_bad_experts(experts: object, message: str) -> None:
     with pytest.raises(BraidError) as caught:
         tiny_config(stages=[{"project": {"to": 16, "experts": experts}}])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("norm", [None, "layer", "rms"])
+def test_a_router_of_a_half_precision_model_scores_in_float32(norm: str | None) -> None:
+    project = {"to": 16, "experts": {"names": 4, "router": {"norm": norm}}}
+    model = tiny_model(torch.bfloat16, stages=["block", {"project": project}])
+    output = model(random_ids(2, 5))
+    assert output.logits.dtype == torch.bfloat16
+    assert output.routings[0].probabilities_BTN.dtype == torch.float32

@@ -48,6 +48,14 @@ class RouterConfig:
         check_losses(self.losses)
 
 
+class ScoreLinear(nn.Linear):
+    """A linear layer that computes in the type of its input: a router of a half-precision model scores in float32."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
+        return F.linear(hidden, self.weight.to(hidden.dtype), bias)
+
+
 class TopKRouter(nn.Module):
     """Linear scores, softmax over all, then the top k. Computed in float32 or wider."""
 
@@ -61,7 +69,7 @@ class TopKRouter(nn.Module):
         self.inactive: frozenset[str] = frozenset()
         """Things that are never chosen."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
-        self.scores = nn.Linear(width, len(self.choices), bias=config.bias)
+        self.scores = ScoreLinear(width, len(self.choices), bias=config.bias)
         if config.balance_rate:
             self.register_buffer("balance", torch.zeros(len(self.choices)))
         else:
@@ -90,8 +98,10 @@ class TopKRouter(nn.Module):
 
     def score(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            read = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-            return F.linear(read if self.norm is None else self.norm(read), self.scores.weight, self.scores.bias)
+            wide = torch.promote_types(hidden.dtype, torch.float32)
+            if self.norm is not None:
+                hidden = self.norm(hidden.to(self.scores.weight.dtype))
+            return self.scores(hidden.to(wide))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def rebalance(self, load_N: Tensor) -> None:
