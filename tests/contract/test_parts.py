@@ -4,36 +4,20 @@ In float64, so that a difference is a mistake and not rounding.
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from part_variants import PLACES
 from torch import Tensor
 from transformers import DynamicCache
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.accounting import model_cost, skeleton, stage_table
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.config.registry import PARTS
+from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
-
-PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "stage": lambda part: {"stages": [{part.pop("kind"): part}] * 2},
-    "attention": lambda part: {"block": {"attention": {"heads": 4, **part}}},
-    "feed-forward": lambda part: {"block": {"feed": part}},
-    "norm": lambda part: {"block": {"norm": part}},
-    "join": lambda part: {"stages": [{"parallel": {"layers": 2, "paths": 2, "join": part}}]},
-    "routing loss": lambda part: {
-        "stages": [{"parallel": {"paths": 2, "join": {"kind": "gumbel_v1", "losses": {part["kind"]: 0.1}}}}]
-    },
-    "positions": lambda part: {"positions": part},
-    "embedding": lambda part: {"embedding": part},
-    "head": lambda part: {"head": part},
-    "initialisation": lambda part: {"initialisation": part},
-}
-"""Where a part of each kind stands in an architecture."""
 
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
@@ -153,7 +137,7 @@ ROWS = [random_ids(1, length, seed=length)[0] for length in (9, 5, 1, 7)]
 
 
 def test_every_kind_of_part_has_a_place_here() -> None:
-    assert set(PLACES) == set(PARTS), "say in PLACES where a part of the new kind stands in an architecture"
+    assert set(PLACES) == set(PARTS), "say in PLACES where a part of the new kind is in an architecture"
     named = {(noun, kind) for noun, registry in PARTS.items() for kind in registry}
     assert set(OPTIONS) <= named, "OPTIONS names a part that is not registered"
 

@@ -5,7 +5,6 @@ Rows of the batch are kept flat, [batch * time, width].
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.block import Block
 from braidlm.model.norms import LayerNorm
-from braidlm.model.span import Span
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine, [time, dim]."""
@@ -51,8 +49,6 @@ NO_ADD = (None, None, None, 0.0, None)
 class PassContext:
     """What every layer needs to know of one pass."""
 
-    body: Any
-    """The BraidModel."""
     batch: int
     time: int
     dtype: torch.dtype
@@ -69,8 +65,6 @@ class PassContext:
     grouped_slots: dict[nn.Module, GroupedGradientSlot]
     """Of the matrices of banks."""
     sums: dict[nn.Module, ColumnSums]
-    lowered: set[nn.Module]
-    """The parts that kernels serve."""
     foldings: list[Folding]
     """Weights with their norm folded in, computed on the side stream and not known to autograd yet."""
     folded: dict[nn.Module, Folded] = field(default_factory=dict)
@@ -80,11 +74,6 @@ class PassContext:
     late_casts: Callable[[], Casts] | None = None
     """Casts what is read after all layers; called once the layers' own casts are done."""
     side: SideStream | None = field(default_factory=current_side_stream, init=False)
-
-    @cached_property
-    def span(self) -> Span:
-        """For parts that run their plain forward."""
-        return self.body.span(torch.empty(self.batch, self.time, 0, dtype=self.dtype, device=self.device))
 
     def unflattened(self, rows: Tensor) -> Tensor:
         """Rows as [batch, time, width]."""

@@ -10,13 +10,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from braidlm.kernels.context import PassContext, PendingAdd, add_norm, add_pending
+from braidlm.kernels.context import PassContext, PendingAdd, add_norm
 from braidlm.kernels.ops.activation import Activation
 from braidlm.kernels.ops.split_heads import SplitHeads
 from braidlm.kernels.routed.attention import AttendRouted, all_queries
 from braidlm.model.feed.feeds import GEGLU, MLP
 from braidlm.model.routing.routing import Routings
-from braidlm.model.span import Span
 
 MAX_ATTENDED = 512
 """Tokens up to which our own attention is the faster one (on an H200)."""
@@ -40,16 +39,6 @@ def feed_sublayer(stream: Tensor, pending: PendingAdd | None, norm: Any, part: A
     """Of `MLP`, `SwiGLU` and `GEGLU`."""
     stream, normed = add_norm(stream, pending, norm, first_linear(part), context)
     return stream, feed_forward(part, normed, context), ()
-
-
-def plain_sublayer(
-    stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext, *arguments: Span
-) -> Sublayer:
-    """Norm and part by their own forward: for parts that kernels do not serve. An attention's argument is the span."""
-    stream = add_pending(stream, pending)
-    with context.autocast():
-        delta, routings = part(norm(context.unflattened(stream)), *arguments)
-    return stream, PendingAdd(delta.flatten(0, 1).to(stream.dtype)), routings
 
 
 def feed_forward(feed: Any, rows: Tensor, context: PassContext) -> PendingAdd:

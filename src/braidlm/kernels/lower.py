@@ -18,13 +18,18 @@ with contextlib.suppress(ImportError):
     HAS_TRITON = True
 
 
-def lower(model: BraidForCausalLM, dtype: torch.dtype, side: SideStream | None = None) -> "LoweredModel | None":
-    """The model for training in `dtype`; None without a GPU, without Triton, or where no part has kernels."""
+def lower(
+    model: BraidForCausalLM, dtype: torch.dtype, side: SideStream | None = None, compile_plain: bool = True
+) -> "LoweredModel | None":
+    """The model for training in `dtype`; None without a GPU, without Triton, or where no layer has kernels.
+
+    Parts that kernels do not serve are compiled by torch, unless `compile_plain` is false.
+    """
     parameters = list(model.parameters())
     on_gpu = all(p.is_cuda and p.dtype == torch.float32 for p in parameters)
     if not (HAS_TRITON and on_gpu and dtype in (torch.float32, torch.bfloat16)):
         return None
     from braidlm.kernels.planned_pass import LoweredModel  # which needs Triton
 
-    lowered = LoweredModel(model, side)
-    return lowered if lowered.lowered.parts else None
+    lowered = LoweredModel(model, side, compile_plain)
+    return lowered if lowered.lowered.serves_layers else None

@@ -26,7 +26,7 @@ from braidlm.model.paths.expert_projection import ExpertProjection
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.paths.routed_join import Routed
-from braidlm.model.routing.router import TopKRouter
+from braidlm.model.routing.router import ScoreLinear, TopKRouter
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage
 
@@ -69,6 +69,12 @@ class Lowered:
         self._add("norm", self.body.norm)
         self._add("head", model.head)
 
+    @property
+    def serves_layers(self) -> bool:
+        """Whether kernels serve at least a part of a layer."""
+        parts = [(layer.attention, layer.feed) if isinstance(layer, Block) else (layer,) for _, layer in self.layers]
+        return any(part in self.parts for some in parts for part in some)
+
     def summary(self) -> str:
         """One line: how many layers are lowered, and what is not with its reason."""
         plain: dict[str, list[str]] = {}
@@ -101,7 +107,7 @@ class Lowered:
         return next(name for name, module in self.body.named_modules() if module is layer)
 
 
-NO_OPTIONS = (nn.Linear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
+NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
 """Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
 
 ROUTER = frozenset({"top_k", "renormalise", "bias", "losses", "balance_rate", "compute"})

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
-from braidlm.kernels.dense import attention_sublayer, feed_sublayer, plain_sublayer
+from braidlm.kernels.dense import attention_sublayer, feed_sublayer
 from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
+from braidlm.kernels.plain import PlainForward
 from braidlm.kernels.planning import (
     column_sums,
     fold_all,
@@ -66,9 +67,9 @@ SUBLAYERS: dict[type[nn.Module], Callable[..., Any]] = {
 class LoweredModel:
     """The training losses of a model by kernels. Gradients of parameters are complete once it is synchronized."""
 
-    def __init__(self, model: BraidForCausalLM, side: SideStream | None = None):
+    def __init__(self, model: BraidForCausalLM, side: SideStream | None = None, compile_plain: bool = False):
         self.model, self.body, self.side = model, model.model, side
-        self.lowered = Lowered(model)
+        self.lowered, self.plain = Lowered(model), PlainForward(model.model, compile_plain)
         stages = self.body.stages
         parameters = [p for stage in stages for p in stage.parameters()]
         self.shares_weights = len({id(p) for p in parameters}) < len(parameters)
@@ -134,7 +135,7 @@ class LoweredModel:
                     if index or not self._is_dense(layer):
                         context.synchronize()  # the first block's own casts are ready: those of the others may wait
                     run = stage.run if stage is not layer or isinstance(layer, ProjectStage) else _run
-                    stream, pending, chosen = run(_layer, stream, pending, layer, context)
+                    stream, pending, chosen = run(self._layer, stream, pending, layer, context)
                     routings += chosen
                 context.synchronize()
                 hidden = self._last_norm(_combined(stream), pending, context)
@@ -170,7 +171,6 @@ class LoweredModel:
         with on_side(side):
             casts |= cast_all(read_parameters(others), dtype)
         return PassContext(
-            body=body,
             batch=batch,
             time=time,
             dtype=dtype,
@@ -182,7 +182,6 @@ class LoweredModel:
             slots=gradient_slots(layers, batch * time, dtype) if stacks else {},
             grouped_slots=grouped_gradient_slots(layers, batch * time, dtype) if stacks else {},
             sums=column_sums(layers) if stacks else {},
-            lowered=self.lowered.parts,
             foldings=fold_all(layers, dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),
@@ -203,42 +202,34 @@ class LoweredModel:
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)
         return dict(zip(parts, seeds, strict=True))
 
+    def _layer(
+        self, stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
+    ) -> tuple[Stream, PendingAdd | None, Routings]:
+        """The stream after a layer; what the layer added last is pending."""
+        with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
+            if layer not in self.lowered.parts:
+                return self.plain.layer(_combined(stream), pending, layer, context)
+            if isinstance(layer, ParallelLayer):
+                return parallel_layer(stream, pending, layer, context)
+            if isinstance(layer, ProjectStage):
+                return projection_layer(_combined(stream), pending, layer, context)
+            return self._block(_combined(stream), pending, layer, context)
+
+    def _block(
+        self, stream: Tensor, pending: PendingAdd | None, block: Any, context: PassContext
+    ) -> tuple[Tensor, PendingAdd | None, Routings]:
+        routings: Routings = ()
+        for use, kind in enumerate(("attention", "feed")):
+            part, norm = getattr(block, kind), getattr(block, f"{kind}_norm")
+            sublayer = SUBLAYERS[type(part)] if part in self.lowered.parts else partial(self.plain.sublayer, kind)
+            stream, addition, chosen = sublayer(stream, pending, norm, part, context)
+            pending = with_dropout(addition, block, use, context)
+            routings += chosen
+        return stream, pending, routings
+
 
 def _run(layer: Callable[..., Any], *arguments: Any) -> Any:
     return layer(*arguments)
-
-
-def _layer(
-    stream: Stream, pending: PendingAdd | None, layer: Any, context: PassContext
-) -> tuple[Stream, PendingAdd | None, Routings]:
-    """The stream after a layer; what the layer added last is pending."""
-    with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
-        if isinstance(layer, ParallelLayer) and layer in context.lowered:
-            return parallel_layer(stream, pending, layer, context)
-        stream = _combined(stream)
-        if isinstance(layer, ProjectStage) and layer in context.lowered:
-            return projection_layer(stream, pending, layer, context)
-        if type(layer) is Block and layer in context.lowered:
-            return _block(stream, pending, layer, context)
-        with context.autocast():
-            hidden, routings = layer(context.unflattened(add_pending(stream, pending)), context.span)
-        return hidden.flatten(0, 1).to(context.dtype), None, routings
-
-
-def _block(
-    stream: Tensor, pending: PendingAdd | None, block: Any, context: PassContext
-) -> tuple[Tensor, PendingAdd, Routings]:
-    routings: Routings = ()
-    parts = ((block.attention_norm, block.attention, (context.span,)), (block.feed_norm, block.feed, ()))
-    for use, (norm, part, arguments) in enumerate(parts):
-        if part in context.lowered:
-            stream, addition, chosen = SUBLAYERS[type(part)](stream, pending, norm, part, context)
-        else:
-            stream, addition, chosen = plain_sublayer(stream, pending, norm, part, context, *arguments)
-        pending = with_dropout(addition, block, use, context)
-        routings += chosen
-    assert pending is not None
-    return stream, pending, routings
 
 
 def _combined(stream: Stream) -> Tensor:

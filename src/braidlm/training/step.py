@@ -96,7 +96,8 @@ class Stepper:
             return None
         # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
-        return lower(model, dtype, SideStream(self.rank.device) if alone else None)
+        side = SideStream(self.rank.device) if alone else None
+        return lower(model, dtype, side, compile_plain=self.config.compile is not False)
 
     def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
         """Train on this process's rows; `count` labels are in the batch of all processes."""
