@@ -8,9 +8,9 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.evals.files.hub_data import PREFIX, fetch_from_hub
-from braidlm.evals.model_folders import StrPath
 from braidlm.evals.tasks import TASKS
 
+StrPath = str | Path
 VARIABLE = "BRAID_DATA"
 DEFAULT = "data"
 
