@@ -68,7 +68,7 @@ def assert_lowered_equals_plain(model: BraidForCausalLM) -> LoweredModel:
     assert ours.keys() == theirs.keys()
     whole = torch.stack([wanted.norm() for wanted in theirs.values()]).norm()
     for name, wanted in theirs.items():
-        error = (ours[name] - wanted).norm() / wanted.norm().clamp_min(1e-3 * whole)  # some cancel to almost nothing
+        error = (ours[name] - wanted).norm() / wanted.norm().clamp_min(1e-2 * whole)  # some cancel to almost nothing
         assert error <= TOLERANCE, f"{name}: relative error {error:.1e}; {lowered.lowered.summary()}"
     return lowered
 

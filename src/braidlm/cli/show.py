@@ -57,6 +57,7 @@ def _print_model(facts: dict[str, Any]) -> None:
         ("vocabulary", f"{facts['vocab_size']:,}{assumed}"),
         ("forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"),
         *((text, size(facts["memory"][key])) for key, text in MEMORY.items()),
+        ("training on a GPU", facts["kernels"]["summary"]),
         *_run_rows(facts.get("run") or {}),
         *_lineage_rows(facts["lineage"] or {}),
         *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),

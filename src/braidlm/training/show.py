@@ -5,6 +5,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import read_json
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.facts import model_facts
 from braidlm.core.models.folders import check_weights, load_config, load_lineage
 from braidlm.core.models.presets import is_preset, read_model
@@ -14,6 +15,7 @@ from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.training.recipe import decode_recipe
@@ -60,7 +62,7 @@ def recipe_facts(name: str, overrides: list[str] | None = None, length: int | No
             f"{key}=N counts with another."
         )
     try:
-        facts = model_facts(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
+        facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
     except BraidError as error:
         raise BraidError(error.what, name, error.todo) from error
     return {
@@ -103,7 +105,7 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
     return {
         "name": str(folder),
-        **model_facts(config, length),
+        **costs_and_kernels(config, length),
         "vocab_size_assumed": False,
         "lineage": lineage,
         "tokenizer": fingerprint,
@@ -111,6 +113,12 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         "notes": [],
         "problems": problems,
     }
+
+
+def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
+    """What a model costs, and which of its parts kernels serve in training on a GPU."""
+    lowered = Lowered(skeleton(config))
+    return {**model_facts(config, length), "kernels": {"summary": lowered.summary(), "refusals": lowered.refusals}}
 
 
 def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
