@@ -14,7 +14,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.finetuning.hyperparameters import hyperparameters_for
 from braidlm.evals.finetuning.labelled_task import LabelledTask
-from braidlm.evals.finetuning.loop import FineTuned, fine_tune, predict
+from braidlm.evals.finetuning.loop import FineTunedModel, fine_tune, predict
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
 
@@ -25,7 +25,7 @@ def opened(folder: Path, name: str = "glue_sst2") -> LabelledTask:
     return TASKS[name]().open(folder)
 
 
-def tuned(task: LabelledTask, model: EvaluatedModel, seed: int = 42) -> FineTuned:
+def tuned(task: LabelledTask, model: EvaluatedModel, seed: int = 42) -> FineTunedModel:
     hyperparameters = hyperparameters_for(task.data.data_set.name, model.settings)
     return fine_tune(model.model, task.tokenize(model, hyperparameters), hyperparameters, seed)
 

@@ -12,7 +12,7 @@ from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
 from braidlm.evals.finetuning.examples import LabelledData, read_labelled
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters, hyperparameters_for, seeds_for
-from braidlm.evals.finetuning.loop import FineTuned, TokenizedData, fine_tune
+from braidlm.evals.finetuning.loop import FineTunedModel, TokenizedData, fine_tune
 from braidlm.evals.finetuning.metrics import all_metrics, constant_answer, standard_error
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
@@ -72,7 +72,7 @@ def task_result(
     data: TokenizedData,
     hyperparameters: Hyperparameters,
     seeds: list[int],
-    tuned: list[FineTuned],
+    tuned: list[FineTunedModel],
     data_set: DataSet,
 ) -> TaskResult:
     """The result over all seeds."""
@@ -104,7 +104,7 @@ def task_result(
     )
 
 
-def _total_error(metric: str, data: TokenizedData, tuned: list[FineTuned], scores: list[float]) -> float | None:
+def _total_error(metric: str, data: TokenizedData, tuned: list[FineTunedModel], scores: list[float]) -> float | None:
     """Of the mean over seeds, over samples of items and of seeds."""
     errors = [standard_error(metric, one.answers, data.valid_labels, data.classes) for one in tuned]
     of_items = [error for error in errors if error is not None]

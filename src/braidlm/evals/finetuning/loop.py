@@ -34,7 +34,7 @@ class TokenizedData:
 
 
 @dataclass
-class FineTuned:
+class FineTunedModel:
     """A model after fine-tuning, with the parameters of its best epoch."""
 
     classifier: nn.Module
@@ -63,7 +63,7 @@ def fine_tune(
     seed: int,
     advance: Callable[[int], None] | None = None,
     replay: bool = True,
-) -> FineTuned:
+) -> FineTunedModel:
     """Fine-tune a copy of a language model; the model itself, and torch's random state, stay as they are.
 
     `advance` is called with the number of tokens since the last call.
@@ -86,12 +86,12 @@ def _train(
     seed: int,
     advance: Callable[[int], None],
     replay: bool,
-) -> FineTuned:
+) -> FineTunedModel:
     rng = np.random.default_rng(seed)
     device = data.train.ids.device
     labels = _labels(data).to(device)
     step = TrainingStep(classifier, hyperparameters, device, replay)
-    tuned = FineTuned(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
+    tuned = FineTunedModel(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
     steps = hyperparameters.epochs * (len(data.train) // min(hyperparameters.batch_size, len(data.train)))
     best: list[Tensor] = []
     done = 0
