@@ -121,7 +121,7 @@ def test_other_classes_and_hooks_are_refused() -> None:
     model.model.norm.__class__ = type("OtherNorm", (type(model.model.norm),), {})
     lowered = assert_lowered_equals_plain(model).lowered
     assert lowered.refusals == {
-        "stages.0.layers.0.attention": "qkv is a OtherLinear",
+        "stages.0.layers.0.attention": "qkv is a OtherLinear, which has no kernels",
         "stages.0.layers.1.feed": "it has a forward hook",
         "stages.0.layers.2": "drop is a Dropout",
         "norm": "OtherNorm has no kernels",

@@ -134,7 +134,7 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     )  # a block's parts are lowered one by one
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
-            return f"{name} is a {type(child).__name__}"
+            return f"{name} is a {type(child).__name__}, which has no kernels"
         if child._forward_hooks or child._forward_pre_hooks:
             return f"{name or 'it'} has a forward hook"
     return lowering.reject(part, body) if lowering.reject is not None else None
