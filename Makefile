@@ -1,27 +1,50 @@
-# Every target sets up what it needs: a virtual environment in .venv, installed once and again when its inputs change.
+# Every target installs what it needs, once and again when its inputs change: `demo` little, `test` the rest, both into
+# .venv; `compat` makes an environment for each version of Transformers that model folders are tried with.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+PIP    := install --quiet --disable-pip-version-check
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+COMPAT := 4.51.3 4.57.6 5.0.0 newest
+COMPAT_READY := $(COMPAT:%=.venvs/transformers-%/.ready)
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check compat setup clean
 
-demo: $(READY)
+demo: $(VENV)/.ready-demo
 	$(BIN)/braid demo --out demo
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
-check: $(READY)
+check: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 
-setup: $(READY)
+# Each tiny recipe's folder, opened, trained and saved again by other versions of Transformers, without Braid.
+compat: $(COMPAT_READY)
+	$(BIN)/python -m pytest --timeout 900 tests/compat/transformers_versions.py
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,plot,track,eval,dev]'
+setup: $(VENV)/.ready
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[plot]'
+	touch $@
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,plot,track,eval,kernels,dev]'
+	touch $@ $(VENV)/.ready-demo
+
+# What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.
+.venvs/transformers-%/.ready: tests/compat/requirements/%.txt $(VENV)/.ready
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python $(PURELIB) > "$$($(@D)/bin/python $(PURELIB))/shared.pth"
+	grep '^torch==' constraints.txt > $(@D)/torch.txt
+	$(@D)/bin/pip $(PIP) --no-warn-conflicts --upgrade -c $(@D)/torch.txt -r $<
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) .venvs demo
