@@ -10,7 +10,7 @@ from braidlm.core.models.folders import load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
-from braidlm.model.paths.joins import LevelJoin, SharedLinear
+from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
 from tiny_models import tiny_model
@@ -125,7 +125,7 @@ def pass_through(layer: ParallelLayer, name: str) -> None:
     join = layer.join
     if isinstance(join, SharedLinear):
         _select(join.linear, own, own)
-    if isinstance(join, LevelJoin):
+    if isinstance(join, SameWidthJoin):
         if name in join.leave:
             _select(join.leave[name], own, slice(None))
         if join.out is not None:

@@ -92,7 +92,7 @@ def test_a_path_that_is_passed_through_makes_what_it_made_alone(case, join, sour
 
 def stream_for(layer, name, embedded_path):
     """The stream with a path's own embedding in its part, and noise in the parts of the others."""
-    whole = layer.reads_own or bool(layer.enter)
+    whole = layer.reads_own_slice or bool(layer.enter)
     width = sum(layer.widths) if whole else layer.widths[0]
     hidden = torch.randn(*embedded_path.shape[:2], width, dtype=torch.float64)
     seen(hidden, layer, name).copy_(embedded_path)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.model.eager_cpu import RootMeanSquare, SiluProduct, pays
+from braidlm.model.eager_cpu import RMSNormFunction, SiluProductFunction, is_eager_cpu_training
 
 
 def equal_with_gradients(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -23,7 +23,7 @@ def test_root_mean_square(shape: tuple[int, ...], scale: float) -> None:
     torch.manual_seed(0)
     x = (scale * torch.randn(shape, dtype=torch.float64)).requires_grad_()
     weight = torch.randn(8, dtype=torch.float64, requires_grad=True)
-    equal_with_gradients(RootMeanSquare.apply(x, weight, 1e-5), F.rms_norm(x, (8,), weight, 1e-5), (x, weight))
+    equal_with_gradients(RMSNormFunction.apply(x, weight, 1e-5), F.rms_norm(x, (8,), weight, 1e-5), (x, weight))
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8)])
@@ -31,19 +31,19 @@ def test_silu_product(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     gate, up = gate_up.chunk(2, dim=-1)
-    equal_with_gradients(SiluProduct.apply(gate_up), F.silu(gate) * up, (gate_up,))
+    equal_with_gradients(SiluProductFunction.apply(gate_up), F.silu(gate) * up, (gate_up,))
 
 
 def test_a_non_contiguous_gradient_is_right() -> None:
     gate_up = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     gate, up = gate_up.chunk(2, dim=-1)
-    (ours,) = torch.autograd.grad(SiluProduct.apply(gate_up).sum(), gate_up)
+    (ours,) = torch.autograd.grad(SiluProductFunction.apply(gate_up).sum(), gate_up)
     (theirs,) = torch.autograd.grad((F.silu(gate) * up).sum(), gate_up)
     torch.testing.assert_close(ours, theirs)
 
 
 def test_where_it_pays() -> None:
-    assert pays(torch.zeros(1))
+    assert is_eager_cpu_training(torch.zeros(1))
     with torch.no_grad():
-        assert not pays(torch.zeros(1))
-    assert not pays(torch.zeros(1, device="meta"))
+        assert not is_eager_cpu_training(torch.zeros(1))
+    assert not is_eager_cpu_training(torch.zeros(1, device="meta"))

@@ -7,7 +7,7 @@ import torch
 from routed_models import assert_alike, outcome, routed_model
 from torch import nn
 
-from braidlm.model.routing.compute import FEW_TOKENS, is_sparse
+from braidlm.model.routing.compute import MIN_SPARSE_TOKENS, is_sparse
 from braidlm.training import compute
 from braidlm.training.compute import choose_compute, report_compute, use_compute
 from braidlm.training.parallel import Rank
@@ -45,8 +45,8 @@ def test_a_choice_can_be_forced() -> None:
 
 
 def test_without_a_measurement_the_number_of_tokens_decides() -> None:
-    assert is_sparse("measured", torch.zeros(2, FEW_TOKENS // 2, 4))
-    assert not is_sparse("measured", torch.zeros(1, FEW_TOKENS - 1, 4))
+    assert is_sparse("measured", torch.zeros(2, MIN_SPARSE_TOKENS // 2, 4))
+    assert not is_sparse("measured", torch.zeros(1, MIN_SPARSE_TOKENS - 1, 4))
 
 
 def test_every_part_that_leaves_it_open_is_measured_and_no_other() -> None:

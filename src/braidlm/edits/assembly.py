@@ -11,7 +11,7 @@ from braidlm.edits.sources import Source
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
-from braidlm.model.paths.joins import LevelJoin, SharedLinear
+from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ProjectStage
 
@@ -70,14 +70,14 @@ def initialise_as_mean(model: nn.Module) -> None:
             _pass_on(module.linear, widths)
         elif isinstance(module, GumbelJoin):
             _pass_on(module.combine, widths)
-        if isinstance(module, LevelJoin) and module.out is not None:
+        if isinstance(module, SameWidthJoin) and module.out is not None:
             _pass_on(module.out, widths)
     for layer in layers:
         own = dict(zip(layer.names, torch.eye(sum(widths)).split(widths), strict=True))
         for name, linear in layer.enter.items() if isinstance(layer.enter, nn.ModuleDict) else ():
             _set(linear, own[name])
         join = layer.join
-        for name, linear in join.leave.items() if isinstance(join, LevelJoin) else ():
+        for name, linear in join.leave.items() if isinstance(join, SameWidthJoin) else ():
             _set(linear, own[name].t())
 
 

@@ -60,7 +60,7 @@ def _parallel(
         "paths": [{"name": p.name, "width": p.width, "depth": p.depth, **p.options} for p in paths],
     }
     narrow = paths[0].width
-    if joins[join.kind].keeps_apart:
+    if joins[join.kind].keeps_paths_separate:
         return [{"parallel": stage}], [f"{join.kind}: each path reads and writes its own part of the stream"]
     if any(path.width != narrow for path in paths):
         note = f"the paths have different widths: each reads the stream of {width} through a projection of its own"

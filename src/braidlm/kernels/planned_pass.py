@@ -45,7 +45,7 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ProjectStage
-from braidlm.model.routing.losses import Evaluate
+from braidlm.model.routing.losses import Evaluator
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import make_masks
 
@@ -103,7 +103,7 @@ class LoweredModel:
             self.synchronize()  # the routing loss is to be added
         return text, added, routings
 
-    def on_side(self, read: Callable[[Evaluate], T], routings: Routings, *inputs: Tensor) -> T:
+    def on_side(self, read: Callable[[Evaluator], T], routings: Routings, *inputs: Tensor) -> T:
         """What `read` computes of routings and other tensors, on the side stream: complete once it is synchronized."""
         parts = [part for r in routings for part in (r.probabilities_BTN, r.chosen_BTK, r.weights_BTK)]
         with on_side(self.side, *inputs, *parts, priority=True):

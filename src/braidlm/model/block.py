@@ -15,7 +15,7 @@ from .feed.routed import feed_part
 from .norms import norms
 from .routing.dispatch import Permutation
 from .routing.routing import Routings
-from .routing.stacked import stack_option
+from .routing.stacked import stack_kwargs
 from .span import Span
 
 
@@ -39,9 +39,9 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, width: int, stack: int | None = None):
         super().__init__()
         self.config = config
-        self.attention_norm = norms.build(config.norm, width, **stack_option(stack))
+        self.attention_norm = norms.build(config.norm, width, **stack_kwargs(stack))
         self.attention = attention_part(config.attention, width, config.dropout.attention, stack)
-        self.feed_norm = norms.build(config.norm, width, **stack_option(stack))
+        self.feed_norm = norms.build(config.norm, width, **stack_kwargs(stack))
         self.feed = feed_part(config.feed, width, stack)
         self.drop = Dropout(config.dropout.residual)
 
@@ -51,7 +51,9 @@ class Block(nn.Module):
         fed, feed_routings = self.feed(self.feed_norm(hidden))
         return hidden + self.drop(fed), attention_routings + feed_routings
 
-    def routed(self, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None) -> Tensor:
+    def forward_routed(
+        self, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None
+    ) -> Tensor:
         """The members of a stack on the rows of the tokens that chose them, [row, width] in and out.
 
         With `stream` [batch, time, width], keys and values come from every token of it; else from the rows alone.
@@ -59,7 +61,7 @@ class Block(nn.Module):
         groups = permutation.groups
         normed = self.attention_norm(rows, groups) if stream is None else self.attention_norm(stream[None])
         attention: Any = self.attention
-        rows = rows + self.drop(attention.routed(normed, permutation, span))
+        rows = rows + self.drop(attention.forward_routed(normed, permutation, span))
         fed, _ = self.feed(self.feed_norm(rows, groups), groups)
         return rows + self.drop(fed)
 

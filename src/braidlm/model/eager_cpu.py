@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def pays(x: Tensor) -> bool:
+def is_eager_cpu_training(x: Tensor) -> bool:
     """Whether `x` is in an eager pass on a CPU that will be differentiated."""
     return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-class RootMeanSquare(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """`F.rms_norm(x, weight)`: torch's own gradient on a CPU costs six times a LayerNorm's."""
 
     @staticmethod
@@ -37,7 +37,7 @@ class RootMeanSquare(torch.autograd.Function):
         return gradient.addcmul_(normed, along, value=-1).mul_(scale), weight_gradient, None
 
 
-class SiluProduct(torch.autograd.Function):
+class SiluProductFunction(torch.autograd.Function):
     """`silu(gate) * up` of the two halves of one tensor; the halves' gradients are written side by side at once."""
 
     @staticmethod
@@ -60,7 +60,7 @@ class SiluProduct(torch.autograd.Function):
         return gradient
 
 
-class GroupedLinear(torch.autograd.Function):
+class GroupedLinearFunction(torch.autograd.Function):
     """Rows sorted by expert through their experts' matrices; each expert writes into its place in one tensor."""
 
     @staticmethod

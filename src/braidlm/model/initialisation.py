@@ -33,15 +33,15 @@ class Initialisation:
                 nn.init.zeros_(parameter)
             elif is_vector(module, parameter):
                 nn.init.ones_(parameter)  # norm scales and the Swish beta
-            elif getattr(module, "carries_stream", False):
-                self.carrier(module, parameter)
+            elif getattr(module, "no_residual", False):
+                self.matrix_without_residual(module, parameter)
             else:
                 self.matrix(module, parameter, writes_stream)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         raise NotImplementedError("abstract: each initialisation fills matrices its own way")
 
-    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+    def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
         """Projections and joins, which nothing bypasses: a smaller scale would fade the stream from layer to layer."""
         nn.init.normal_(parameter, 0.0, 1 / math.sqrt(fan_in(module, parameter)))
 
@@ -65,9 +65,9 @@ class Normal(Initialisation):
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
         nn.init.normal_(parameter, 0.0, self.std)
 
-    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+    def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
         if self.carriers is None:
-            super().carrier(module, parameter)
+            super().matrix_without_residual(module, parameter)
         else:
             nn.init.normal_(parameter, 0.0, self.carriers)
 
@@ -135,5 +135,5 @@ class TorchDefault(Initialisation):
         else:
             nn.init.normal_(parameter)
 
-    def carrier(self, module: nn.Module, parameter: nn.Parameter) -> None:
+    def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
         self.matrix(module, parameter, writes_stream=False)

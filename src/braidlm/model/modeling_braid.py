@@ -165,7 +165,7 @@ class BraidModel(BraidPreTrainedModel):
             )
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
-        padding = _real_padding(attention_mask)
+        padding = _mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
         if position_ids is None:
@@ -320,7 +320,7 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-def _real_padding(mask: Tensor | None) -> Tensor | None:
+def _mask_if_padded(mask: Tensor | None) -> Tensor | None:
     """The mask if anything is padded: without padding the kernels' own causal path is faster."""
     if mask is None:
         return None

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config.registry import Registry
-from .eager_cpu import RootMeanSquare, pays
+from .eager_cpu import RMSNormFunction, is_eager_cpu_training
 from .routing.dispatch import Groups
-from .routing.stacked import along, vector
+from .routing.stacked import expand_vector, vector
 
 norms = Registry("norm", third_party=True)
 
@@ -37,8 +37,15 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor, groups: Groups | None = None) -> Tensor:
         if self.stack is None:
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        normed, weight = F.layer_norm(input, self.normalized_shape, eps=self.eps), along(self.weight, input, groups)
-        return normed * weight if self.bias is None else torch.addcmul(along(self.bias, input, groups), normed, weight)
+        normed, weight = (
+            F.layer_norm(input, self.normalized_shape, eps=self.eps),
+            expand_vector(self.weight, input, groups),
+        )
+        return (
+            normed * weight
+            if self.bias is None
+            else torch.addcmul(expand_vector(self.bias, input, groups), normed, weight)
+        )
 
 
 @norms.register("rms")
@@ -60,8 +67,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor, groups: Groups | None = None) -> Tensor:
         x = x.to(self.weight.dtype)  # under autocast, as LayerNorm does: norms compute in float32
-        if groups is None and pays(x):
-            return RootMeanSquare.apply(x, along(self.weight, x), self.eps)
+        if groups is None and is_eager_cpu_training(x):
+            return RMSNormFunction.apply(x, expand_vector(self.weight, x), self.eps)
         if self.stack is None:
             return super().forward(x)
-        return F.rms_norm(x, self.normalized_shape, eps=self.eps) * along(self.weight, x, groups)
+        return F.rms_norm(x, self.normalized_shape, eps=self.eps) * expand_vector(self.weight, x, groups)

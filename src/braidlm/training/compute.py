@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from braidlm.core import console
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.routing.dispatch import serves_grouped
+from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.parallel import Rank, broadcast
 from braidlm.training.precision import autocast
@@ -110,7 +110,7 @@ def _faster(part: Any, inputs: tuple[Any, ...]) -> str:
 def _can_be_grouped(stack: StackedLinear, hidden: Tensor) -> bool:
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    return serves_grouped(stack.weight, dtype)
+    return supports_grouped_mm(stack.weight, dtype)
 
 
 def _time(part: nn.Module, hidden: Tensor, rest: list[Any]) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
-from braidlm.model.routing.losses import Evaluate, loads, routing_loss, usages
+from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
 
@@ -45,7 +45,7 @@ class Objective(nn.Module):
         return BatchLosses(text, routing, *self.lowered.on_side(read, routings, labels))
 
     def _readings(
-        self, routings: Routings, labels: Tensor, evaluate: Evaluate | None = None
+        self, routings: Routings, labels: Tensor, evaluate: Evaluator | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Usage of all routers, and the picks of those that are balanced without a loss."""
         real = labels != IGNORED

@@ -28,7 +28,9 @@ def of_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rows_of(permutation: Permutation, every_STNH: Tensor) -> Tensor:
-    return permutation.pick(every_STNH.reshape(MEMBERS, BATCH * TIME, HEADS * SIZE)).unflatten(1, (HEADS, SIZE))
+    return permutation.gather_per_expert(every_STNH.reshape(MEMBERS, BATCH * TIME, HEADS * SIZE)).unflatten(
+        1, (HEADS, SIZE)
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 64])
@@ -52,11 +54,11 @@ def test_it_is_the_attention_of_all_tokens_at_the_rows(kind: str, chunk: int, mo
 
 def test_it_serves_long_sequences_in_wide_numbers() -> None:
     query = torch.zeros(5, 4)
-    assert compact_attention.serves(query, 128)
-    assert compact_attention.serves(query.double(), 128)
-    assert not compact_attention.serves(query, 127)
-    assert not compact_attention.serves(query.bfloat16(), 128)
-    assert not compact_attention.serves(query.to("meta"), 128)
+    assert compact_attention.supports_compact_attention(query, 128)
+    assert compact_attention.supports_compact_attention(query.double(), 128)
+    assert not compact_attention.supports_compact_attention(query, 127)
+    assert not compact_attention.supports_compact_attention(query.bfloat16(), 128)
+    assert not compact_attention.supports_compact_attention(query.to("meta"), 128)
 
 
 @pytest.mark.parametrize("bias", [False, True])

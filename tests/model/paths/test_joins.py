@@ -242,6 +242,6 @@ def test_concat_may_widen_the_stream_in_its_first_layer() -> None:
         paths=widths, layers=2, join="concat", attention={"head_dim": 4}, architecture={"tie_embeddings": False}
     )
     first, second = model.model.stages[0].layers
-    assert (first.reads_own, second.reads_own) == (False, True)
+    assert (first.reads_own_slice, second.reads_own_slice) == (False, True)
     assert (first.enter is not None, second.enter is not None) == (True, False)
     assert model.model.width_out == 24

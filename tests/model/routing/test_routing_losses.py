@@ -15,7 +15,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.heads.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.routing.losses import (
-    _alike,
+    _group_by_shape,
     evaluate_together,
     load,
     loads,
@@ -266,7 +266,7 @@ def test_routings_of_one_shape_are_evaluated_together(name: str) -> None:
 def test_what_can_be_computedevaluate_together() -> None:
     plain, weighed = several(), several({"switch": 0.2})
     wide = Routing("wide", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
-    groups = _alike((*plain, wide, *weighed))
+    groups = _group_by_shape((*plain, wide, *weighed))
     assert [len(group) for group in groups] == [3, 1, 3]
     assert groups[0] == plain
     assert groups[2] == weighed

@@ -14,11 +14,11 @@ from ..routing.dispatch import Permutation
 
 CHUNK = 64
 """Queries computed at once: their scores stay in the processor's cache, and keys after the last are left out."""
-SHORTEST = 128
+MIN_LENGTH = 128
 """In shorter sequences there is little to leave out, and one call for all costs less than many."""
 
 
-class Piece(NamedTuple):
+class QueryChunk(NamedTuple):
     """Some rows of one sequence of one member."""
 
     sequence: int
@@ -29,10 +29,10 @@ class Piece(NamedTuple):
     last: int
 
 
-def serves(query: Tensor, time: int) -> bool:
+def supports_compact_attention(query: Tensor, time: int) -> bool:
     """Whether it is worth it, and is computed as exactly as the reference."""
     wide = query.dtype in (torch.float32, torch.float64)
-    return query.is_cpu and wide and time >= SHORTEST and not torch.compiler.is_compiling()
+    return query.is_cpu and wide and time >= MIN_LENGTH and not torch.compiler.is_compiling()
 
 
 def compact_attention(query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
@@ -47,10 +47,10 @@ class CompactAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
         ctx.positions_R = permutation.source_R % key_STNH.shape[1]
-        ctx.pieces = list(_pieces(permutation, ctx.positions_R, key_STNH))
+        ctx.pieces = list(_query_chunks(permutation, ctx.positions_R, key_STNH))
         made_RNH = torch.empty_like(query_RNH)
         for piece in ctx.pieces:
-            shares = _shares(piece, ctx.positions_R, query_RNH, key_STNH)
+            shares = _attention_weights(piece, ctx.positions_R, query_RNH, key_STNH)
             value = value_STNH[piece.sequence, : piece.last + 1].transpose(0, 1)
             made_RNH[piece.rows] = (shares @ value).transpose(0, 1)
         ctx.save_for_backward(query_RNH, key_STNH, value_STNH, made_RNH)
@@ -65,7 +65,7 @@ class CompactAttention(torch.autograd.Function):
         key_gradient, value_gradient = (torch.zeros_like(key_STNH.transpose(1, 2)).contiguous() for _ in range(2))
         for piece in ctx.pieces:
             seen = slice(piece.last + 1)
-            shares = _shares(piece, ctx.positions_R, query_RNH, key_STNH)
+            shares = _attention_weights(piece, ctx.positions_R, query_RNH, key_STNH)
             upstream = upstream_RNH[piece.rows].transpose(0, 1)
             key, value = (x[piece.sequence, seen].transpose(0, 1) for x in (key_STNH, value_STNH))
             value_gradient[piece.sequence, :, seen].baddbmm_(shares.mT, upstream)
@@ -76,7 +76,7 @@ class CompactAttention(torch.autograd.Function):
         return query_gradient, key_gradient.transpose(1, 2), value_gradient.transpose(1, 2), None
 
 
-def _pieces(permutation: Permutation, positions_R: Tensor, key_STNH: Tensor) -> Iterator[Piece]:
+def _query_chunks(permutation: Permutation, positions_R: Tensor, key_STNH: Tensor) -> Iterator[QueryChunk]:
     """Rows are sorted by member and then by token, so those of one sequence stand together."""
     sequences, time = key_STNH.shape[:2]
     of_member = sequences // len(permutation.groups.counts_E)
@@ -86,11 +86,11 @@ def _pieces(permutation: Permutation, positions_R: Tensor, key_STNH: Tensor) -> 
     for sequence, count in enumerate(counts):
         for start in range(begin, begin + count, CHUNK):
             end = min(start + CHUNK, begin + count)
-            yield Piece(sequence, slice(start, end), positions[start], positions[end - 1])
+            yield QueryChunk(sequence, slice(start, end), positions[start], positions[end - 1])
         begin += count
 
 
-def _shares(piece: Piece, positions_R: Tensor, query_RNH: Tensor, key_STNH: Tensor) -> Tensor:
+def _attention_weights(piece: QueryChunk, positions_R: Tensor, query_RNH: Tensor, key_STNH: Tensor) -> Tensor:
     """What each query takes of each key up to the last query's own, [head, row, key]; 0 of those that come after it."""
     scores = query_RNH[piece.rows].transpose(0, 1) @ key_STNH[piece.sequence, : piece.last + 1].permute(1, 2, 0)
     later = torch.arange(piece.first + 1, piece.last + 1) > positions_R[piece.rows, None]

@@ -15,7 +15,7 @@ from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
 from ..routing.stacked import linear
 from ..span import Span
-from .compact import compact_attention, serves
+from .compact import compact_attention, supports_compact_attention
 
 attentions = Registry("attention", third_party=True)
 
@@ -87,10 +87,10 @@ class SoftmaxAttention(nn.Module):
         """Which layer of the cache is this one's; the model numbers them."""
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        merged = self._mixed(self.qkv(hidden), span)
+        merged = self._attend(self.qkv(hidden), span)
         return (merged if self.out is None else self.out(merged)), ()
 
-    def routed(self, normed: Tensor, permutation: Permutation, span: Span) -> Tensor:
+    def forward_routed(self, normed: Tensor, permutation: Permutation, span: Span) -> Tensor:
         """What the members of a stack make of the tokens that chose them: rows of `permutation`.
 
         `normed` is the stream as the members read it [member or 1, batch, time, width]; or, where only the tokens that
@@ -98,30 +98,34 @@ class SoftmaxAttention(nn.Module):
         """
         inner = self.heads * self.head_dim
         if span.present is None:
-            rows = permutation.pick(normed.flatten(1, 2))
+            rows = permutation.gather_per_expert(normed.flatten(1, 2))
             queries = self.qkv(rows, permutation.groups, slice(inner))
             others = self.qkv(normed, columns=slice(inner, None))
-            merged = self._mixed_rows(queries, others, permutation, span)
+            merged = self._attend_rows(queries, others, permutation, span)
         else:
-            made = permutation.spread(self.qkv(normed, permutation.groups)).unflatten(1, (-1, span.time))
-            merged = permutation.pick(self._mixed(made, span).flatten(1, 2))
+            made = permutation.scatter_per_expert(self.qkv(normed, permutation.groups)).unflatten(1, (-1, span.time))
+            merged = permutation.gather_per_expert(self._attend(made, span).flatten(1, 2))
         return merged if self.out is None else self.out(merged, permutation.groups)
 
-    def _mixed_rows(self, query_RW: Tensor, others_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
+    def _attend_rows(self, query_RW: Tensor, others_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
         """What the rows' queries gather from the keys and values, side by side, of every token of their member."""
         plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
-        if not (plain and self.kv_heads == self.heads and serves(query_RW, span.time)):
-            made = torch.cat((permutation.spread(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1)
-            return permutation.pick(self._mixed(made, span).flatten(1, 2))
+        if not (plain and self.kv_heads == self.heads and supports_compact_attention(query_RW, span.time)):
+            made = torch.cat(
+                (permutation.scatter_per_expert(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1
+            )
+            return permutation.gather_per_expert(self._attend(made, span).flatten(1, 2))
         key, value = others_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
         rotate = span.rotations[self.head_dim]
         if rotate is not None:
             key = rotate(key)
-            spread_STNH = permutation.spread(query_RW).view_as(key)
-            query_RW = permutation.pick(rotate(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1]))
+            spread_STNH = permutation.scatter_per_expert(query_RW).view_as(key)
+            query_RW = permutation.gather_per_expert(
+                rotate(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1])
+            )
         return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, permutation).flatten(1)
 
-    def _mixed(self, made: Tensor, span: Span) -> Tensor:
+    def _attend(self, made: Tensor, span: Span) -> Tensor:
         """Queries, keys and values side by side [..., batch, time, channels] to what each query gathers."""
         # The members of a stack are so many more rows of the batch.
         heads_BTNH = made.view(-1, made.shape[-2], self.heads + 2 * self.kv_heads, self.head_dim)
@@ -141,7 +145,7 @@ class SoftmaxAttention(nn.Module):
         if span.cache is not None:
             key, value = span.cache.update(key, value, self.cache_slot)
         if present is not None:
-            key, mask = self._without_absent(key, mask, span)
+            key, mask = self._mask_absent_keys(key, mask, span)
         mixed = F.scaled_dot_product_attention(
             query,
             key,
@@ -155,7 +159,7 @@ class SoftmaxAttention(nn.Module):
             mixed = self._as_rows(mixed)
         return mixed.transpose(1, 2).reshape(*made.shape[:-1], self.heads * self.head_dim)
 
-    def _without_absent(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
+    def _mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
         """Keys that can be computed with, and a mask [batch, head, time, key] that hides those that are not there."""
         here_BNS = key[..., 0] != ABSENT
         if mask is None:

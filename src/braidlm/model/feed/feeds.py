@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.registry import Registry
-from ..eager_cpu import SiluProduct, pays
+from ..eager_cpu import SiluProductFunction, is_eager_cpu_training
 from ..errors import BraidError
 from ..routing.dispatch import Groups
 from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
-from ..routing.stacked import along, linear, through, vector
+from ..routing.stacked import apply_linear, expand_vector, linear, vector
 
 feeds = Registry("feed-forward", third_party=True)
 
@@ -81,7 +81,7 @@ class MLP(nn.Module):
         self.config, self.activation = config, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        return through(self.out, self.activation(through(self.up, hidden, groups)), groups), ()
+        return apply_linear(self.out, self.activation(apply_linear(self.up, hidden, groups)), groups), ()
 
 
 @feeds.register("swiglu")
@@ -108,12 +108,14 @@ class SwiGLU(nn.Module):
         self.beta = vector(stack, hidden) if config.learned_beta else None
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        gate_up = through(self.gate_up, hidden, groups)
-        if self.beta is None and pays(gate_up):
-            return through(self.out, SiluProduct.apply(gate_up), groups), ()
+        gate_up = apply_linear(self.gate_up, hidden, groups)
+        if self.beta is None and is_eager_cpu_training(gate_up):
+            return apply_linear(self.out, SiluProductFunction.apply(gate_up), groups), ()
         gate, up = gate_up.chunk(2, dim=-1)
-        swish = F.silu(gate) if self.beta is None else gate * torch.sigmoid(along(self.beta, gate, groups) * gate)
-        return through(self.out, swish * up, groups), ()
+        swish = (
+            F.silu(gate) if self.beta is None else gate * torch.sigmoid(expand_vector(self.beta, gate, groups) * gate)
+        )
+        return apply_linear(self.out, swish * up, groups), ()
 
 
 @feeds.register("geglu")
@@ -137,5 +139,5 @@ class GEGLU(nn.Module):
         self.out = linear(stack, hidden, width, config.bias)
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        gate, up = through(self.gate_up, hidden, groups).chunk(2, dim=-1)
-        return through(self.out, F.gelu(gate) * up, groups), ()
+        gate, up = apply_linear(self.gate_up, hidden, groups).chunk(2, dim=-1)
+        return apply_linear(self.out, F.gelu(gate) * up, groups), ()

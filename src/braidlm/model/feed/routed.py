@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from ..config.registry import Choice
 from ..routing.compute import is_sparse
 from ..routing.dispatch import sort_by_expert
-from ..routing.experts import check_stackable, count_share
+from ..routing.experts import check_stackable, set_active_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
-from ..routing.stacked import stack_option, weighted_sum
+from ..routing.stacked import stack_kwargs, weighted_sum
 from .feeds import FeedExpertsConfig, feeds
 
 
@@ -18,7 +18,7 @@ def feed_part(choice: Choice, width: int, stack: int | None) -> nn.Module:
     """A feed-forward part, or a bank of them with its router."""
     experts = getattr(choice.options, "experts", None)
     if experts is None:
-        return feeds.build(choice, width, **stack_option(stack))  # type: ignore[no-any-return]
+        return feeds.build(choice, width, **stack_kwargs(stack))  # type: ignore[no-any-return]
     check_stackable(feeds, choice)
     return RoutedFeed(choice, experts, width)
 
@@ -31,10 +31,10 @@ class RoutedFeed(nn.Module):
 
     def __init__(self, choice: Choice, config: FeedExpertsConfig, width: int):
         super().__init__()
-        self.config, names, self.compute = choice.options, config.listed, config.router.compute
+        self.config, names, self.compute = choice.options, config.expert_names, config.router.compute
         self.router = TopKRouter(config.router, width, names)
         self.bank = feeds.build(choice, width, stack=len(names))
-        count_share(self.bank, config.router.top_k / len(names))
+        set_active_share(self.bank, config.router.top_k / len(names))
         self.shared: nn.Module | None = None
         if config.shared is not None:
             self.shared = feeds.build(Choice(choice.kind, replace(choice.options, hidden=config.shared)), width)

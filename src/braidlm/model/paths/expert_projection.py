@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ..routing.compute import is_sparse
 from ..routing.dispatch import Groups, dispatch
-from ..routing.experts import ExpertsConfig, count_share
+from ..routing.experts import ExpertsConfig, set_active_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
-from ..routing.stacked import StackedLinear, carrier, through
+from ..routing.stacked import StackedLinear, apply_linear, without_residual
 
 
 @dataclass
@@ -30,16 +30,16 @@ class ExpertProjection(nn.Module):
 
     def __init__(self, config: ProjectionExpertsConfig, width: int, to: int, bias: bool):
         super().__init__()
-        self.config, names, self.compute = config, config.listed, config.router.compute
+        self.config, names, self.compute = config, config.expert_names, config.router.compute
         self.router = TopKRouter(config.router, width, names)
         self.gate_up: nn.Module | None = None
         hidden = width
         if config.kind == "swiglu":
             hidden = config.hidden or 4 * to
             self.gate_up = StackedLinear(len(names), width, 2 * hidden, bias)
-            count_share(self.gate_up, config.router.top_k / len(names))
-        self.out = carrier(StackedLinear(len(names), hidden, to, bias))
-        count_share(self.out, config.router.top_k / len(names))
+            set_active_share(self.gate_up, config.router.top_k / len(names))
+        self.out = without_residual(StackedLinear(len(names), hidden, to, bias))
+        set_active_share(self.out, config.router.top_k / len(names))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(hidden)
@@ -57,6 +57,6 @@ class ExpertProjection(nn.Module):
     def bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
         """What the experts make of rows sorted by expert, or every expert of every row [1, row, width]."""
         if self.gate_up is None:
-            return through(self.out, rows, groups)
-        gate, up = through(self.gate_up, rows, groups).chunk(2, dim=-1)
-        return through(self.out, F.silu(gate) * up, groups)
+            return apply_linear(self.out, rows, groups)
+        gate, up = apply_linear(self.gate_up, rows, groups).chunk(2, dim=-1)
+        return apply_linear(self.out, F.silu(gate) * up, groups)

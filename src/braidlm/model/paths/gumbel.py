@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from ..errors import BraidError
 from ..routing.losses import check_losses
 from ..routing.routing import Routing, Routings
-from ..routing.stacked import carrier
-from .joins import JoinConfig, JoinShape, LevelJoin, joins
+from ..routing.stacked import without_residual
+from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
 
 COMBINED = "combined"
 """The name of the choice that is no single path but a linear combination of all."""
 
 
-class GumbelJoin(LevelJoin):
+class GumbelJoin(SameWidthJoin):
     """The paths and their combination, weighted by a router's choice.
 
     In training the choice is a sample (Gumbel noise, and with `hard` one choice forward, all of them backward); in
@@ -47,7 +47,7 @@ class GumbelJoin(LevelJoin):
         self.temperature_scale = 1.0
         """What a schedule changes between steps."""
         self.choices = (*shape.names, COMBINED)
-        self.combine = carrier(nn.Linear(sum(shape.widths), shape.width_in))
+        self.combine = without_residual(nn.Linear(sum(shape.widths), shape.width_in))
         self.router = nn.Linear(self.router_inputs(shape), len(self.choices))
 
     @staticmethod
@@ -65,7 +65,7 @@ class GumbelJoin(LevelJoin):
             inactive = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
             scores_BTN = scores_BTN.masked_fill(inactive, -torch.inf)
         weights_BTN = self.weigh(scores_BTN)
-        level = [*self.levelled(outputs), combined]
+        level = [*self.to_stream_width(outputs), combined]
         joined = sum(w * x for w, x in zip(weights_BTN.to(combined.dtype).split(1, dim=-1), level, strict=True))
         everything = torch.arange(len(self.choices), device=stream.device).expand_as(scores_BTN)
         record = Routing(
@@ -77,7 +77,7 @@ class GumbelJoin(LevelJoin):
             dict(self.config.losses),
             scores_BTN,
         )
-        return self.grown(joined), (record,)
+        return self.to_width_out(joined), (record,)
 
     def weigh(self, scores_BTN: Tensor) -> Tensor:
         """What each choice counts for each token."""

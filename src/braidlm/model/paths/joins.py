@@ -11,7 +11,7 @@ from ..config.strict import PartOf
 from ..errors import BraidError
 from ..norms import norms
 from ..routing.routing import Routings
-from ..routing.stacked import carrier
+from ..routing.stacked import without_residual
 
 joins = Registry("join", third_party=True)
 
@@ -44,7 +44,7 @@ class Join(nn.Module):
     """The contract: outputs of the paths and the stream they read in, one stream of `width_out` and routings out."""
 
     Config: Any = JoinConfig
-    keeps_apart = False
+    keeps_paths_separate = False
     """Whether a path reads only its own part of the stream in the next layer."""
 
     def __init__(self, config: Any, shape: JoinShape):
@@ -92,7 +92,7 @@ class SharedLinear(Join):
 
     def __init__(self, config: Config, shape: JoinShape):
         super().__init__(config, shape)
-        self.linear = carrier(nn.Linear(sum(shape.widths), shape.width_out, bias=config.bias))
+        self.linear = without_residual(nn.Linear(sum(shape.widths), shape.width_out, bias=config.bias))
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
         return self.linear(torch.cat(self.active(outputs), dim=-1)), ()
@@ -102,7 +102,7 @@ class SharedLinear(Join):
 class Concat(Join):
     """Side by side and nothing more: each path reads its own part again, so paths never mix inside the stage."""
 
-    keeps_apart = True
+    keeps_paths_separate = True
 
     def __init__(self, config: JoinConfig, shape: JoinShape):
         super().__init__(config, shape)
@@ -116,36 +116,36 @@ class Concat(Join):
         return torch.cat(self.active(outputs), dim=-1), ()
 
 
-class LevelJoin(Join):
+class SameWidthJoin(Join):
     """A join that takes paths one for another: outputs of other widths than the stream's are projected to it first."""
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__(config, shape)
         self.leave = nn.ModuleDict(
             {
-                name: carrier(nn.Linear(width, shape.width_in, bias=False))
+                name: without_residual(nn.Linear(width, shape.width_in, bias=False))
                 for name, width in zip(shape.names, shape.widths, strict=True)
                 if width != shape.width_in
             }
         )
         grows = shape.width_out != shape.width_in
-        self.out = carrier(nn.Linear(shape.width_in, shape.width_out, bias=False)) if grows else None
+        self.out = without_residual(nn.Linear(shape.width_in, shape.width_out, bias=False)) if grows else None
 
-    def levelled(self, outputs: list[Tensor]) -> list[Tensor]:
+    def to_stream_width(self, outputs: list[Tensor]) -> list[Tensor]:
         """Every output at the stream's width."""
         return [self.leave[name](x) if name in self.leave else x for name, x in zip(self.names, outputs, strict=True)]
 
-    def grown(self, joined: Tensor) -> Tensor:
+    def to_width_out(self, joined: Tensor) -> Tensor:
         return joined if self.out is None else self.out(joined)
 
 
 @joins.register("add")
-class Add(LevelJoin):
+class Add(SameWidthJoin):
     """What each path changes is added to the stream, which itself counts once."""
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        pairs = zip(self.names, self.levelled(outputs), strict=True)
+        pairs = zip(self.names, self.to_stream_width(outputs), strict=True)
         active = {name: x for name, x in pairs if name not in self.inactive}
         # A path of the stream's width gives the stream and its change; one that was projected or normalised, a change.
         carried = 0 if self.norms is not None else sum(name not in self.leave for name in active)
-        return self.grown(sum(active.values(), start=(1 - carried) * stream)), ()
+        return self.to_width_out(sum(active.values(), start=(1 - carried) * stream)), ()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.routed import count_attention_share, visible_tokens
+from ..attention.routed import set_active_attention_share, span_for_scope
 from ..attention.softmax import AttentionExpertsConfig
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
@@ -17,10 +17,10 @@ from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
 from ..routing.compute import Compute, is_sparse
 from ..routing.dispatch import sort_by_expert
-from ..routing.experts import count_share
+from ..routing.experts import set_active_share
 from ..routing.router import RouterConfig
 from ..routing.routing import Routing, Routings
-from ..routing.stacked import StackedLinear, carrier
+from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
 from ..stages import Stage, stage_kinds
 from .joins import JoinShape, joins
@@ -130,27 +130,27 @@ class ParallelLayer(nn.Module):
         self.names = tuple(path.blocks.name for path in paths)
         self.widths = tuple(path.width for path in paths)
         join_kind = joins[config.join.kind]
-        self.reads_own = join_kind.keeps_apart and width == sum(self.widths)
-        sizes = {n: w for n, w in zip(self.names, self.widths, strict=True) if w != width and not self.reads_own}
+        self.reads_own_slice = join_kind.keeps_paths_separate and width == sum(self.widths)
+        sizes = {n: w for n, w in zip(self.names, self.widths, strict=True) if w != width and not self.reads_own_slice}
         self.stack: nn.ModuleList | None = None
         self.paths: nn.ModuleDict | None = None
         self.enter: nn.Module | None = None
         if config.stacked and len(paths) > 1 and _of_one_shape(paths):
             self.stack = _blocks(paths[0], counts[0], stack=len(paths))
-            self.enter = carrier(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
+            self.enter = without_residual(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
         else:
             self.paths = nn.ModuleDict()
             for path, count in zip(paths, counts, strict=True):
                 self.paths[path.blocks.name] = _blocks(path, count)
             self.enter = nn.ModuleDict(
-                {name: carrier(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
+                {name: without_residual(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
             )
-        natural = sum(self.widths) if join_kind.keeps_apart else width
+        natural = sum(self.widths) if join_kind.keeps_paths_separate else width
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
         self.width_out: int = self.join.width_out
         self.compute: Compute = getattr(config.join.options, "compute", "dense")
         if isinstance(self.join, Routed):
-            self._count_share(config.join.options.top_k / len(paths))
+            self._set_active_share(config.join.options.top_k / len(paths))
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         if isinstance(self.join, Routed):
@@ -176,7 +176,7 @@ class ParallelLayer(nn.Module):
     def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """Choose first, then compute: the chosen blocks only, or all of them."""
         routing = join.router(hidden)
-        span = visible_tokens(routing, span, join.scope)
+        span = span_for_scope(routing, span, join.scope)
         if self._can_be_sparse(join) and is_sparse(self.compute, hidden):
             return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
         outputs, routings = self.outputs(hidden, span)
@@ -195,17 +195,17 @@ class ParallelLayer(nn.Module):
         rows = permutation.gather(hidden.flatten(0, 1))
         for block in self.stack:
             assert isinstance(block, Block)
-            rows = block.routed(rows, permutation, span, hidden if join.scope == "all" else None)
+            rows = block.forward_routed(rows, permutation, span, hidden if join.scope == "all" else None)
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
 
-    def _count_share(self, share: float) -> None:
+    def _set_active_share(self, share: float) -> None:
         assert isinstance(self.join, Routed)
         if not self._can_be_sparse(self.join):
             return
         assert self.stack is not None
         for block in self.stack:
-            count_share(block, share)
-            count_attention_share(block.attention, share, self.join.scope)
+            set_active_share(block, share)
+            set_active_attention_share(block.attention, share, self.join.scope)
 
     def blocks(self, name: str) -> Iterator[nn.Module]:
         """The modules of one path here, where each path has its own."""
@@ -214,14 +214,14 @@ class ParallelLayer(nn.Module):
 
     def _read(self, hidden: Tensor) -> list[Tensor]:
         """What each path reads: the whole stream, its own part of it, or the stream projected to its width."""
-        if self.reads_own:
+        if self.reads_own_slice:
             return list(hidden.split(self.widths, dim=-1))
         assert isinstance(self.enter, nn.ModuleDict)
         return [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
 
     def _stacked_outputs(self, hidden: Tensor, span: Span) -> list[Tensor]:
         assert self.stack is not None
-        if self.reads_own:
+        if self.reads_own_slice:
             stream = torch.stack(hidden.split(self.widths, dim=-1))
         else:
             stream = hidden[None] if self.enter is None else self.enter(hidden[None])
@@ -264,7 +264,7 @@ def _experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], wid
 
 def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
     share = width
-    if joins[config.join.kind].keeps_apart:
+    if joins[config.join.kind].keeps_paths_separate:
         share, rest = divmod(width, len(config.paths))
         if rest and any(path.width is None for path in config.paths):
             raise BraidError(f"width {width} does not divide into {len(config.paths)} paths; give each a width")

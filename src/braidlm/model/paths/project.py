@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..errors import BraidError
 from ..routing.routing import Routings
-from ..routing.stacked import carrier
+from ..routing.stacked import without_residual
 from ..span import Span
 from ..stages import Stage, stage_kinds
 from .expert_projection import ExpertProjection, ProjectionExpertsConfig
@@ -35,7 +35,7 @@ class ProjectStage(Stage):
         self.linear: nn.Linear | None = None
         self.experts: ExpertProjection | None = None
         if config.experts is None:
-            self.linear = carrier(nn.Linear(width, config.to, bias=config.bias))
+            self.linear = without_residual(nn.Linear(width, config.to, bias=config.bias))
         else:
             self.experts = ExpertProjection(config.experts, width, config.to, config.bias)
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from ..attention.softmax import Scope
 from ..routing.router import RouterConfig, TopKRouter
 from ..routing.routing import Routing, Routings
-from .joins import JoinConfig, JoinShape, LevelJoin, joins
+from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
 
 
 @joins.register("routed")
-class Routed(LevelJoin):
+class Routed(SameWidthJoin):
     """A router reads the stream and picks a few paths for each token; their outputs are summed by its weights (MoEP).
 
     By default as in the authors' code: the router reads the un-normalised stream, a softmax over all, the top k made to
@@ -41,10 +41,10 @@ class Routed(LevelJoin):
 
     def weigh(self, outputs: list[Tensor], routing: Routing) -> Tensor:
         """The outputs of all paths for every token, by the router's weights."""
-        every = torch.stack(self.levelled(outputs))
-        return self.grown(torch.einsum("pbtw,btp->btw", every, routing.weights_BTN.to(every.dtype)))
+        every = torch.stack(self.to_stream_width(outputs))
+        return self.to_width_out(torch.einsum("pbtw,btp->btw", every, routing.weights_BTN.to(every.dtype)))
 
     def finish(self, joined: Tensor, stream: Tensor) -> Tensor:
         """What the paths' weighted sum becomes where it was computed for the chosen ones only."""
-        joined = self.grown(joined)
+        joined = self.to_width_out(joined)
         return stream + joined if self.residual else joined

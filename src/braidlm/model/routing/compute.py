@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Compute = Literal["measured", "sparse", "dense"]
-FEW_TOKENS = 64
+MIN_SPARSE_TOKENS = 64
 """Below so many tokens sorting them costs more than it saves: the rule where nothing was measured."""
 
 
@@ -20,4 +20,4 @@ def is_sparse(compute: Compute, hidden: Tensor) -> bool:
         return compute == "sparse"
     if torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False  # the number of tokens of an expert would have to be read from the device
-    return hidden.numel() // hidden.shape[-1] >= FEW_TOKENS
+    return hidden.numel() // hidden.shape[-1] >= MIN_SPARSE_TOKENS

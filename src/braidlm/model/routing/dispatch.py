@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..eager_cpu import GroupedLinear
+from ..eager_cpu import GroupedLinearFunction
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """What torch's grouped product computes; its strides must be multiples of 16 bytes."""
@@ -28,7 +28,7 @@ class Groups:
         """Where each expert's rows end, as torch's grouped product wants it."""
         return self.counts_E.cumsum(0).to(torch.int32)
 
-    def pieces(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Each expert's rows; a GPU is waited for."""
         return rows.split(self.counts_E.tolist())
 
@@ -53,14 +53,14 @@ class Permutation:
         """Each row's token."""
         return tokens_TW.index_select(0, self.source_R)
 
-    def pick(self, every_ETW: Tensor) -> Tensor:
+    def gather_per_expert(self, every_ETW: Tensor) -> Tensor:
         """Each row out of what is there for every expert and token; [1, T, W] is the same for every expert."""
         if len(every_ETW) == 1:
             return self.gather(every_ETW[0])
         return every_ETW.flatten(0, 1).index_select(0, self._index_R(every_ETW.shape[1]))
 
-    def spread(self, rows: Tensor) -> Tensor:
-        """The opposite of `pick`, [E, T, W], with zeros where a token did not choose the expert."""
+    def scatter_per_expert(self, rows: Tensor) -> Tensor:
+        """The opposite of `gather_per_expert`, [E, T, W], with zeros where a token did not choose the expert."""
         experts, tokens = len(self.groups.counts_E), len(self.row_TK)
         everywhere = rows.new_zeros(experts * tokens, rows.shape[1])
         return everywhere.index_copy(0, self._index_R(tokens), rows).view(experts, tokens, -1)
@@ -119,19 +119,19 @@ def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, gr
     kind = rows.device.type
     narrowed = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if narrowed else rows.dtype
-    if rows.is_cuda and serves_grouped(weight_EIO, dtype):
+    if rows.is_cuda and supports_grouped_mm(weight_EIO, dtype):
         made = F.grouped_mm(rows.to(dtype), weight_EIO.to(dtype), offs=groups.ends_E)
         return made if bias_EO is None else made + groups.repeat(bias_EO, rows).to(made.dtype)
     if rows.is_cpu and not narrowed and not torch.compiler.is_compiling():
-        in_place: Tensor = GroupedLinear.apply(rows, weight_EIO, bias_EO, groups.counts_E.tolist())
+        in_place: Tensor = GroupedLinearFunction.apply(rows, weight_EIO, bias_EO, groups.counts_E.tolist())
         return in_place
-    pieces = groups.pieces(rows)
+    pieces = groups.split(rows)
     if bias_EO is None:
         return torch.cat([piece @ weight for piece, weight in zip(pieces, weight_EIO, strict=True)])
     parts = zip(bias_EO, pieces, weight_EIO, strict=True)
     return torch.cat([torch.addmm(bias, piece, weight) for bias, piece, weight in parts])
 
 
-def serves_grouped(weight_EIO: Tensor, dtype: torch.dtype) -> bool:
+def supports_grouped_mm(weight_EIO: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch's grouped product takes such matrices."""
     return dtype in GROUPED and all(size * dtype.itemsize % 16 == 0 for size in weight_EIO.shape[1:])

@@ -36,13 +36,13 @@ class ExpertsConfig:
         return {"names": count}
 
     @property
-    def listed(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """The names."""
         assert isinstance(self.names, list)
         return self.names
 
 
-def count_share(bank: nn.Module, share: float) -> None:
+def set_active_share(bank: nn.Module, share: float) -> None:
     """Record for the cost of a model that only this share of a bank's parameters and products serves a token."""
     for module in bank.modules():
         module.active_share = share  # type: ignore[assignment]

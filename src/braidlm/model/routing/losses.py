@@ -20,7 +20,7 @@ routing_losses = Registry("routing loss", third_party=True)
 
 Measure = Callable[[Routing, Tensor], Tensor]
 """A function of a routing and of which tokens are real [batch, time]."""
-Evaluate = Callable[[Measure, list[Routing], Tensor], Tensor]
+Evaluator = Callable[[Measure, list[Routing], Tensor], Tensor]
 """Computes a measure of routings of one shape."""
 
 
@@ -76,33 +76,33 @@ def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
 
 
-def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> Tensor:
+def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> Tensor:
     """The sum over routers of the losses that they add to the training loss."""
     total = torch.zeros((), device=real_BT.device)
-    for alike in _alike(routings):
+    for alike in _group_by_shape(routings):
         for name, weight in alike[0].losses.items():
             total = total + weight * (evaluate or evaluate_each)(routing_losses[name], alike, real_BT).sum()
     return total
 
 
-def usages(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> dict[str, Tensor]:
+def usages(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
     """For each router by name, the share of the real tokens' weight that each of its choices has, [N]."""
     return _by_name(usage, routings, real_BT, evaluate or evaluate_each)
 
 
-def loads(routings: Routings, real_BT: Tensor, evaluate: Evaluate | None = None) -> dict[str, Tensor]:
+def loads(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
     """For each router by name, the share of the real tokens' picks that each of its choices has, [N]."""
     return _by_name(load, routings, real_BT, evaluate or evaluate_each)
 
 
-def _by_name(measure: Measure, routings: Routings, real_BT: Tensor, evaluate: Evaluate) -> dict[str, Tensor]:
+def _by_name(measure: Measure, routings: Routings, real_BT: Tensor, evaluate: Evaluator) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
-    for alike in _alike(routings):
+    for alike in _group_by_shape(routings):
         values |= zip((r.name for r in alike), evaluate(measure, alike, real_BT).detach().unbind(), strict=True)
     return {routing.name: values[routing.name] for routing in routings}
 
 
-def _alike(routings: Routings) -> list[list[Routing]]:
+def _group_by_shape(routings: Routings) -> list[list[Routing]]:
     """Routings that one computation can serve: of one shape, with the same losses."""
     groups: dict[object, list[Routing]] = {}
     for routing in routings:

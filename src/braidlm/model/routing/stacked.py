@@ -43,7 +43,7 @@ class StackedLinear(nn.Module):
         return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
 
 
-def through(layer: nn.Module, x: Tensor, groups: Groups | None) -> Tensor:
+def apply_linear(layer: nn.Module, x: Tensor, groups: Groups | None) -> Tensor:
     """A layer of one module, or of a stack whose rows are sorted into groups."""
     return layer(x) if groups is None else layer(x, groups)
 
@@ -53,9 +53,9 @@ def linear(stack: int | None, inputs: int, outputs: int, bias: bool = False) -> 
     return nn.Linear(inputs, outputs, bias=bias) if stack is None else StackedLinear(stack, inputs, outputs, bias)
 
 
-def carrier(layer: Layer) -> Layer:
+def without_residual(layer: Layer) -> Layer:
     """Mark a linear layer that the stream passes through with nothing beside it: it begins by keeping the scale."""
-    layer.carries_stream = True  # type: ignore[assignment]
+    layer.no_residual = True  # type: ignore[assignment]
     return layer
 
 
@@ -64,7 +64,7 @@ def vector(stack: int | None, size: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(size) if stack is None else torch.empty(stack, size))
 
 
-def along(parameter: Tensor, x: Tensor, groups: Groups | None = None) -> Tensor:
+def expand_vector(parameter: Tensor, x: Tensor, groups: Groups | None = None) -> Tensor:
     """A vector, or a stack of them, shaped to meet `x` channel by channel."""
     if groups is not None:
         return groups.repeat(parameter, x)
@@ -81,7 +81,7 @@ def fan_in(module: nn.Module, parameter: Tensor) -> int:
     return parameter.shape[-2] if parameter.ndim == 3 else parameter.shape[-1]  # banks are [member, in, out]
 
 
-def stack_option(stack: int | None) -> dict[str, int]:
+def stack_kwargs(stack: int | None) -> dict[str, int]:
     """The constructor's argument for a stack; parts that cannot be stacked have no such parameter."""
     return {} if stack is None else {"stack": stack}
 
