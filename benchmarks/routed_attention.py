@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
 from braidlm.kernels.routed.attention import AttendRouted
-from braidlm.kernels.routed.attention_tiles import TILES, Tile, Tiles, variants
+from braidlm.kernels.routed.attention_tiles import TILES, Tile, Tiles
 
 ALIGNED = 128
 """A block's rows begin at multiples of it."""
@@ -46,6 +46,18 @@ class Shape:
 
 Passes = tuple[Callable[[], Any], Callable[[], Any]]
 """Forward; forward and backward."""
+
+
+VARIANTS = {
+    "attend": [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)],
+    "query_gradient": [(64, 32, 4), (64, 64, 4), (128, 32, 8), (128, 64, 8)],
+    "key_gradient": [(32, 64, 4), (64, 64, 4), (32, 128, 8), (64, 128, 8)],
+}
+
+
+def variants(kernel: str) -> list[Tile]:
+    """Tiles worth timing for a kernel (a field of `Tiles`), for retuning."""
+    return [Tile(*shape, stages) for shape in VARIANTS[kernel] for stages in (2, 3, 4)]
 
 
 def routed_queries(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:

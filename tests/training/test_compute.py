@@ -1,4 +1,4 @@
-"""Sparse or dense: a forward pass never measures; training measures once, before its first step, and keeps the choice."""
+"""Sparse or dense: a forward pass never measures; training measures once, before its first step."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import torch
 from routed_models import assert_alike, outcome, routed_model
 from torch import nn
 
-from braidlm.model.routing.compute import MIN_SPARSE_TOKENS, is_sparse
+from braidlm.model.routing.dispatch import MIN_SPARSE_TOKENS, is_sparse
 from braidlm.training import compute
-from braidlm.training.compute import choose_compute, report_compute, use_compute
+from braidlm.training.compute import choose_compute, use_compute
 from braidlm.training.parallel import Rank
 from tiny_models import tiny_model
 
@@ -88,9 +88,8 @@ def test_a_choice_is_used_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     use_compute(model, {"model.stages.0.experts": "dense", "model.stages.2.layers.0": "sparse"})
     assert model.model.stages[0].experts.compute == "dense"
     assert model.model.stages[2].layers[0].compute == "sparse"
-    report_compute({"a": "dense", "b": "sparse", "c": "dense"})
-    assert "Routed parts are computed dense (2), sparse (1)." in capsys.readouterr().out
-    report_compute({})
+    assert "Routed parts are computed dense (1), sparse (1)." in capsys.readouterr().out
+    use_compute(model, {})
     assert not capsys.readouterr().out
 
 

@@ -16,7 +16,6 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Folded, Folding
 from braidlm.kernels.ops.linear import Casts, Linear
 from braidlm.kernels.ops.norm import AddNorm
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.block import Block
 from braidlm.model.norms import LayerNorm
@@ -62,7 +61,7 @@ class PassContext:
     casts: Casts
     """Copies of parameters in the type of the products."""
     slots: dict[nn.Module, GradientSlot]
-    grouped_slots: dict[nn.Module, GroupedGradientSlot]
+    grouped_slots: dict[nn.Module, GradientSlot]
     """Of the matrices of banks."""
     sums: dict[nn.Module, ColumnSums]
     foldings: list[Folding]

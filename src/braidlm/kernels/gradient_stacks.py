@@ -1,9 +1,11 @@
-"""Weight gradients of several layers of one shape by one batched product.
+"""Weight gradients of several layers of one shape by one product.
 
 A single layer's product has too few tiles for a large GPU. So such layers write their inputs and gradients into slots
 of shared tensors, and the last layer to submit computes the weight gradients of all of them, in memory that the others
 have already returned to autograd.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +17,22 @@ ROWS = 98304
 
 
 class GradientStack:
-    """The inputs, and in the backward pass the gradients, of layers of one shape."""
+    """The inputs, and in the backward pass the gradients, of layers with weights [out, in] = `shape`.
+
+    With `transposed` the gradients of the weights are computed as [in, out].
+    """
 
     def __init__(self, layers: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype, transposed: bool = False):
-        """Weights are [out, in] = `shape`; with `transposed` their gradients are computed as [in, out]."""
+        outputs, inputs = shape
+        self.transposed = transposed
+        self._allocate(layers, (rows, inputs), (rows, outputs), (inputs, outputs) if transposed else shape, dtype)
+
+    def _allocate(self, layers: int, inputs: Any, gradients: Any, results: Any, dtype: torch.dtype) -> None:
+        """Inputs at once; gradients and results, of these shapes for each layer, when the backward pass begins."""
         side = current_side_stream()
         assert side is not None
-        (self.outputs, inputs), self.transposed, self.side, self.pending = shape, transposed, side, layers
-        self.inputs = torch.empty(layers, rows, inputs, dtype=dtype, device=side.device)
+        self.side, self.pending, self.shapes = side, layers, (gradients, results)
+        self.inputs = torch.empty(layers, *inputs, dtype=dtype, device=side.device)
         self.gradients: Tensor | None = None
         self.results: Tensor | None = None
 
@@ -31,13 +41,13 @@ class GradientStack:
 
     def gradient(self, index: int) -> Tensor:
         if self.gradients is None:
-            layers, rows, inputs = self.inputs.shape
-            self.gradients = self.inputs.new_empty(layers, rows, self.outputs)
-            shape = (inputs, self.outputs) if self.transposed else (self.outputs, inputs)
-            self.results = self.inputs.new_empty(layers, *shape, dtype=torch.float32)
+            layers, (gradients, results) = len(self.inputs), self.shapes
+            self.gradients = self.inputs.new_empty(layers, *gradients)
+            self.results = self.inputs.new_empty(layers, *results, dtype=torch.float32)
         return self.gradients[index].data
 
-    def submit(self, index: int) -> Tensor:
+    def submit(self, index: int) -> Any:
+        """The result of a layer, complete when all layers have submitted and the side stream is done."""
         assert self.gradients is not None
         assert self.results is not None
         self.pending -= 1
@@ -64,12 +74,12 @@ class GradientSlot:
         """[rows, out]: the kernel that computes the gradient of the layer's output writes it here."""
         return self.stack.gradient(self.index)
 
-    def submit(self, gradient: Tensor) -> Tensor:
-        """The weight gradient [out, in], complete when all layers have submitted and the side stream is done."""
+    def submit(self, gradient: Tensor, *arguments: Any) -> Any:
+        """What the stack returns for a gradient that is complete."""
         slot = self.gradient
         if gradient.data_ptr() != slot.data_ptr():
             slot.copy_(gradient)
-        return self.stack.submit(self.index)
+        return self.stack.submit(self.index, *arguments)
 
 
 def _batched_product(a: Tensor, b: Tensor, out: Tensor) -> None:

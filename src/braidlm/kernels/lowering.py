@@ -22,9 +22,8 @@ from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import LayerNorm, RMSNorm
-from braidlm.model.paths.expert_projection import ExpertProjection
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
-from braidlm.model.paths.project import ProjectStage
+from braidlm.model.paths.project import ExpertProjection, ProjectStage
 from braidlm.model.paths.routed_join import Routed
 from braidlm.model.routing.router import ScoreLinear, TopKRouter
 from braidlm.model.routing.stacked import StackedLinear

@@ -17,13 +17,7 @@ from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.plain import PlainForward
-from braidlm.kernels.planning import (
-    column_sums,
-    fold_all,
-    gradient_slots,
-    grouped_gradient_slots,
-    read_parameters,
-)
+from braidlm.kernels.planning import column_sums, fold_all, gradient_slots, grouped_gradient_slots, read_parameters
 from braidlm.kernels.routed.choice_means import evaluate_means
 from braidlm.kernels.routed.layers import (
     UncombinedRows,

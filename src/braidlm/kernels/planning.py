@@ -17,7 +17,7 @@ from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot, GroupedGradientStack
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.norm_router import MAX_CHOICES
 from braidlm.kernels.routed.permutation import TILE, row_bound
 from braidlm.model.attention.routed import RoutedAttention
@@ -106,7 +106,7 @@ def gradient_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Mod
     return slots
 
 
-def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GroupedGradientSlot]:
+def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
     """For the matrices of banks of one shape, but for those of projections."""
     alike: dict[Any, list[nn.Module]] = {}
 
@@ -127,7 +127,7 @@ def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> d
             if part.shared is None:  # else the rows that both read lie where the shared part needs them
                 add(first_linear(part.bank), part.router.config.top_k, True, summed=True)
             add(part.bank.out, part.router.config.top_k, False)
-    slots: dict[nn.Module, GroupedGradientSlot] = {}
+    slots: dict[nn.Module, GradientSlot] = {}
     for (shape, biased, top_k, gathers), linears in alike.items():
         rows = row_bound(tokens, top_k, shape[0], TILE)
         if GROUPED_ROWS // rows < 2:

@@ -5,6 +5,7 @@ run rounds alike.
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,75 +30,51 @@ def choose_compute(
     model: BraidForCausalLM, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
 ) -> Choices:
     """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`."""
-    parts = {name: part for name, part in model.named_modules() if _is_measured(part) and part not in lowered}
-    if not parts:
-        return {}
-    choices = _measure(model, parts, shape, rank.device, dtype) if rank.is_main else {}
-    return broadcast(choices, rank)
+    measured = {name: part for name, part in model.named_modules() if getattr(part, "compute", None) == "measured"}
+    parts = {name: part for name, part in measured.items() if part not in lowered}
+    choices: Choices = {}
+    if parts and rank.is_main:
+        devices = [rank.device] if rank.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), autocast(rank.device, dtype):
+            inputs = _inputs_of(model, parts, torch.randint(model.config.vocab_size, shape, device=rank.device))
+            by_shape: dict[Any, str] = {}
+            for name, part in parts.items():
+                key = (type(part), tuple(parameter.shape for parameter in part.parameters()))
+                if key not in by_shape:
+                    by_shape[key] = _faster(part, *inputs[name])
+                choices[name] = by_shape[key]
+    return broadcast(choices, rank) if parts else {}
 
 
 def use_compute(model: BraidForCausalLM, choices: Choices) -> None:
-    """Let routed parts compute as chosen."""
+    """Let routed parts compute as chosen, and say so."""
     for name, choice in choices.items():
         model.get_submodule(name).compute = choice  # type: ignore[assignment]
-
-
-def report_compute(choices: Choices) -> None:
-    """Say what was chosen, if there was a choice."""
     counts = {choice: list(choices.values()).count(choice) for choice in sorted(set(choices.values()))}
     if counts:
         console.say("Routed parts are computed " + ", ".join(f"{choice} ({n})" for choice, n in counts.items()) + ".")
 
 
-def _is_measured(part: nn.Module) -> bool:
-    return getattr(part, "compute", None) == "measured"
-
-
-def _measure(
-    model: BraidForCausalLM,
-    parts: dict[str, nn.Module],
-    shape: tuple[int, int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Choices:
-    choices: Choices = {}
-    by_shape: dict[Any, str] = {}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), autocast(device, dtype):
-        inputs = _inputs_of(model, parts, shape, device)
-        for name, part in parts.items():
-            key = (type(part), tuple(parameter.shape for parameter in part.parameters()))
-            if key not in by_shape:
-                by_shape[key] = _faster(part, inputs[name])
-            choices[name] = by_shape[key]
-    return choices
-
-
-def _inputs_of(
-    model: BraidForCausalLM, parts: dict[str, nn.Module], shape: tuple[int, int], device: torch.device
-) -> dict[str, tuple[Any, ...]]:
-    """What each part reads in a forward pass over random tokens."""
+def _inputs_of(model: BraidForCausalLM, parts: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, ...]]:
+    """What each part reads in a forward pass."""
     inputs: dict[str, tuple[Any, ...]] = {}
 
-    def recorder(name: str) -> Any:
-        def record(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            inputs[name] = arguments
+    def record(name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs[name] = arguments
 
-        return record
-
-    hooks = [part.register_forward_pre_hook(recorder(name)) for name, part in parts.items()]
+    hooks = [part.register_forward_pre_hook(partial(record, name)) for name, part in parts.items()]
     try:
         with torch.no_grad():
-            model.model(torch.randint(model.config.vocab_size, shape, device=device), use_cache=False)
+            model.model(ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     return inputs
 
 
-def _faster(part: Any, inputs: tuple[Any, ...]) -> str:
-    hidden, *rest = inputs
-    stacks = (module for module in part.modules() if isinstance(module, StackedLinear))
-    if hidden.is_cuda and not all(_can_be_grouped(stack, hidden) for stack in stacks):
+def _faster(part: Any, hidden: Tensor, *rest: Any) -> str:
+    stacks = [module for module in part.modules() if isinstance(module, StackedLinear)]
+    if hidden.is_cuda and not all(supports_grouped_mm(stack.weight, torch.bfloat16) for stack in stacks):
         return "dense"  # the sparse computation would read counts from the device, which a graph cannot
     seconds = {}
     for choice in ("sparse", "dense"):
@@ -107,24 +84,17 @@ def _faster(part: Any, inputs: tuple[Any, ...]) -> str:
     return "dense" if seconds["dense"] < ADVANTAGE * seconds["sparse"] else "sparse"
 
 
-def _can_be_grouped(stack: StackedLinear, hidden: Tensor) -> bool:
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    return supports_grouped_mm(stack.weight, dtype)
-
-
-def _time(part: nn.Module, hidden: Tensor, rest: list[Any]) -> float:
+def _time(part: nn.Module, hidden: Tensor, rest: tuple[Any, ...]) -> float:
     """Seconds of a forward and a backward pass."""
     hidden = hidden.detach().requires_grad_()
-    _wait(hidden)
-    begin = time.perf_counter()
+    begin = _now(hidden)
     output, _ = part(hidden, *rest)
     leaves = [hidden, *(parameter for parameter in part.parameters() if parameter.requires_grad)]
     torch.autograd.grad(output, leaves, torch.ones_like(output), allow_unused=True)
-    _wait(hidden)
-    return time.perf_counter() - begin
+    return _now(hidden) - begin
 
 
-def _wait(x: Tensor) -> None:
+def _now(x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
+    return time.perf_counter()

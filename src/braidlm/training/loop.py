@@ -14,7 +14,7 @@ from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, repetition, short
 from braidlm.training.checkpoints import Checkpoints
-from braidlm.training.compute import Choices, choose_compute, report_compute, use_compute
+from braidlm.training.compute import Choices, choose_compute, use_compute
 from braidlm.training.optimizers import LearningRate
 from braidlm.training.parallel import Rank
 from braidlm.training.precision import choose_dtype
@@ -135,7 +135,6 @@ class Trainer:
             shape = (self.recipe.training.batch, self.recipe.data.length)
             self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
         use_compute(self.model, self.compute)
-        report_compute(self.compute)
 
     def _step(self) -> None:
         before, share = self.progress, self.progress.share(self.budget)

@@ -8,7 +8,7 @@ from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 from torch import Tensor, nn
 
 from braidlm.kernels.ops.cast import cast_all
-from braidlm.kernels.ops.fold import Bank, WideLinear, fold, plain_fold
+from braidlm.kernels.ops.fold import Bank, fold, plain_fold
 from braidlm.kernels.ops.linear import Linear
 
 
@@ -18,7 +18,7 @@ def test_casts_equal_to(device: str, dtype: torch.dtype) -> None:
         assert torch.equal(cast, parameter.to(dtype))
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["Linear", "WideLinear"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["narrow", "wide"])
 def test_linear_equals_a_product_with_the_cast(transposed: bool, device: str, dtype: torch.dtype) -> None:
     rows, weight = torch.randn(40, 24, device=device).to(dtype), torch.randn(16, 24, device=device)
     weight = weight.t().contiguous() if transposed else weight
@@ -28,8 +28,10 @@ def test_linear_equals_a_product_with_the_cast(transposed: bool, device: str, dt
     def plain(r: Tensor, w: Tensor) -> Tensor:
         return r @ (w + rounding if transposed else (w + rounding).t())
 
-    function = WideLinear if transposed else Linear
-    assert_equal_with_gradients(lambda r, w: function.apply(r, w, cast, None, None), plain, [rows, weight], dtype)
+    def linear(r: Tensor, w: Tensor) -> Tensor:
+        return Linear.apply(r, w, cast, None, None, transposed)
+
+    assert_equal_with_gradients(linear, plain, [rows, weight], dtype)
 
 
 @pytest.mark.parametrize("concatenated", [False, True], ids=["", "concatenated"])

@@ -15,10 +15,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.launch import addresses
-from braidlm.kernels.ops.linear import product
-from braidlm.kernels.ops.tuned_products import tuned_product
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 ROWS, COLUMNS, ELEMENTS, WARPS = 32, 64, 4096, 4
@@ -227,39 +224,6 @@ def fold(banks: dict[nn.Module, Bank], concatenated: bool, dtype: torch.dtype) -
             concatenated, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
     return Folding(list(banks), parts, present, concatenated, side, bias, cast, bias_cast, handles)
-
-
-class WideLinear(torch.autograd.Function):
-    """rows [rows, in], weight [in, out], its cast, the cast of a bias [out] or None -> [rows, out].
-
-    The next kernel's backward pass sums the gradient of the bias, since it writes this layer's gradient anyway.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        cast: Tensor,
-        bias: Tensor | None,
-        slot: GradientSlot | None,
-    ) -> Tensor:
-        assert slot is None or slot.input.data_ptr() == rows.data_ptr()
-        ctx.save_for_backward(rows, cast)
-        ctx.side, ctx.slot, ctx.weight_dtype = current_side_stream(), slot, weight.dtype
-        return tuned_product(rows, cast, bias=bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, cast = ctx.saved_tensors
-        if ctx.slot is not None:
-            weight_gradient = ctx.slot.submit(gradient)
-        else:
-            with on_side(ctx.side, rows, gradient):
-                weight_gradient = product(rows.t(), gradient, ctx.weight_dtype)
-        rows_gradient = tuned_product(gradient, cast, transposed=True) if ctx.needs_input_grad[0] else None
-        return rows_gradient, weight_gradient, None, None, None
 
 
 def plain_fold(bank: Bank) -> tuple[Tensor, Tensor | None]:

@@ -34,7 +34,7 @@ def side_if_small(side: SideStream | None, rows: Tensor) -> SideStream | None:
 
 
 class Linear(torch.autograd.Function):
-    """rows [rows, in], weight [out, in], its cast, the cast of a bias or None -> [rows, out].
+    """rows [rows, in], weight [out, in], or with `wide` [in, out], its cast, the cast of a bias or None -> [rows, out].
 
     The next kernel's backward pass sums the gradient of the bias, since it writes this layer's gradient anyway.
     """
@@ -47,11 +47,12 @@ class Linear(torch.autograd.Function):
         cast: Tensor,
         bias: Tensor | None,
         slot: GradientSlot | None,
+        wide: bool = False,
     ) -> Tensor:
         assert slot is None or slot.input.data_ptr() == rows.data_ptr()
         ctx.save_for_backward(rows, cast)
-        ctx.side, ctx.slot, ctx.weight_dtype = current_side_stream(), slot, weight.dtype
-        return tuned_product(rows, cast, transposed=True, bias=bias)
+        ctx.side, ctx.slot, ctx.weight_dtype, ctx.wide = current_side_stream(), slot, weight.dtype, wide
+        return tuned_product(rows, cast, transposed=not wide, bias=bias)
 
     @staticmethod
     @once_differentiable
@@ -62,6 +63,8 @@ class Linear(torch.autograd.Function):
         if needs_weight and ctx.slot is not None:
             weight_gradient = ctx.slot.submit(gradient)
         elif needs_weight:
-            with on_side(side_if_small(ctx.side, rows), gradient, rows):
-                weight_gradient = product(gradient.t(), rows, ctx.weight_dtype)
-        return tuned_product(gradient, cast) if needs_rows else None, weight_gradient, None, None, None
+            left, right = (rows, gradient) if ctx.wide else (gradient, rows)
+            with on_side(ctx.side if ctx.wide else side_if_small(ctx.side, rows), gradient, rows):
+                weight_gradient = product(left.t(), right, ctx.weight_dtype)
+        rows_gradient = tuned_product(gradient, cast, transposed=ctx.wide) if needs_rows else None
+        return rows_gradient, weight_gradient, *[None] * 4

@@ -20,7 +20,6 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.routed.attention_gradients import SCAN, key_gradient, query_gradient
 from braidlm.kernels.routed.attention_tiles import TILES, Tiles, is_visible, keep_mask, key_range, part_of_program
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 
 LOG2_E = 1.4426950408889634
 Queries = tuple[Tensor, Tensor, Tensor]
@@ -154,7 +153,7 @@ class AttendRouted(torch.autograd.Function):
         bias: Tensor | None = None,
         sums: ColumnSums | None = None,
         slot: GradientSlot | None = None,
-        out_slot: GroupedGradientSlot | None = None,
+        out_slot: GradientSlot | None = None,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = sequence_offsets.shape[1] - 1, len(source)

@@ -36,17 +36,6 @@ TILES = {
 }
 """By bytes of an element; tuned for heads of 64 on an H200."""
 
-VARIANTS = {
-    "attend": [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)],
-    "query_gradient": [(64, 32, 4), (64, 64, 4), (128, 32, 8), (128, 64, 8)],
-    "key_gradient": [(32, 64, 4), (64, 64, 4), (32, 128, 8), (64, 128, 8)],
-}
-
-
-def variants(kernel: str) -> list[Tile]:
-    """Tiles worth timing for a kernel (a field of `Tiles`), for retuning."""
-    return [Tile(*shape, stages) for shape in VARIANTS[kernel] for stages in (2, 3, 4)]
-
 
 @triton.jit
 def part_of_program(blocks, heads):  # type: ignore[no-untyped-def]

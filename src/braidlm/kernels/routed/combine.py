@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.routed.permutation import Permutation
 
 ELEMENTS, WARPS = 4096, 4
@@ -86,7 +86,7 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GroupedGradientSlot | None = None
+        ctx: Any, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GradientSlot | None = None
     ) -> Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         ctx.save_for_backward(rows, weights)
@@ -101,7 +101,7 @@ class Combine(torch.autograd.Function):
 
 
 def combine_gradients(
-    gradient: Tensor, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GroupedGradientSlot | None
+    gradient: Tensor, rows: Tensor, weights: Tensor, permutation: Permutation, slot: GradientSlot | None
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rows and weights from the gradient of the tokens' sums [N, width]."""
     width, choices = rows.shape[1], weights.shape[1]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.activation import plain_activation
 from braidlm.kernels.ops.dropout import dropout_into
 from braidlm.kernels.routed.combine import summed_rows
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
@@ -35,7 +35,7 @@ class GroupedLinear(Function):
         bias: Tensor | None,
         permutation: Permutation,
         gather: bool,
-        slot: GroupedGradientSlot | None = None,
+        slot: GradientSlot | None = None,
     ) -> Tensor:
         check_slot(slot, rows)
         ctx.save_for_backward(rows, cast)
@@ -82,8 +82,8 @@ class GroupedFeed(Function):
         gather: bool,
         dropout: float = 0.0,
         seed: Tensor | None = None,
-        up_slot: GroupedGradientSlot | None = None,
-        out_slot: GroupedGradientSlot | None = None,
+        up_slot: GradientSlot | None = None,
+        out_slot: GradientSlot | None = None,
     ) -> Tensor:
         check_slot(up_slot, rows)
         target = None if out_slot is None else out_slot.input
@@ -125,12 +125,12 @@ class GroupedFeed(Function):
         return *gradients, base_gradient, *[None] * 8
 
 
-def check_slot(slot: GroupedGradientSlot | None, rows: Tensor) -> None:
+def check_slot(slot: GradientSlot | None, rows: Tensor) -> None:
     assert slot is None or slot.input.data_ptr() == rows.data_ptr(), "the rows were not written into the slot"
 
 
 def parameter_gradients(
-    slot: GroupedGradientSlot | None,
+    slot: GradientSlot | None,
     rows: Tensor,
     gradient: Tensor,
     permutation: Permutation,

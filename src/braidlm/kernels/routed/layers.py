@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_norm, add_pending
 from braidlm.kernels.dense import Sublayer, activation_of, feed_forward, first_linear
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.fold import Folded, WideLinear
+from braidlm.kernels.ops.fold import Folded
+from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
@@ -47,7 +47,7 @@ class UncombinedRows:
     rows: Tensor
     weights: Tensor
     permutation: Permutation
-    slot: GroupedGradientSlot | None = None
+    slot: GradientSlot | None = None
 
     def combined(self) -> Tensor:
         """Each token's weighted sum of its rows."""
@@ -215,7 +215,7 @@ def _dispatch(
 def _attend(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext) -> Tensor:
     """What the routed queries of a bank of attentions gather from all tokens' values, in sorted rows."""
     folded, permutation, slot = context.folded[bank.qkv], dispatch.permutation, context.slots.get(bank.qkv)
-    qkv = WideLinear.apply(normed, folded.weight, folded.cast, folded.bias_cast, slot)
+    qkv = Linear.apply(normed, folded.weight, folded.cast, folded.bias_cast, slot, True)
     side = current_side_stream()
     if dispatch.ready is not None and side is not None:
         side.wait_event(dispatch.ready)
@@ -227,7 +227,7 @@ def _attend(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext)
     )  # fmt: skip
 
 
-def _combine(rows: Tensor, dispatch: Dispatch, slot: GroupedGradientSlot | None = None) -> Tensor:
+def _combine(rows: Tensor, dispatch: Dispatch, slot: GradientSlot | None = None) -> Tensor:
     """Each token's weighted sum of its rows; `slot` is of the layer that computed them."""
     return UncombinedRows(rows, dispatch.weights, dispatch.permutation, slot).combined()
 

@@ -19,7 +19,6 @@ from braidlm.kernels.ops.dropout import apply_dropout, threshold
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.norm import plain_add_norm
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.router import plain_route, router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.side_stream import DeferredGradient
@@ -183,7 +182,7 @@ class NormRouteConfig:
     top_k: int
     renormalise: bool
     sums: ColumnSums
-    normed_slot: GradientSlot | GroupedGradientSlot | None = None
+    normed_slot: GradientSlot | None = None
     delta_slot: GradientSlot | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
@@ -233,7 +232,7 @@ class CombineNormRoute(torch.autograd.Function):
         rows: Tensor,
         weights: Tensor,
         permutation: Permutation,
-        slot: GroupedGradientSlot | None,
+        slot: GradientSlot | None,
         weight: Tensor | None,
         bias: Tensor | None,
         router: Tensor,

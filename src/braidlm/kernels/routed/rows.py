@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.dropout import keep_mask, threshold
 from braidlm.kernels.routed.combine import summed_rows
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientSlot
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side
 
@@ -109,8 +109,8 @@ class Norm:
     centred: bool
     dropout: float = 0.0
     seed: Tensor | None = None
-    normed_slot: GroupedGradientSlot | None = None
-    delta_slot: GroupedGradientSlot | None = None
+    normed_slot: GradientSlot | None = None
+    delta_slot: GradientSlot | None = None
     deferred: DeferredGradient | None = None
     side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
