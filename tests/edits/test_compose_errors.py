@@ -68,7 +68,7 @@ def test_wrong_sources(home, sources, text):
         ({"names": ["a", "a"]}, "two paths are called 'a': stories and maths"),
         ({"names": ["a"]}, "1 names were given for 2 paths"),
         ({"names": ["a", "b.c"]}, "a path's name is made of letters, digits, - and _, got 'b.c'"),
-        ({"names": ["a", "items"]}, "a path cannot be called 'items': that is a word of torch's"),
+        ({"names": ["a", "items"]}, "a path cannot be called 'items': torch reserves that name"),
         ({"names": ["a", "combined"], "join": "gumbel_v2"}, "a path cannot be called 'combined' here"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_mask_of_another_shape_is_refused_and_not_ignored() -> None:
 
 
 def test_a_static_cache_is_refused_and_not_misread() -> None:
-    with pytest.raises(BraidError, match="do not serve transformers' static caches") as caught:
+    with pytest.raises(BraidError, match="do not support transformers' static caches") as caught:
         tiny_model().generate(random_ids(1, 3), max_new_tokens=2, cache_implementation="static", pad_token_id=0)
     assert "Leave out cache_implementation" in str(caught.value)
 

@@ -211,7 +211,7 @@ def test_nothing_left_to_train(stories: Path, tmp_path: Path) -> None:
         ),
         (
             {"model": {"stages": [{"parallel": {"paths": 2, "to": 8, "join": {"residual": True}}}]}},
-            "a residual around the join needs one width, and here 16 becomes 8",
+            "a residual around the join needs equal widths, and here 16 becomes 8",
         ),
     ],
     ids=str,

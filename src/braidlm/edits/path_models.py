@@ -75,7 +75,7 @@ def name_paths(located: Sequence[Located], names: Sequence[str] | None) -> list[
     for name in names:
         PathConfig(name=name)  # checks the name's characters
         if hasattr(nn.ModuleDict(), name):  # paths are kept in a ModuleDict, whose own attributes are reserved
-            raise BraidError(f"a path cannot be called '{name}': that is a word of torch's", todo="Use `--names`.")
+            raise BraidError(f"a path cannot be called '{name}': torch reserves that name", todo="Use `--names`.")
     return names
 
 

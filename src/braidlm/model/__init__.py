@@ -1,4 +1,4 @@
-"""Floor 0: the self-contained model. It imports torch and transformers and nothing of ours from outside this folder.
+"""The self-contained model in plain torch: it imports torch, transformers and, relatively, its own files.
 
-Flat and relatively imported, because transformers copies exactly such files into an exported model folder.
+Saving a model bundles these files into one, which the model folder carries (see bundle.py).
 """

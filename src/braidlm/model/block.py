@@ -1,4 +1,4 @@
-"""One transformer layer: attention and feed-forward, each normalised before and added to the stream."""
+"""One transformer layer: attention and feed-forward, each with a norm before it and a residual around it."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -21,20 +21,20 @@ from .span import Span
 
 @dataclass
 class BlockConfig:
-    """What a block is made of."""
+    """The parts of a block."""
 
     norm: Annotated[Choice, PartOf(norms, "rms")] = "rms"  # type: ignore[assignment]
     """Before attention and before feed-forward."""
     attention: Annotated[Choice, PartOf(attentions, "softmax")] = "softmax"  # type: ignore[assignment]
-    """How tokens read each other."""
+    """How tokens attend to each other."""
     feed: Annotated[Choice, PartOf(feeds, "swiglu")] = "swiglu"  # type: ignore[assignment]
-    """What happens to each token on its own."""
+    """How each token is transformed on its own."""
     dropout: BlockDropout = field(default_factory=BlockDropout)
     """By default the model's."""
 
 
 class Block(nn.Module):
-    """Pre-norm residual block, width in = width out; with `stack`, as many blocks of one shape computed as one."""
+    """Pre-norm residual block, width in = width out; with `stack`, that many blocks of one shape computed as one."""
 
     def __init__(self, config: BlockConfig, width: int, stack: int | None = None):
         super().__init__()
@@ -46,28 +46,28 @@ class Block(nn.Module):
         self.drop = Dropout(config.dropout.residual)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        mixed, attention_routings = self.attention(self.attention_norm(hidden), span)
-        hidden = hidden + self.drop(mixed)
-        fed, feed_routings = self.feed(self.feed_norm(hidden))
-        return hidden + self.drop(fed), attention_routings + feed_routings
+        attention_output, attention_routings = self.attention(self.attention_norm(hidden), span)
+        hidden = hidden + self.drop(attention_output)
+        feed_output, feed_routings = self.feed(self.feed_norm(hidden))
+        return hidden + self.drop(feed_output), attention_routings + feed_routings
 
     def forward_routed(
         self, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None
     ) -> Tensor:
-        """The members of a stack on the rows of the tokens that chose them, [row, width] in and out.
+        """Run each member of a stack on the rows of the tokens that chose it, [row, width] in and out.
 
-        With `stream` [batch, time, width], keys and values come from every token of it; else from the rows alone.
+        With `stream` [batch, time, width], keys and values are those of all its tokens; otherwise those of the rows.
         """
         groups = permutation.groups
         normed = self.attention_norm(rows, groups) if stream is None else self.attention_norm(stream[None])
         attention: Any = self.attention
         rows = rows + self.drop(attention.forward_routed(normed, permutation, span))
-        fed, _ = self.feed(self.feed_norm(rows, groups), groups)
-        return rows + self.drop(fed)
+        feed_output, _ = self.feed(self.feed_norm(rows, groups), groups)
+        return rows + self.drop(feed_output)
 
 
 def can_stack(config: BlockConfig) -> bool:
-    """Whether every part of the block can be computed as a stack: experts and other packages' parts may not."""
+    """Whether every part of the block can be stacked; experts and parts of other packages may not be."""
     if any(getattr(part.options, "experts", None) is not None for part in (config.attention, config.feed)):
         return False
     chosen: list[tuple[Registry, Choice]] = [(norms, config.norm), (attentions, config.attention), (feeds, config.feed)]

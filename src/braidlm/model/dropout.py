@@ -1,4 +1,4 @@
-"""Dropout of three kinds (embedding, attention, residual), whose rate a training schedule may scale."""
+"""Dropout on embeddings, attention probabilities and residuals; a training schedule may scale its rate."""
 
 from dataclasses import dataclass, fields
 
@@ -15,7 +15,7 @@ class BlockDropout:
     attention: float = 0.0
     """On attention probabilities."""
     residual: float = 0.0
-    """On what attention and feed-forward add to the stream."""
+    """On the outputs of attention and feed-forward, before they are added to the stream."""
 
     def __post_init__(self) -> None:
         for name, rate in vars(self).items():
@@ -36,7 +36,7 @@ class DropoutConfig(BlockDropout):
 
 
 class Dropout(nn.Module):
-    """Dropout at `rate` times `scale`; `scale` is what a schedule changes between steps."""
+    """Dropout at `rate` times `scale`; a schedule changes `scale` between steps."""
 
     def __init__(self, rate: float):
         super().__init__()

@@ -1,6 +1,6 @@
-"""Gradients written by hand for eager training on a CPU, where nothing fuses small operations by itself.
+"""Autograd functions with hand-written gradients for eager training on a CPU, where nothing fuses small operations.
 
-Each stands in for plain torch operations, which remain the reference and serve everywhere else.
+Each replaces plain torch operations, which remain the reference and are used everywhere else.
 """
 
 from typing import Any
@@ -32,13 +32,13 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scale, weight = ctx.saved_tensors
         weight_gradient = (upstream * normed).sum_to_size(weight.shape)
-        gradient = (upstream * weight).sum_to_size(normed.shape)  # a stack's members may share what they read
-        along = (gradient * normed).mean(-1, keepdim=True)
-        return gradient.addcmul_(normed, along, value=-1).mul_(scale), weight_gradient, None
+        gradient = (upstream * weight).sum_to_size(normed.shape)  # the members of a stack may share their input
+        projection = (gradient * normed).mean(-1, keepdim=True)
+        return gradient.addcmul_(normed, projection, value=-1).mul_(scale), weight_gradient, None
 
 
 class SiluProductFunction(torch.autograd.Function):
-    """`silu(gate) * up` of the two halves of one tensor; the halves' gradients are written side by side at once."""
+    """`silu(gate) * up` of the two halves of one tensor; both gradients are written into one tensor."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -61,34 +61,34 @@ class SiluProductFunction(torch.autograd.Function):
 
 
 class GroupedLinearFunction(torch.autograd.Function):
-    """Rows sorted by expert through their experts' matrices; each expert writes into its place in one tensor."""
+    """Multiply rows sorted by expert by their expert's matrix; every expert writes into its slice of one output."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, counts: list[int]) -> Tensor:
         ctx.save_for_backward(rows, weight_EIO)
         ctx.counts = counts
-        made = rows.new_empty(len(rows), weight_EIO.shape[2])
-        for expert, (piece, out) in enumerate(zip(rows.split(counts), made.split(counts), strict=True)):
+        outputs = rows.new_empty(len(rows), weight_EIO.shape[2])
+        for expert, (own_rows, out) in enumerate(zip(rows.split(counts), outputs.split(counts), strict=True)):
             if bias_EO is None:
-                torch.mm(piece, weight_EIO[expert], out=out)
+                torch.mm(own_rows, weight_EIO[expert], out=out)
             else:
-                torch.addmm(bias_EO[expert], piece, weight_EIO[expert], out=out)
-        return made
+                torch.addmm(bias_EO[expert], own_rows, weight_EIO[expert], out=out)
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         rows, weight_EIO = ctx.saved_tensors
-        pieces = upstream.split(ctx.counts)
+        upstreams = upstream.split(ctx.counts)
         rows_gradient = weight_gradient = bias_gradient = None
         if ctx.needs_input_grad[0]:
             rows_gradient = torch.empty_like(rows)
-            for piece, weight, out in zip(pieces, weight_EIO, rows_gradient.split(ctx.counts), strict=True):
-                torch.mm(piece, weight.T, out=out)
+            for own_upstream, weight, out in zip(upstreams, weight_EIO, rows_gradient.split(ctx.counts), strict=True):
+                torch.mm(own_upstream, weight.T, out=out)
         if ctx.needs_input_grad[1]:
             weight_gradient = torch.empty_like(weight_EIO, memory_format=torch.contiguous_format)
-            for piece, read, out in zip(pieces, rows.split(ctx.counts), weight_gradient, strict=True):
-                torch.mm(read.T, piece, out=out)
+            for own_upstream, own_rows, out in zip(upstreams, rows.split(ctx.counts), weight_gradient, strict=True):
+                torch.mm(own_rows.T, own_upstream, out=out)
         if ctx.needs_input_grad[2]:
-            bias_gradient = torch.stack([piece.sum(0) for piece in pieces])
+            bias_gradient = torch.stack([own_upstream.sum(0) for own_upstream in upstreams])
         return rows_gradient, weight_gradient, bias_gradient, None

@@ -1,18 +1,18 @@
-"""The one error a user can cause: what happened, where, and what to do about it."""
+"""The error for mistakes of a user: it says what happened, where, and what to do about it."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class BraidError(ValueError):
-    """Raised for anything a user can put right; the command line shows it without a traceback and exits with 2."""
+    """Raised for anything that a user can correct; the command line prints it without a traceback and exits with 2."""
 
     def __init__(self, what: str, where: str | None = None, todo: str | None = None):
         self.what, self.where, self.todo = what, where, todo
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """The message, a line for each part that is known."""
+        """The lines of the message."""
         head = f"{self.where}: {self.what}" if self.where else self.what
         return [head, self.todo] if self.todo else [head]
 

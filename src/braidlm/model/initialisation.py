@@ -1,4 +1,4 @@
-"""How weights begin. Each choice is a function of one module and the model's shape."""
+"""Initialisation of weights, from a module and the model's shape."""
 
 import math
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ LINEAR = (nn.Linear, StackedLinear)
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What an initialisation may depend on."""
+    """The sizes of a model that an initialisation may depend on."""
 
     width: int
     depth: int
-    """Blocks that write to the stream one after another."""
+    """The number of blocks in sequence."""
 
 
 class Initialisation:
-    """The contract: `weight(module, name, parameter)` fills matrices; vectors begin the same way for all choices."""
+    """The base class: subclasses fill matrices; biases begin at 0 and other vectors at 1 in all of them."""
 
     def __init__(self, shape: ModelShape):
         self.shape = shape
@@ -39,10 +39,10 @@ class Initialisation:
                 self.matrix(module, parameter, writes_stream)
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
-        raise NotImplementedError("abstract: each initialisation fills matrices its own way")
+        raise NotImplementedError("each initialisation fills matrices differently")
 
     def matrix_without_residual(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        """Projections and joins, which nothing bypasses: a smaller scale would fade the stream from layer to layer."""
+        """For projections and joins without a residual: a smaller scale would shrink the stream with every layer."""
         nn.init.normal_(parameter, 0.0, 1 / math.sqrt(fan_in(module, parameter)))
 
 
@@ -55,8 +55,8 @@ class Normal(Initialisation):
         std: float = 0.02
         """Standard deviation."""
         carriers: float | None = None
-        """The same of projections and joins, which nothing bypasses; by default 1 / sqrt(inputs), which keeps the
-        stream's scale. MoEP's code has 0.02 here too."""
+        """Standard deviation of projections and joins, which have no residual around them; by default 1 / sqrt(inputs),
+        which keeps the stream's scale. MoEP's code has 0.02 here too."""
 
     def __init__(self, config: Config, shape: ModelShape):
         super().__init__(shape)
@@ -74,16 +74,16 @@ class Normal(Initialisation):
 
 @initialisations.register("gpt2")
 class ScaledNormal(Normal):
-    """N(0, std), and what writes to the stream divided by sqrt(2 x depth), as in GPT-2."""
+    """N(0, std), divided by sqrt(2 x depth) for output projections, as in GPT-2."""
 
     def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
-        shrink = math.sqrt(2 * self.shape.depth) if writes_stream else 1.0
-        nn.init.normal_(parameter, 0.0, self.std / shrink)
+        divisor = math.sqrt(2 * self.shape.depth) if writes_stream else 1.0
+        nn.init.normal_(parameter, 0.0, self.std / divisor)
 
 
 @initialisations.register("small")
 class Small(Initialisation):
-    """N(0, sqrt(2 / 5 width)), and what writes to the stream N(0, 2 / depth sqrt(width)) (GPT-NeoX)."""
+    """N(0, sqrt(2 / 5 width)), and output projections N(0, 2 / depth sqrt(width)) (GPT-NeoX)."""
 
     @dataclass
     class Config:
@@ -119,7 +119,7 @@ class FanIn(Initialisation):
 
 @initialisations.register("torch")
 class TorchDefault(Initialisation):
-    """torch's own: uniform in +-1/sqrt(inputs) for linear layers, N(0, 1) for embeddings (PaPaformer's code)."""
+    """torch's default: uniform in +-1/sqrt(inputs) for linear layers, N(0, 1) for embeddings (PaPaformer's code)."""
 
     @dataclass
     class Config:

@@ -1,11 +1,17 @@
-"""The one model class and its three heads, as transformers' Auto classes load them."""
+"""The model, the language model and the classifier that transformers' Auto classes load."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
+)
 
 from .attention.positions import position_kinds
 from .config.braid_config import BraidConfig
@@ -16,7 +22,6 @@ from .heads.linear import heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
 from .norms import norms
-from .outputs import BodyOutput, ClassOutput, LanguageOutput
 from .paths.switches import freeze, use_paths
 from .routing.losses import routing_loss
 from .routing.routing import Routings
@@ -24,8 +29,30 @@ from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotation
 from .stages import stage_kinds
 
 
+@dataclass
+class BraidModelOutput(BaseModelOutputWithPast):
+    """transformers' output, with routings."""
+
+    routings: Routings | None = None
+    """The routing of every router, in the order of the stages; None if the model has no router."""
+
+
+@dataclass
+class BraidCausalLMOutput(CausalLMOutputWithPast):
+    """transformers' output, with routings."""
+
+    routings: Routings | None = None
+
+
+@dataclass
+class BraidSequenceClassifierOutput(SequenceClassifierOutputWithPast):
+    """transformers' output, with routings."""
+
+    routings: Routings | None = None
+
+
 class BraidPreTrainedModel(PreTrainedModel):
-    """What the three heads share: initialisation and transformers' switches."""
+    """What the three classes share: initialisation, freezing and transformers' settings."""
 
     config_class = BraidConfig
     base_model_prefix = "model"
@@ -46,7 +73,7 @@ class BraidPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own; what the configuration calls frozen is, though loading makes every parameter anew."""
+        """Load as transformers does, then freeze the parts in `config.frozen`: loading replaces every parameter."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         freeze(model, model.config.frozen)
@@ -55,7 +82,7 @@ class BraidPreTrainedModel(PreTrainedModel):
     def routing_loss_in_training(
         self, routings: Routings | None, hidden: Tensor, mask: Tensor | None
     ) -> Tensor | float:
-        """What routers add to the loss in training, whatever the caller's flags; 0 in evaluation."""
+        """The routing losses in training, whatever output flags the caller passes; 0 in evaluation."""
         if not (self.training and routings):
             return 0.0
         time = hidden.shape[1]
@@ -114,37 +141,38 @@ class BraidModel(BraidPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> BodyOutput | tuple:
+    ) -> BraidModelOutput | tuple:
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
-        if wants_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        span = self.span(hidden, attention_mask, position_ids, past_key_values if wants_cache else None)
-        wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        kept: list[Tensor] | None = [] if wants_hidden else None
-        hidden, routings = self.stream(hidden, span, kept)
-        output = BodyOutput(
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
+        hidden_states: list[Tensor] | None = [] if output_hidden_states else None
+        span = self.span(hidden, attention_mask, position_ids, cache)
+        hidden, routings = self.stream(hidden, span, hidden_states)
+        output = BraidModelOutput(
             last_hidden_state=hidden,
-            past_key_values=past_key_values if wants_cache else None,
-            hidden_states=tuple(kept) if kept is not None else None,
+            past_key_values=cache,
+            hidden_states=tuple(hidden_states) if hidden_states is not None else None,
             routings=routings or None,
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def stream(self, hidden: Tensor, span: Span, keep: list[Tensor] | None = None) -> tuple[Tensor, Routings]:
-        """From embedded tokens to the normalised stream: the whole model is this loop."""
-        # Under autocast the stream itself is kept in the narrow type: half the memory traffic, and no loss was seen
-        # (docs/results.md); norms and losses still compute in float32.
+    def stream(self, hidden: Tensor, span: Span, hidden_states: list[Tensor] | None = None) -> tuple[Tensor, Routings]:
+        """From embedded tokens to the normalised stream; `hidden_states`, if given, collects each stage's input."""
+        # Under autocast the stream itself has autocast's type: half the memory traffic, and trials showed no loss of
+        # quality (docs/results.md); norms and losses still compute in float32.
         hidden = self.drop(self.positions.embed(hidden, span.positions)).to(_compute_dtype(hidden))
         routings: Routings = ()
         for stage in self.stages:
-            if keep is not None:
-                keep.append(hidden)
-            hidden, made = stage(hidden, span)
-            routings += made
+            if hidden_states is not None:
+                hidden_states.append(hidden)
+            hidden, stage_routings = stage(hidden, span)
+            routings += stage_routings
         hidden = self.norm(hidden)
-        if keep is not None:
-            keep.append(hidden)
+        if hidden_states is not None:
+            hidden_states.append(hidden)
         return hidden, routings
 
     def span(
@@ -156,11 +184,10 @@ class BraidModel(BraidPreTrainedModel):
     ) -> Span:
         """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
         time, device = hidden.shape[1], hidden.device
-        if getattr(
-            cache, "is_compileable", False
-        ):  # transformers' static caches return entries that are not filled yet
+        # transformers' static caches return entries that are not filled yet.
+        if getattr(cache, "is_compileable", False):
             raise BraidError(
-                "Braid models do not serve transformers' static caches",
+                "Braid models do not support transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
         past = cache.get_seq_length() if cache is not None else 0
@@ -186,7 +213,7 @@ class BraidModel(BraidPreTrainedModel):
         if limit is not None and length > limit:
             raise BraidError(
                 f"{length} tokens are more than the model's {limit} learned positions",
-                todo="Give it less text, or train with a longer `context` or with `positions: rope`.",
+                todo="Shorten the text, or train with a longer `context` or with `positions: rope`.",
             )
 
 
@@ -224,8 +251,8 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> LanguageOutput | tuple:
-        body = self.model(
+    ) -> BraidCausalLMOutput | tuple:
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -234,25 +261,25 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head(body.last_hidden_state[:, kept])
+        slice_indices = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(outputs.last_hidden_state[:, slice_indices])
         loss = None
         if labels is not None:
             targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
-            added = self.routing_loss_in_training(body.routings, body.last_hidden_state, attention_mask)
+            added = self.routing_loss_in_training(outputs.routings, outputs.last_hidden_state, attention_mask)
             loss = next_token_loss(logits, targets, count) + added * share_of_batch(targets != IGNORED, count)
-        output = LanguageOutput(loss=loss, logits=logits, **_shared(body))
+        output = BraidCausalLMOutput(loss=loss, logits=logits, **_shared_outputs(outputs))
         return output if return_dict is not False else output.to_tuple()
 
     def text_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """The loss of targets that are at the position predicting them, without the routers' losses."""
+        """The loss of targets, each at the position that predicts it, without the routing losses."""
         embedded = self.model.embedding(inputs)
         hidden, _ = self.model.stream(embedded, self.model.span(embedded))
         return self.head.loss(hidden, targets, count)
 
 
 class BraidForSequenceClassification(BraidPreTrainedModel):
-    """Classes from the last real token of a text, whichever side is padded."""
+    """A classifier that reads the last real token of a text, whichever side is padded."""
 
     def __init__(self, config: BraidConfig):
         super().__init__(config)
@@ -273,10 +300,10 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> ClassOutput | tuple:
+    ) -> BraidSequenceClassifierOutput | tuple:
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
-        body = self.model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -285,15 +312,15 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
         )
-        hidden = body.last_hidden_state
+        hidden = outputs.last_hidden_state
         time = torch.arange(hidden.shape[1], device=hidden.device)
         real = torch.ones_like(hidden[..., 0]) if attention_mask is None else attention_mask
         last = (time * real.bool()).argmax(-1)
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels) + self.routing_loss_in_training(body.routings, hidden, attention_mask)
-        output = ClassOutput(loss=loss, logits=logits, **_shared(body))
+            loss = self._loss(logits, labels) + self.routing_loss_in_training(outputs.routings, hidden, attention_mask)
+        output = BraidSequenceClassifierOutput(loss=loss, logits=logits, **_shared_outputs(outputs))
         return output if return_dict is not False else output.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -305,9 +332,9 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         return nn.functional.cross_entropy(logits.float(), labels.view(-1))
 
 
-def _shared(body: BodyOutput) -> dict[str, Any]:
-    """What a head's output takes over from the body's."""
-    return {name: getattr(body, name) for name in ("past_key_values", "hidden_states", "routings")}
+def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
+    """The fields that all three outputs share."""
+    return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "routings")}
 
 
 def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
@@ -321,7 +348,7 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _mask_if_padded(mask: Tensor | None) -> Tensor | None:
-    """The mask if anything is padded: without padding the kernels' own causal path is faster."""
+    """The mask if anything is padded; without one, attention is faster."""
     if mask is None:
         return None
     if mask.ndim != 2:

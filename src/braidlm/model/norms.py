@@ -16,7 +16,7 @@ norms = Registry("norm", third_party=True)
 
 @norms.register("layer")
 class LayerNorm(nn.LayerNorm):
-    """Mean and variance, with a learned scale and a bias if wanted (GPT-2)."""
+    """Mean and variance, with a learned scale and optionally a bias (GPT-2)."""
 
     stackable = True
 
@@ -66,7 +66,7 @@ class RMSNorm(nn.RMSNorm):
             self.weight = vector(stack, width)
 
     def forward(self, x: Tensor, groups: Groups | None = None) -> Tensor:
-        x = x.to(self.weight.dtype)  # under autocast, as LayerNorm does: norms compute in float32
+        x = x.to(self.weight.dtype)  # norms compute in float32 under autocast, as LayerNorm does
         if groups is None and is_eager_cpu_training(x):
             return RMSNormFunction.apply(x, expand_vector(self.weight, x), self.eps)
         if self.stack is None:

@@ -1,4 +1,4 @@
-"""The facts of one forward pass that every block shares: positions, what may be attended to, the cache."""
+"""What all blocks share in one forward pass: positions, attention masks, rotations and the cache."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from .attention.positions import Positions, Rotation
 
 
 class KeyValueCache(Protocol):
-    """What attention needs of a cache; transformers' caches and our own have it."""
+    """The methods of a cache that attention calls; transformers' caches and our own have them."""
 
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]: ...
 
@@ -25,14 +25,16 @@ class Span:
     positions: Tensor
     """[batch or 1, time]."""
     masks: dict[int | None, Tensor | None]
-    """For each attention window in use: what may be attended to, [batch or 1, 1, time, keys]; None = see `causal`."""
+    """An attention mask [batch or 1, 1, time, keys] for each window in use, true where a query sees a key.
+
+    None: no mask is needed beyond `causal`."""
     causal: bool
-    """Where there is no mask: whether kernels apply the causal one themselves (else everything may be attended to)."""
+    """Without a mask: whether attention is causal (`is_causal` of torch); otherwise every key is seen."""
     cache: KeyValueCache | None = None
     rotations: dict[int, Rotation | None] = field(default_factory=dict)
     """By head size."""
     present: Tensor | None = None
-    """[member, batch, time]: which tokens exist for each path or expert, where not all do for all."""
+    """[member, batch, time]: the tokens that each path or expert sees; None: all of them."""
 
     @property
     def time(self) -> int:
@@ -40,7 +42,7 @@ class Span:
 
 
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:
-    """Positions count real tokens, so that padding on either side changes nothing."""
+    """The positions of real tokens, so that padding on either side changes nothing."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -time:]
 
 
@@ -51,7 +53,7 @@ def make_masks(
     padding: Tensor | None,
     device: torch.device,
 ) -> dict[int | None, Tensor | None]:
-    """A mask for each attention window in use, or None where the kernel needs none.
+    """A mask for each attention window in use, or None where `is_causal` is enough.
 
     `padding` is [batch, past + time], true for real tokens.
     """
@@ -70,7 +72,7 @@ def _mask(window: int | None, time: int, past: int, padding: Tensor | None, devi
         allowed &= key > query - window  # type: ignore[operator]
     allowed = allowed[None, None]
     if padding is not None:
-        # A padded row still sees itself: a row with nothing to attend to would be NaN and spread.
+        # A padded token still sees itself: softmax over no keys would be NaN and spread.
         allowed = (allowed & padding[:, None, None, :].bool()) | (key == query)[None, None]
     return allowed
 
@@ -78,5 +80,5 @@ def _mask(window: int | None, time: int, past: int, padding: Tensor | None, devi
 def rotations_for(
     sizes: Iterable[int], part: Positions, positions: Tensor, dtype: torch.dtype
 ) -> dict[int, Rotation | None]:
-    """The rotation for each head size in use, made once for all blocks."""
+    """The rotation for each head size in use, computed once for all blocks."""
     return {size: part.rotation(size, positions, dtype) for size in sizes}

@@ -1,4 +1,4 @@
-"""Stages: the elements of the list that an architecture is. The first kind is a stack of blocks."""
+"""Stages: an architecture is a list of them. The first kind is a stack of blocks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,18 @@ stage_kinds = Registry("stage", third_party=True)
 
 
 class Stage(nn.Module):
-    """The contract: a stream in, a stream (of `width_out`) and routings out; by default through `layers` in order."""
+    """The base class: `forward` takes a stream and returns a stream of `width_out` and routings.
+
+    By default it runs `layers` in order.
+    """
 
     width_out: int
     layers: nn.ModuleList
     gradient_checkpointing = False
-    """Set by transformers' `gradient_checkpointing_enable`: keep only the stream between layers for the backward."""
+    """Set by transformers' `gradient_checkpointing_enable`: only the stream between layers is kept for the backward."""
 
     def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
-        """Call a layer, recomputing it in the backward pass when checkpointing is on."""
+        """Call a layer, which is recomputed in the backward pass if checkpointing is on."""
         if self.gradient_checkpointing and self.training:
             return checkpoint(layer, hidden, *args, use_reentrant=False)
         return layer(hidden, *args)
@@ -33,8 +36,8 @@ class Stage(nn.Module):
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routings: Routings = ()
         for layer in self.layers:
-            hidden, made = self.run(layer, hidden, span)
-            routings += made
+            hidden, layer_routings = self.run(layer, hidden, span)
+            routings += layer_routings
         return hidden, routings
 
 
@@ -45,7 +48,7 @@ class BlockStage(Stage):
     @dataclass
     class Config(BlockConfig):
         layers: int = 1
-        """How many blocks in a row."""
+        """Number of blocks in a row."""
 
         def __post_init__(self) -> None:
             if self.layers < 1:
@@ -53,7 +56,7 @@ class BlockStage(Stage):
 
     @classmethod
     def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-        """Options not given come from the architecture's `block`."""
+        """Options that a stage does not set come from the architecture's `block`."""
         return inherit(template, options)
 
     def __init__(self, config: Config, width: int):

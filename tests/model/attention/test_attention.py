@@ -226,4 +226,4 @@ def test_learned_positions_refuse_more_tokens_than_they_have() -> None:
     assert model(random_ids(1, 8)).logits.shape == (1, 8, 37)
     with pytest.raises(BraidError, match="9 tokens are more than the model's 8 learned positions") as caught:
         model(random_ids(1, 9))
-    assert "Give it less text" in str(caught.value)
+    assert "Shorten the text" in str(caught.value)

@@ -1,5 +1,6 @@
 """Registries: names, collisions, the nearest name, and parts of other packages."""
 
+from collections.abc import Iterator
 from types import FunctionType, SimpleNamespace
 
 import pytest
@@ -10,11 +11,12 @@ from braidlm.model.config.registry import PARTS, Registry
 
 
 @pytest.fixture
-def colours() -> Registry:
-    made = Registry("colour", third_party=True)
+def colours() -> Iterator[Registry]:
+    registry = Registry("colour", third_party=True)
     for name in ("red", "green"):
-        made.register(name)(type(name, (), {"Config": SimpleNamespace}))
-    return made
+        registry.register(name)(type(name, (), {"Config": SimpleNamespace}))
+    yield registry
+    del PARTS["colour"]
 
 
 def test_parts_are_found_by_name_and_listed_in_order(colours: Registry) -> None:

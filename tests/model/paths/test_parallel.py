@@ -384,18 +384,18 @@ def test_a_stage_that_is_written_wrongly(parallel: dict[str, Any], text: str) ->
     [
         (
             {"paths": ["a", "combined"], "join": "gumbel_v1"},
-            ["a path cannot be called 'combined' here: that is the choice of all paths together"],
+            ["a path cannot be called 'combined' here: that is the name of all paths together"],
         ),
         (
             {"paths": 2, "to": 24, "join": {"kind": "shared_linear", "residual": True}},
             [
-                "a residual around the join needs one width, and here 16 becomes 24",
+                "a residual around the join needs equal widths, and here 16 becomes 24",
                 "leave out `to` and put a project stage after the parallel one",
             ],
         ),
         (
             {"paths": {"a": {"width": 4}, "b": {"width": 8}}, "join": "concat", "to": 16},
-            ["widths do not add up: the paths have 4 + 8 = 12 and concat is to give 16"],
+            ["widths do not add up: the paths have 4 + 8 = 12 and concat must give 16"],
         ),
         ({"paths": 3, "join": "concat"}, ["width 16 does not divide into 3 paths; give each a width"]),
         (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.model.errors import BraidError
-from braidlm.model.paths.expert_projection import ExpertProjection, ProjectionExpertsConfig
+from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig
 from braidlm.model.routing.dispatch import Bank, dispatch, dispatch_by_mask
 from braidlm.model.routing.router import RouterConfig
 from tiny_models import random_ids, randomised, tiny_config, tiny_model

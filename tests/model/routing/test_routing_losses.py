@@ -151,7 +151,7 @@ def test_z_loss_shrinks_scores_and_says_when_there_are_none() -> None:
     assert scores.grad is not None
     assert (scores.grad > 0).all()
     record.scores_BTN = None
-    with pytest.raises(BraidError, match="router: this router does not give its scores, which z_loss needs"):
+    with pytest.raises(BraidError, match="router: z_loss needs the router's scores, which this router does not return"):
         routing_losses["z_loss"](record, torch.ones(1, 1))
 
 

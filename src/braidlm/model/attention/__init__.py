@@ -1,1 +1,1 @@
-"""How tokens read each other: softmax attention, banks of it, and positions."""
+"""Softmax attention, banks of attention experts, and positions."""

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: learned vectors, rotations of queries and keys, or nothing."""
+"""Positions of tokens: learned vectors, rotations of queries and keys, or none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Rotation(Protocol):
 
 
 class Positions(nn.Module):
-    """The contract: add something to the embedding, or give a rotation for heads of a size, or neither."""
+    """The base class: positions are added to the embedding, or rotate queries and keys, or neither."""
 
     limit: int | None = None
-    """The longest sequence it can serve, if there is one."""
+    """Maximum length of a sequence, if there is one."""
 
     def check(self, head_dim: int) -> None:
-        """Refuse heads of a size it cannot serve, when a model is built."""
+        """Raise an error for a head size that is not supported, when a model is built."""
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden
@@ -38,7 +38,7 @@ class Positions(nn.Module):
 
 @position_kinds.register("none")
 class NoPositions(Positions):
-    """Nothing: order is known through the causal mask alone."""
+    """No positions: the model knows the order of tokens through the causal mask alone."""
 
     @dataclass
     class Config:
@@ -69,7 +69,7 @@ class LearnedPositions(Positions):
 
 @position_kinds.register("rope")
 class RotaryPositions(Positions):
-    """Rotary embedding: pairs of channels of queries and keys turn with the position."""
+    """Rotary embedding: pairs of channels of queries and keys are rotated by the position."""
 
     @dataclass
     class Config:
@@ -97,14 +97,14 @@ class RotaryPositions(Positions):
         def rotate(heads_BTNH: Tensor) -> Tensor:
             if len(cos) == 1:
                 return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
-            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # a stack's members follow one another in the batch
+            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # the members of a stack are concatenated in the batch
             return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
 
         return rotate
 
     def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [batch or 1, time, dim], the sine with signs: x becomes x cos + (x swapped in pairs) sin."""
-        # Computed anew in each pass, in float32: a few tiny operations, and no buffer to save, move or lose.
+        """Cosine and signed sine [batch or 1, time, dim]: x becomes x cos + (x swapped in pairs) sin."""
+        # They are computed in each pass, in float32: the operations are tiny, and there is no buffer to save or move.
         exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
         frequency = self.config.theta**-exponent
         angle_BTH = positions[..., None].float() * frequency

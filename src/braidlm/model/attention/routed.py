@@ -1,4 +1,4 @@
-"""Attention experts: a bank of attentions of one shape, of which each token is served by a few."""
+"""Attention experts: a bank of attentions of one shape, of which a router chooses a few for each token."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.registry import Choice
-from ..routing.compute import is_sparse
-from ..routing.dispatch import sort_by_expert
+from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
@@ -27,7 +26,7 @@ def attention_part(choice: Choice, width: int, dropout: float, stack: int | None
 
 
 class RoutedAttention(nn.Module):
-    """Each token's weighted sum of its few attentions. They and their router read the normalised stream."""
+    """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 
     def __init__(self, choice: Choice, config: AttentionExpertsConfig, width: int, dropout: float):
         super().__init__()
@@ -44,8 +43,8 @@ class RoutedAttention(nn.Module):
 
     def _sparse(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
-        read = normed[None] if self.scope == "all" else permutation.gather(normed.flatten(0, 1))
-        rows = self.bank.forward_routed(read, permutation, span)
+        inputs = normed[None] if self.scope == "all" else permutation.gather(normed.flatten(0, 1))
+        rows = self.bank.forward_routed(inputs, permutation, span)
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
@@ -53,7 +52,7 @@ class RoutedAttention(nn.Module):
 
 
 def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:
-    """The pass as the members of a stack see it: with every token, or only with the tokens that chose them."""
+    """The span for the members of a stack, which attend to all tokens or only to those that chose them."""
     if scope == "all":
         return span
     chosen_BTN = torch.zeros_like(routing.probabilities_BTN, dtype=torch.bool).scatter(-1, routing.chosen_BTK, True)
@@ -61,7 +60,7 @@ def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:
 
 
 def set_active_attention_share(attention: Any, share: float, scope: str) -> None:
-    """Like `set_active_share`; keys and values are computed for every token where every token is read."""
+    """Like `set_active_share`; with scope 'all', keys and values are computed for every token."""
     set_active_share(attention, share)
     attention.query_share = share
     if scope == "all":

@@ -20,22 +20,22 @@ from .compact import compact_attention, supports_compact_attention
 attentions = Registry("attention", third_party=True)
 
 Scope = Literal["all", "routed"]
-"""Whose keys and values a routed block has: those of every token (MoEP), or only of the tokens that chose it."""
+"""Whether a routed attention attends to all tokens (MoEP), or only to those that chose it."""
 ABSENT = torch.inf
-"""A key that is not there, so that a cache knows it too."""
+"""Marks the keys of tokens that a member does not see; it is part of the key, so that a cache keeps it too."""
 
 
 @dataclass
 class AttentionExpertsConfig(ExpertsConfig):
-    """A bank of attentions, each with queries, keys, values and output of its own."""
+    """A bank of attentions, each with its own projections of queries, keys, values and outputs."""
 
     scope: Scope = "all"
-    """Whether an expert reads every token, or only those that chose it."""
+    """Whether an expert attends to all tokens, or only to those that chose it."""
 
 
 @attentions.register("softmax")
 class SoftmaxAttention(nn.Module):
-    """Causal attention. One fused product makes queries, keys and values."""
+    """Causal attention. One product computes queries, keys and values."""
 
     stackable = True
 
@@ -48,13 +48,13 @@ class SoftmaxAttention(nn.Module):
         head_dim: int | None = None
         """Channels of a head; by default width / heads."""
         out_projection: bool = True
-        """Whether a linear layer mixes the heads; without it their concatenation is the output (PaPaformer)."""
+        """Whether there is an output projection; without one the heads are only concatenated (PaPaformer)."""
         bias: bool = False
         """Whether the projections have biases."""
         window: int | None = None
-        """How many tokens back (itself included) a token sees; by default all."""
+        """Number of previous tokens, itself included, that a token attends to; by default all."""
         experts: AttentionExpertsConfig | None = None
-        """How many attentions of this shape there are to choose from, or their names and router; by default one."""
+        """The number of experts of this shape, or their names and router; by default one without a router."""
 
         def __post_init__(self) -> None:
             if self.heads < 1:
@@ -82,61 +82,59 @@ class SoftmaxAttention(nn.Module):
         self.out = linear(stack, inner, width, config.bias) if config.out_projection else None
         self.drop = Dropout(dropout)
         self.query_share = 1.0
-        """Of a token's queries, how many are computed; less where a router chooses among the members of a stack."""
+        """The share of the queries that is computed; less than 1 if a router chooses among the members of a stack."""
         self.cache_slot = 0
-        """Which layer of the cache is this one's; the model numbers them."""
+        """The index of this layer in the cache, set by the model."""
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        merged = self._attend(self.qkv(hidden), span)
-        return (merged if self.out is None else self.out(merged)), ()
+        heads = self._attend(self.qkv(hidden), span)
+        return (heads if self.out is None else self.out(heads)), ()
 
     def forward_routed(self, normed: Tensor, permutation: Permutation, span: Span) -> Tensor:
-        """What the members of a stack make of the tokens that chose them: rows of `permutation`.
+        """Run each member of a stack on the tokens that chose it; the output has the rows of `permutation`.
 
-        `normed` is the stream as the members read it [member or 1, batch, time, width]; or, where only the tokens that
-        chose a member exist for it (`span.present`), the rows of those.
+        `normed` is the normalised stream [member or 1, batch, time, width]; or, if members see only the tokens that
+        chose them (`span.present`), the rows of those.
         """
         inner = self.heads * self.head_dim
         if span.present is None:
             rows = permutation.gather_per_expert(normed.flatten(1, 2))
             queries = self.qkv(rows, permutation.groups, slice(inner))
-            others = self.qkv(normed, columns=slice(inner, None))
-            merged = self._attend_rows(queries, others, permutation, span)
+            keys_values = self.qkv(normed, columns=slice(inner, None))
+            heads = self._attend_rows(queries, keys_values, permutation, span)
         else:
-            made = permutation.scatter_per_expert(self.qkv(normed, permutation.groups)).unflatten(1, (-1, span.time))
-            merged = permutation.gather_per_expert(self._attend(made, span).flatten(1, 2))
-        return merged if self.out is None else self.out(merged, permutation.groups)
+            qkv = permutation.scatter_per_expert(self.qkv(normed, permutation.groups)).unflatten(1, (-1, span.time))
+            heads = permutation.gather_per_expert(self._attend(qkv, span).flatten(1, 2))
+        return heads if self.out is None else self.out(heads, permutation.groups)
 
-    def _attend_rows(self, query_RW: Tensor, others_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
-        """What the rows' queries gather from the keys and values, side by side, of every token of their member."""
+    def _attend_rows(self, query_RW: Tensor, kv_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
+        """Attention of the rows' queries to the concatenated keys and values of all tokens for each member."""
         plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
         if not (plain and self.kv_heads == self.heads and supports_compact_attention(query_RW, span.time)):
-            made = torch.cat(
-                (permutation.scatter_per_expert(query_RW).unflatten(1, (-1, span.time)), others_MBTW), dim=-1
-            )
-            return permutation.gather_per_expert(self._attend(made, span).flatten(1, 2))
-        key, value = others_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+            query_MBTW = permutation.scatter_per_expert(query_RW).unflatten(1, (-1, span.time))
+            qkv = torch.cat((query_MBTW, kv_MBTW), dim=-1)
+            return permutation.gather_per_expert(self._attend(qkv, span).flatten(1, 2))
+        key, value = kv_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
         rotate = span.rotations[self.head_dim]
         if rotate is not None:
             key = rotate(key)
-            spread_STNH = permutation.scatter_per_expert(query_RW).view_as(key)
-            query_RW = permutation.gather_per_expert(
-                rotate(spread_STNH).reshape(len(others_MBTW), -1, query_RW.shape[1])
-            )
+            query_STNH = rotate(permutation.scatter_per_expert(query_RW).view_as(key))
+            query_RW = permutation.gather_per_expert(query_STNH.reshape(len(kv_MBTW), -1, query_RW.shape[1]))
         return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, permutation).flatten(1)
 
-    def _attend(self, made: Tensor, span: Span) -> Tensor:
-        """Queries, keys and values side by side [..., batch, time, channels] to what each query gathers."""
-        # The members of a stack are so many more rows of the batch.
-        heads_BTNH = made.view(-1, made.shape[-2], self.heads + 2 * self.kv_heads, self.head_dim)
-        # Splits, not slices: a slice's gradient is a whole tensor of zeros with a piece filled in.
-        both_BTNH, value = heads_BTNH.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+    def _attend(self, qkv: Tensor, span: Span) -> Tensor:
+        """Attention, from concatenated queries, keys and values [..., batch, time, channels] to concatenated heads."""
+        # The members of a stack are concatenated along the batch.
+        heads_BTNH = qkv.view(-1, qkv.shape[-2], self.heads + 2 * self.kv_heads, self.head_dim)
+        # Splits, not slices: the gradient of each slice would be a tensor of the whole size, mostly zeros.
+        query_key_BTNH, value = heads_BTNH.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         rotate = span.rotations[self.head_dim]
-        rotated_BTNH = both_BTNH if rotate is None else rotate(both_BTNH)
-        query, key = rotated_BTNH.split((self.heads, self.kv_heads), dim=2)
+        if rotate is not None:
+            query_key_BTNH = rotate(query_key_BTNH)
+        query, key = query_key_BTNH.split((self.heads, self.kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         mask, present = span.masks[self.window], span.present
-        # Caches and masks know the batch alone: for them the members are so many more heads.
+        # Caches and masks have the size of the batch, so for them the members are concatenated along the heads.
         folded = self.stack is not None and (span.cache is not None or mask is not None or present is not None)
         if present is not None:
             key = key.masked_fill(~present.flatten(0, 1)[:, None, :, None], ABSENT)
@@ -146,7 +144,7 @@ class SoftmaxAttention(nn.Module):
             key, value = span.cache.update(key, value, self.cache_slot)
         if present is not None:
             key, mask = self._mask_absent_keys(key, mask, span)
-        mixed = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -156,35 +154,38 @@ class SoftmaxAttention(nn.Module):
             enable_gqa=self.kv_heads != self.heads,
         )
         if folded:
-            mixed = self._as_rows(mixed)
-        return mixed.transpose(1, 2).reshape(*made.shape[:-1], self.heads * self.head_dim)
+            output = self._as_batch(output)
+        return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.heads * self.head_dim)
 
     def _mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
-        """Keys that can be computed with, and a mask [batch, head, time, key] that hides those that are not there."""
-        here_BNS = key[..., 0] != ABSENT
+        """The keys with zeros for absent ones, and a mask [batch, head, time, key] that hides these."""
+        present_BNS = key[..., 0] != ABSENT
         if mask is None:
             time, keys = span.time, key.shape[2]
             mask = torch.ones(time, keys, dtype=torch.bool, device=key.device)
             mask = mask.tril(keys - time) if span.causal else mask
-        allowed_BNTS = mask & here_BNS[:, :: self.kv_heads, None]  # the heads of a member are all there or none is
-        # A token that is not there itself may have nobody to read: what it makes is not used, but must be a number.
+        allowed_BNTS = (
+            mask & present_BNS[:, :: self.kv_heads, None]
+        )  # a token is present in all heads of a member or none
+        # An absent token may see no key at all: its output is not used, but NaN would spread through gradients.
         allowed_BNTS = allowed_BNTS | ~allowed_BNTS.any(-1, keepdim=True)
-        return key.masked_fill(~here_BNS[..., None], 0.0), allowed_BNTS.repeat_interleave(self.heads, dim=1)
+        return key.masked_fill(~present_BNS[..., None], 0.0), allowed_BNTS.repeat_interleave(self.heads, dim=1)
 
     def _as_heads(self, x: Tensor) -> Tensor:
         """[member x batch, head, time, dim] to [batch, member x head, time, dim]."""
         return x.unflatten(0, (self.stack, -1)).transpose(0, 1).flatten(1, 2)
 
-    def _as_rows(self, x: Tensor) -> Tensor:
+    def _as_batch(self, x: Tensor) -> Tensor:
+        """The inverse of `_as_heads`."""
         return x.unflatten(1, (self.stack, -1)).transpose(0, 1).flatten(0, 1)
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """Heads and their size in a cache."""
+        """Number and size of the heads in a cache."""
         return self.kv_heads * (self.stack or 1), self.head_dim
 
     def score_flops(self, length: int) -> int:
-        """FLOPs per token of scores and mixing (not the projections), on average over a sequence of `length`."""
+        """FLOPs per token of attention without the projections, averaged over a sequence of `length`."""
         window = min(self.window or length, length)
         pairs = window * (window + 1) // 2 + (length - window) * window
         return round(4 * self.heads * (self.stack or 1) * self.head_dim * self.query_share * pairs / length)

@@ -1,4 +1,4 @@
-"""An architecture is data: the strict configuration that one model class builds."""
+"""An architecture is data: the strict configuration from which the one model class is built."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
@@ -19,28 +19,28 @@ from .strict import PartOf, decode, encode, part_of
 
 @dataclass(kw_only=True)
 class Architecture:
-    """Everything about a model but its vocabulary's size."""
+    """Everything about a model except its vocabulary's size."""
 
     stages: list[Annotated[Choice, PartOf(stage_kinds, by_key=True)]]
-    """The model, from the embedding to the head."""
+    """The layers of the model, from the embedding to the head."""
     width: int = 256
     """Channels of the stream at the embedding."""
     context: int = 512
-    """The longest sequence it is made for."""
+    """Context length, in tokens."""
     embedding: Annotated[Choice, PartOf(embeddings, "tokens")] = "tokens"  # type: ignore[assignment]
-    """Tokens to vectors."""
+    """From tokens to vectors."""
     positions: Annotated[Choice, PartOf(position_kinds, "rope")] = "rope"  # type: ignore[assignment]
-    """How order is known."""
+    """How the model knows the order of tokens."""
     norm: Annotated[Choice, PartOf(norms, "rms")] = "rms"  # type: ignore[assignment]
     """Before the head."""
     head: Annotated[Choice, PartOf(heads, "linear")] = "linear"  # type: ignore[assignment]
-    """Vectors to scores."""
+    """From vectors to logits."""
     tie_embeddings: bool = True
     """Whether the head's matrix is the embedding's."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     """Rates for embedding, attention and residual."""
     initialisation: Annotated[Choice, PartOf(initialisations, "normal")] = "normal"  # type: ignore[assignment]
-    """How weights begin."""
+    """How weights are initialised."""
 
     def __post_init__(self) -> None:
         for name in ("width", "context"):
@@ -51,17 +51,17 @@ class Architecture:
 
     @property
     def depth(self) -> int:
-        """Layers that write to the stream one after another."""
+        """The number of layers in sequence."""
         return sum(getattr(stage.options, "layers", 0) for stage in self.stages)
 
 
 def read_architecture(data: dict[str, Any], where: str = "model") -> Architecture:
-    """Decode an architecture as written in a recipe or a config.json.
+    """Decode the architecture of a recipe or a config.json.
 
-    `block` and `dropout` at the top are what stages inherit; `norm` at the top is by default the block's.
+    Stages inherit from `block` and `dropout` at the top; `norm` at the top is by default the block's.
     """
     if not isinstance(data, dict):
-        return decode(Architecture, data, where)  # which says what is wrong with it
+        return decode(Architecture, data, where)  # it raises the error
     data = dict(data)
     template = data.pop("block", None) or {}
     if not isinstance(template, dict):
@@ -80,12 +80,12 @@ def read_architecture(data: dict[str, Any], where: str = "model") -> Architectur
 
 
 def write_architecture(architecture: Architecture) -> dict[str, Any]:
-    """Plain data with nothing left implicit."""
+    """Encode an architecture as plain data, with all defaults spelled out."""
     return encode(architecture)
 
 
 def _with_kinds(template: dict[str, Any]) -> dict[str, Any]:
-    """A block's options as mappings that name their kinds, so that it is clear what a stage's own options refine."""
+    """A block's options as mappings with their kinds, so that a stage's own options can refine them."""
     hints = get_type_hints(BlockConfig, include_extras=True)
     full = dict(template)
     for name, value in template.items():
@@ -98,10 +98,10 @@ def _with_kinds(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inherited(stage: Any, template: dict[str, Any]) -> Any:
-    """A stage with the options that it does not give itself taken from the template, as its kind says."""
+    """A stage with the options that it inherits from the template; its kind defines which."""
     mapping = {stage: {}} if isinstance(stage, str) else stage
     if not isinstance(mapping, dict) or len(mapping) != 1:
-        return stage  # decoding says what is wrong with it
+        return stage  # decoding raises the error
     ((kind, options),) = mapping.items()
     if kind not in stage_kinds:
         return stage

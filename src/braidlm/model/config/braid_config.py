@@ -1,4 +1,4 @@
-"""The configuration that transformers saves and loads; the architecture inside it is decoded strictly."""
+"""The configuration that transformers saves and loads; its architecture is decoded strictly."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ CLASSES = {
 
 
 class BraidConfig(PretrainedConfig):
-    """`architecture` says what the model is; the rest are the names other tools look for."""
+    """`architecture` defines the model; other attributes have the names that transformers and other tools read."""
 
     model_type = "braid"
     decoded: Architecture
@@ -38,10 +38,10 @@ class BraidConfig(PretrainedConfig):
         kwargs.pop("auto_map", None)
         self.use_cache = kwargs.pop("use_cache", True)
         self.paths: list[str] | None = kwargs.pop("paths", None)
-        """Which paths are active; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
+        """The active paths; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
         self.frozen: list[str] = kwargs.pop("frozen", None) or []
         """Parts that training does not change."""
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # tools read them of every configuration
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # transformers expects these
             setattr(self, name, kwargs.pop(name, None))
         super().__init__(**kwargs)
         module = CODE_FILE.removesuffix(".py")
@@ -49,7 +49,7 @@ class BraidConfig(PretrainedConfig):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The architecture as plain data with nothing left implicit; `decoded` is the same, typed."""
+        """The architecture as plain data with all defaults spelled out; `decoded` is the same, typed."""
         return write_architecture(self.decoded)
 
     @architecture.setter
@@ -62,7 +62,7 @@ class BraidConfig(PretrainedConfig):
         return data
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """transformers' own, and the code: every model that is saved saves its configuration with this method."""
+        """Save the configuration and the code; saving a model calls this method too."""
         super().save_pretrained(save_directory, *args, **kwargs)
         write_folder_code(Path(save_directory))
 

@@ -1,10 +1,10 @@
-"""Inheritance of options: what a stage or a path does not say itself comes from what it refines."""
+"""Inheritance of options: a stage or a path takes those that it does not set from a template."""
 
 from typing import Any
 
 
 def inherit(base: Any, own: Any) -> Any:
-    """A part's own options over inherited ones: a part of another kind replaces them, one of the same kind refines."""
+    """Merge a part's own options into inherited ones; a part of another kind replaces them altogether."""
     base = {"kind": base} if isinstance(base, str) and isinstance(own, dict) else base
     own = {"kind": own} if isinstance(own, str) and isinstance(base, dict) else own
     if not isinstance(base, dict) or not isinstance(own, dict):

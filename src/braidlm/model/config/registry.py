@@ -1,4 +1,4 @@
-"""Named parts of one kind: how a word in a configuration becomes a class."""
+"""Registries of parts: each maps the names of one kind of part in a configuration to classes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,19 +26,19 @@ class Choice:
 
 @dataclass(eq=False)
 class Registry:
-    """Names for parts of one kind. A part is a class with its own `Config` dataclass, or a plain typed function."""
+    """The parts of one kind by name. A part is a class with its own `Config` dataclass, or a typed function."""
 
     noun: str
     parts: dict[str, Any] = field(default_factory=dict)
     third_party: bool = False
-    """Whether it holds parts of the model, which other packages may add to."""
+    """Whether other packages may add parts through entry points."""
 
     def __post_init__(self) -> None:
         if self.third_party:
             PARTS[self.noun] = self
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds a part as `name`; a name taken twice is our bug, not a user's."""
+        """Decorator that adds a part as `name`; registering a name twice is a bug, not a user's mistake."""
 
         def add(part: T) -> T:
             if name in self.parts:
@@ -82,13 +82,13 @@ _third_party_loaded = False
 
 @cache
 def _load_own_parts() -> None:
-    """Import every file of the model, so that a part is found where it lies; in a saved folder all are in this file."""
+    """Import every file of the model, which registers its parts; in a saved folder they are all in this file."""
     if not IS_FOLDER_CODE:
         import_files(__name__.removesuffix(".config.registry"))
 
 
 def _load_third_party_parts() -> None:
-    """Import other packages' parts once, and only when a name is not ours or all names are asked for."""
+    """Import other packages' parts once, and only when a name is unknown or all names are listed."""
     global _third_party_loaded
     if _third_party_loaded:
         return
@@ -101,11 +101,11 @@ def _load_third_party_parts() -> None:
             raise BraidError(
                 f"the parts of another package cannot be loaded ({type(error).__name__}: {error})",
                 f"entry point '{entry.name}' ({entry.value})",
-                "Mend, update or uninstall that package.",
+                "Fix, update or uninstall that package.",
             ) from error
 
 
 def import_files(package: str) -> None:
-    """Import every file below a package, so that a new file there is found without a list to edit."""
+    """Import every file below a package, so that a new file there needs no list to edit."""
     for file in walk_packages(import_module(package).__path__, f"{package}."):
         import_module(file.name)

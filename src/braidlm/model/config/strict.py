@@ -1,4 +1,4 @@
-"""Strict decoding of plain data into typed dataclasses, and back: every problem at once, each with its path."""
+"""Strict decoding of plain data into typed dataclasses, and back; errors list all problems, each with its path."""
 
 import dataclasses
 import types
@@ -13,8 +13,8 @@ from .registry import ADVICE, Choice, Registry
 class PartOf:
     """Marks a field as a choice from a registry: `Annotated[Choice, PartOf(norms, "layer")]`.
 
-    Written as a name (`rms`), or a mapping with `kind` and the part's own options (`{kind: rms, eps: 1e-6}`).
-    With `by_key`, as a name or a mapping of one key (`block: {layers: 2}`), which reads better in a list.
+    The data is a name (`rms`), or a mapping with `kind` and the part's own options (`{kind: rms, eps: 1e-6}`).
+    With `by_key` it is a name or a mapping of one key (`block: {layers: 2}`), which reads better in a list.
     """
 
     registry: Registry
@@ -27,7 +27,7 @@ def decode(cls: Any, data: Any, where: str = "") -> Any:
     problems: list[str] = []
     value = _decode(cls, data, where, problems)
     if problems:
-        raise BraidError("\n".join(sorted(problems, key=ADVICE.__eq__)))  # what to do comes last
+        raise BraidError("\n".join(sorted(problems, key=ADVICE.__eq__)))  # advice comes last
     return value
 
 
@@ -89,7 +89,7 @@ def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
 def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
     if hasattr(cls, "from_shorthand") and not isinstance(data, (dict, cls, type(None))):
         try:
-            data = cls.from_shorthand(data)  # a mapping, or an instance at once
+            data = cls.from_shorthand(data)  # a mapping or an instance
         except BraidError as error:
             advice = f". {error.todo}" if error.todo else ""
             problems.append(f"{_at(where)}{error.what.rstrip('.') if advice else error.what}{advice}")
@@ -119,7 +119,7 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
         return None
     try:
         return cls(**values)
-    except BraidError as error:  # a dataclass checks its own values together in __post_init__
+    except BraidError as error:  # from __post_init__, where a dataclass checks its values
         problems.extend(f"{_at(where)}{line}" for line in error.lines())
         return None
 
@@ -151,7 +151,7 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
     except BraidError as error:
         problem, *advice = error.lines()
         problems.append(f"{where}: {problem}")
-        if "Did you mean" not in problem:  # it is not just misspelled
+        if "Did you mean" not in problem:  # the name is not merely misspelled
             problems.extend(line for line in advice if line not in problems)
         return None
     inside = f"{where}.{kind}" if part.by_key else where

@@ -1,1 +1,1 @@
-"""What a block does to each token on its own."""
+"""Feed-forward parts and banks of them."""

@@ -1,4 +1,4 @@
-"""Feed-forward parts: what a block does to each token on its own."""
+"""Feed-forward parts, which transform each token on its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gated_hidden(width: int) -> int:
-    """Two thirds of 4 x width rounded up to 64: a gated part then costs what the plain one does."""
+    """Two thirds of 4 x width, rounded up to a multiple of 64: a gated part then costs as much as a plain one."""
     return (8 * width // 3 + 63) // 64 * 64
 
 
@@ -36,7 +36,7 @@ class FeedExpertsConfig(ExpertsConfig):
     """A bank of feed-forward parts."""
 
     shared: int | None = None
-    """Inner size of one more part that serves every token beside its experts; by default there is none."""
+    """Inner size of a shared expert, which every token uses beside those chosen; by default there is none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,12 +46,12 @@ class FeedExpertsConfig(ExpertsConfig):
 
 @dataclass
 class FeedConfig:
-    """What every feed-forward part has."""
+    """The options of every feed-forward part."""
 
     hidden: int | None = None
     """Inner size."""
     experts: FeedExpertsConfig | None = None
-    """How many parts of this shape there are to choose from, or their names and router; by default one."""
+    """The number of experts of this shape, or their names and router; by default one without a router."""
 
     def __post_init__(self) -> None:
         if self.hidden is not None and self.hidden < 1:
@@ -86,7 +86,7 @@ class MLP(nn.Module):
 
 @feeds.register("swiglu")
 class SwiGLU(nn.Module):
-    """Swish-gated unit (Llama); one fused product makes gate and value."""
+    """Swish-gated unit (Llama); one product computes gate and value."""
 
     stackable = True
 
@@ -97,7 +97,7 @@ class SwiGLU(nn.Module):
         bias: bool = False
         """Whether the matrices have biases."""
         learned_beta: bool = False
-        """Swish with a learned steepness per channel, as in PaPaformer."""
+        """Whether Swish has a learned beta per channel, as in PaPaformer."""
 
     def __init__(self, config: Config, width: int, stack: int | None = None):
         super().__init__()

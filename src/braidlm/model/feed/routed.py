@@ -1,12 +1,11 @@
-"""Feed-forward experts: a bank of parts of one shape, of which each token is served by a few."""
+"""Feed-forward experts: a bank of parts of one shape, of which a router chooses a few for each token."""
 
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from ..config.registry import Choice
-from ..routing.compute import is_sparse
-from ..routing.dispatch import sort_by_expert
+from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
@@ -24,9 +23,9 @@ def feed_part(choice: Choice, width: int, stack: int | None) -> nn.Module:
 
 
 class RoutedFeed(nn.Module):
-    """Each token's weighted sum of its few feed-forward parts, and of the shared one if there is one.
+    """The weighted sum of the experts chosen for each token, plus the shared expert if there is one.
 
-    Parts and router read the normalised stream; the block adds the sum to the stream.
+    Experts and router read the normalised stream; the block adds the sum to the stream.
     """
 
     def __init__(self, choice: Choice, config: FeedExpertsConfig, width: int):
@@ -41,13 +40,13 @@ class RoutedFeed(nn.Module):
 
     def forward(self, normed: Tensor) -> tuple[Tensor, Routings]:
         routing = self.router(normed)
-        fed = (self._sparse if is_sparse(self.compute, normed) else self._dense)(normed, routing)
-        return (fed if self.shared is None else fed + self.shared(normed)[0]), (routing,)
+        output = (self._sparse if is_sparse(self.compute, normed) else self._dense)(normed, routing)
+        return (output if self.shared is None else output + self.shared(normed)[0]), (routing,)
 
     def _sparse(self, normed: Tensor, routing: Routing) -> Tensor:
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
-        fed, _ = self.bank(permutation.gather(normed.flatten(0, 1)), permutation.groups)
-        return permutation.combine(fed, routing.weights_BTK.flatten(0, 1)).view_as(normed)
+        rows, _ = self.bank(permutation.gather(normed.flatten(0, 1)), permutation.groups)
+        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing) -> Tensor:
         return weighted_sum(self.bank(normed[None])[0], routing)

@@ -1,1 +1,1 @@
-"""Where a token becomes a vector, and a vector becomes scores of tokens and their loss."""
+"""Embeddings of tokens, and heads that compute logits and the loss."""

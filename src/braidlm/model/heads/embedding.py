@@ -1,4 +1,4 @@
-"""Embeddings: where a token becomes a vector."""
+"""Embeddings: from tokens to vectors."""
 
 from dataclasses import dataclass
 

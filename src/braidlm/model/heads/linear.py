@@ -1,4 +1,4 @@
-"""Heads: where a vector becomes logits, and the loss of the tokens that follow."""
+"""Heads: from vectors to logits and to the loss."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ heads = Registry("head", third_party=True)
 
 @heads.register("linear")
 class LinearHead(nn.Linear):
-    """A logit for each token by one product; it may share its matrix with the embedding."""
+    """A linear layer to logits; it may share its matrix with the embedding."""
 
     @dataclass
     class Config:
@@ -29,7 +29,7 @@ class LinearHead(nn.Linear):
 
         It equals `next_token_loss` of the logits; in training these are overwritten by their gradient to save memory.
         """
-        # Without gradients there is nothing to save, and the reference's own numbers are wanted.
+        # Without gradients this saves no memory, and evaluation should give exactly the reference's numbers.
         if not torch.is_grad_enabled() or self.bias is not None:
             return next_token_loss(self(hidden), targets, count)
         device = hidden.device.type
@@ -39,7 +39,7 @@ class LinearHead(nn.Linear):
         return _head_loss(hidden.flatten(0, -2).to(dtype), self.weight, targets.flatten(), total)
 
 
-@torch.compiler.disable  # faster than traced in the one trial there was (LOG.md)
+@torch.compiler.disable  # eager was faster than traced in a trial (LOG.md)
 def _head_loss(rows: Tensor, weight: Tensor, labels: Tensor, count: Tensor) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
         return HeadLoss.apply(rows, weight, labels, count)

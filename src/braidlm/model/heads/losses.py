@@ -1,4 +1,4 @@
-"""Losses of next tokens."""
+"""The next-token loss, and the same computed in less memory."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ IGNORED = -100
 def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
     """Cross entropy of labels that are already at the position predicting them.
 
-    The sum over labels is divided by `count` (by default their number): with accumulation or several processes the
-    caller gives the count of the whole batch, so that every token weighs the same.
+    The sum over labels is divided by `count`, by default their number; with gradient accumulation or several processes
+    the caller passes the count of the whole batch, so that every token has the same weight.
     """
     flat, targets = logits.flatten(0, -2), labels.flatten()
     if count is None:
@@ -24,14 +24,14 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None
 
 
 def shift_labels(labels: Tensor) -> Tensor:
-    """Hugging Face's labels (equal to the inputs) moved to the position that predicts them."""
+    """Move transformers' labels (equal to the inputs) to the positions that predict them."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
 
 class HeadLoss(torch.autograd.Function):
     """hidden [rows, width], weight [vocabulary, width], labels [rows], count [] -> summed loss / count.
 
-    The logits become their own gradient in place: autograd would keep logits and probabilities and allocate a third
+    The logits are overwritten by their gradient: autograd would keep logits and probabilities and allocate a third
     tensor of that size. The product is computed in the type of `hidden`; the weight may be wider. The reference is
     `next_token_loss` of the head's output.
     """
@@ -56,15 +56,15 @@ class HeadLoss(torch.autograd.Function):
 
 
 def logits_to_gradient_(logits: Tensor, labels: Tensor) -> Tensor:
-    """Losses [rows] of logits [rows, vocabulary], which become the gradient of the losses' sum."""
-    counted = labels != IGNORED
-    targets = torch.where(counted, labels, 0)[:, None]
+    """Return the losses [rows] of logits [rows, vocabulary], and overwrite the logits by the gradient of their sum."""
+    trained = labels != IGNORED
+    targets = torch.where(trained, labels, 0)[:, None]
     target_logits = logits.gather(1, targets)
-    highest = logits.amax(-1, keepdim=True)
+    max_logits = logits.amax(-1, keepdim=True)
     torch.softmax(logits, -1, out=logits)
-    # The probability of the highest logit is never too small for its logarithm.
-    log_total = highest - logits.amax(-1, keepdim=True).log()
+    # The largest probability never underflows, so that its logarithm is finite.
+    log_sum_exp = max_logits - logits.amax(-1, keepdim=True).log()
     logits.scatter_add_(1, targets, torch.full_like(target_logits, -1.0))
-    if logits.is_cuda or not bool(counted.all()):  # on a GPU the question itself would wait for the device
-        logits.masked_fill_(~counted[:, None], 0.0)
-    return torch.where(counted, (log_total - target_logits)[:, 0], 0.0)
+    if logits.is_cuda or not bool(trained.all()):  # on a GPU this test would wait for the device
+        logits.masked_fill_(~trained[:, None], 0.0)
+    return torch.where(trained, (log_sum_exp - target_logits)[:, 0], 0.0)

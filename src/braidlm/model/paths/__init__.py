@@ -1,1 +1,1 @@
-"""Parallel paths: the stages and joins that run several blocks side by side, and projections between widths."""
+"""Parallel paths and their joins, projections between widths, and switches for active paths and frozen parts."""

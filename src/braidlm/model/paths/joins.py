@@ -18,46 +18,46 @@ joins = Registry("join", third_party=True)
 
 @dataclass
 class JoinConfig:
-    """What every join has."""
+    """The options of every join."""
 
     residual: bool = False
-    """Whether what came into the layer is added to what the join makes."""
+    """Whether the layer's input is added to the join's output."""
     norm: Annotated[Choice, PartOf(norms)] | None = None
     """A normalisation of each path's output before the join; by default none."""
 
 
 @dataclass(frozen=True)
 class JoinShape:
-    """What a join connects."""
+    """The names and sizes of what a join connects."""
 
     names: tuple[str, ...]
-    """Of the paths."""
+    """Names of the paths."""
     widths: tuple[int, ...]
-    """Of the paths' outputs."""
+    """Widths of the paths' outputs."""
     width_in: int
-    """Of the stream that came into the layer."""
+    """Width of the stream into the layer."""
     width_out: int
-    """Of the stream that is wanted."""
+    """Width of the stream out of the layer."""
 
 
 class Join(nn.Module):
-    """The contract: outputs of the paths and the stream they read in, one stream of `width_out` and routings out."""
+    """The base class: `join` takes the paths' outputs and their input stream, and returns one stream and routings."""
 
     Config: Any = JoinConfig
     keeps_paths_separate = False
-    """Whether a path reads only its own part of the stream in the next layer."""
+    """Whether a path reads only its own slice of the stream in the next layer."""
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__()
         self.config, self.names, self.width_out = config, shape.names, shape.width_out
         self.address = ""
-        """The model's name for this join; the model sets it."""
+        """The module name of this join, set by the model."""
         self.inactive: frozenset[str] = frozenset()
-        """Paths that add nothing."""
+        """Names of inactive paths, which add nothing to the output."""
         self.residual = config.residual
         if config.residual and shape.width_in != shape.width_out:
             raise BraidError(
-                f"a residual around the join needs one width, and here {shape.width_in} becomes {shape.width_out}; "
+                f"a residual around the join needs equal widths, and here {shape.width_in} becomes {shape.width_out}; "
                 "leave out `to` and put a project stage after the parallel one"
             )
         self.norms = None
@@ -71,7 +71,7 @@ class Join(nn.Module):
         return (stream + joined if self.residual else joined), routings
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
-        raise NotImplementedError("abstract: each join has its own way")
+        raise NotImplementedError("each join implements this")
 
     def active(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs, with zeros for inactive paths."""
@@ -83,7 +83,7 @@ class Join(nn.Module):
 
 @joins.register("shared_linear")
 class SharedLinear(Join):
-    """One linear layer reads all paths side by side (PaPaformer's best)."""
+    """One linear layer reads the concatenated outputs of all paths (PaPaformer's best)."""
 
     @dataclass
     class Config(JoinConfig):
@@ -100,7 +100,7 @@ class SharedLinear(Join):
 
 @joins.register("concat")
 class Concat(Join):
-    """Side by side and nothing more: each path reads its own part again, so paths never mix inside the stage."""
+    """Concatenation: each path reads its own slice in the next layer, so that paths never mix inside the stage."""
 
     keeps_paths_separate = True
 
@@ -109,7 +109,7 @@ class Concat(Join):
         if shape.width_out != sum(shape.widths):
             raise BraidError(
                 f"widths do not add up: the paths have {' + '.join(map(str, shape.widths))} = {sum(shape.widths)} "
-                f"and concat is to give {shape.width_out}"
+                f"and concat must give {shape.width_out}"
             )
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
@@ -117,7 +117,7 @@ class Concat(Join):
 
 
 class SameWidthJoin(Join):
-    """A join that takes paths one for another: outputs of other widths than the stream's are projected to it first."""
+    """A base class for joins that first project the paths' outputs to the width of the stream."""
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__(config, shape)
@@ -128,11 +128,11 @@ class SameWidthJoin(Join):
                 if width != shape.width_in
             }
         )
-        grows = shape.width_out != shape.width_in
-        self.out = without_residual(nn.Linear(shape.width_in, shape.width_out, bias=False)) if grows else None
+        projects = shape.width_out != shape.width_in
+        self.out = without_residual(nn.Linear(shape.width_in, shape.width_out, bias=False)) if projects else None
 
     def to_stream_width(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Every output at the stream's width."""
+        """The outputs, projected where their width differs from the stream's."""
         return [self.leave[name](x) if name in self.leave else x for name, x in zip(self.names, outputs, strict=True)]
 
     def to_width_out(self, joined: Tensor) -> Tensor:
@@ -141,11 +141,11 @@ class SameWidthJoin(Join):
 
 @joins.register("add")
 class Add(SameWidthJoin):
-    """What each path changes is added to the stream, which itself counts once."""
+    """The change that each path makes is added to the stream, which itself is added once."""
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
         pairs = zip(self.names, self.to_stream_width(outputs), strict=True)
         active = {name: x for name, x in pairs if name not in self.inactive}
-        # A path of the stream's width gives the stream and its change; one that was projected or normalised, a change.
-        carried = 0 if self.norms is not None else sum(name not in self.leave for name in active)
-        return self.to_width_out(sum(active.values(), start=(1 - carried) * stream)), ()
+        # A path of the stream's width returns stream + change; a projected or normalised output is a change alone.
+        streams = 0 if self.norms is not None else sum(name not in self.leave for name in active)
+        return self.to_width_out(sum(active.values(), start=(1 - streams) * stream)), ()

@@ -15,8 +15,7 @@ from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
-from ..routing.compute import Compute, is_sparse
-from ..routing.dispatch import sort_by_expert
+from ..routing.dispatch import Compute, is_sparse, sort_by_expert
 from ..routing.experts import set_active_share
 from ..routing.router import RouterConfig
 from ..routing.routing import Routing, Routings
@@ -31,20 +30,20 @@ BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}
 
 @dataclass
 class PathConfig(BlockConfig):
-    """One path: a name, and blocks like those of any model."""
+    """The name of a path and the options of its blocks."""
 
     name: str = ""
-    """What the path is called, everywhere."""
+    """Name of the path."""
     width: int | None = None
-    """Channels of its blocks; by default the stream's, or with concat an equal part of it."""
+    """Channels of its blocks; by default the stream's, or with concat an equal slice of it."""
     depth: int | None = None
-    """How many blocks it has; by default one per layer."""
+    """Number of blocks; by default one per layer."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "_").isidentifier():
             raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
         if hasattr(nn.ModuleDict, self.name):
-            raise BraidError(f"a path cannot be called '{self.name}': that is a word of torch's")
+            raise BraidError(f"a path cannot be called '{self.name}': torch reserves that name")
         for key in ("width", "depth"):
             value = getattr(self, key)
             if value is not None and value < 1:
@@ -55,32 +54,32 @@ class PathConfig(BlockConfig):
 class SizedPath:
     """A path whose width and depth are known."""
 
-    blocks: PathConfig
+    config: PathConfig
     width: int
     depth: int
 
 
 def blocks_in_layer(depth: int, layers: int, layer: int) -> range:
-    """Which of a path's `depth` blocks stand in one of `layers` layers: spread evenly, in order, none left out."""
+    """The indices of a path's `depth` blocks that belong to one of `layers` layers, evenly spread and in order."""
     return range(layer * depth // layers, (layer + 1) * depth // layers)
 
 
 @stage_kinds.register("parallel")
 class ParallelStage(Stage):
-    """Layers of parallel paths. Paths of one shape are computed as one stacked product, others one by one."""
+    """Layers of parallel paths. Paths of one shape are computed as a stack, others one by one."""
 
     @dataclass
     class Config:
         paths: list[PathConfig]
-        """Names, or names with options of their own; those not given are the stage's, then the model's `block`."""
+        """Names, or names with options; by default these are the stage's, then those of the model's `block`."""
         layers: int = 1
-        """How many times the paths run side by side and are joined."""
+        """Number of layers, each of which runs the paths in parallel and joins them."""
         join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
         """How the paths become one stream after each layer."""
         to: int | None = None
-        """The width after the last layer; by default that of the stream that came in (concat: the paths' sum)."""
+        """Width after the last layer; by default that of the stage's input (concat: the sum of the paths' widths)."""
         stacked: bool = True
-        """Whether paths of one shape are computed as one; false keeps a module for each, the plain reference."""
+        """Whether paths of one shape are computed as a stack; false keeps a module for each, the plain reference."""
 
         def __post_init__(self) -> None:
             if self.layers < 1:
@@ -93,7 +92,7 @@ class ParallelStage(Stage):
 
     @classmethod
     def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-        """Give each path the stage's and the model's block options that it does not set itself."""
+        """Add to each path the block options of the stage and the model that it does not set itself."""
         own = {key: value for key, value in options.items() if key in BLOCK_OPTIONS}
         shared = inherit(template, own)
         rest = {key: value for key, value in options.items() if key not in BLOCK_OPTIONS}
@@ -121,13 +120,13 @@ class ParallelStage(Stage):
 
 
 class ParallelLayer(nn.Module):
-    """Some blocks of each path side by side, and their join."""
+    """The blocks of each path in one layer, and their join."""
 
     def __init__(self, config: ParallelStage.Config, paths: list[SizedPath], index: int, width: int, to: int | None):
         super().__init__()
         self.config = config
         counts = [len(blocks_in_layer(path.depth, config.layers, index)) for path in paths]
-        self.names = tuple(path.blocks.name for path in paths)
+        self.names = tuple(path.config.name for path in paths)
         self.widths = tuple(path.width for path in paths)
         join_kind = joins[config.join.kind]
         self.reads_own_slice = join_kind.keeps_paths_separate and width == sum(self.widths)
@@ -141,12 +140,12 @@ class ParallelLayer(nn.Module):
         else:
             self.paths = nn.ModuleDict()
             for path, count in zip(paths, counts, strict=True):
-                self.paths[path.blocks.name] = _blocks(path, count)
+                self.paths[path.config.name] = _blocks(path, count)
             self.enter = nn.ModuleDict(
                 {name: without_residual(nn.Linear(width, size, bias=False)) for name, size in sizes.items()}
             )
-        natural = sum(self.widths) if join_kind.keeps_paths_separate else width
-        self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or natural))
+        default_width = sum(self.widths) if join_kind.keeps_paths_separate else width
+        self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or default_width))
         self.width_out: int = self.join.width_out
         self.compute: Compute = getattr(config.join.options, "compute", "dense")
         if isinstance(self.join, Routed):
@@ -156,25 +155,25 @@ class ParallelLayer(nn.Module):
         if isinstance(self.join, Routed):
             return self._routed(self.join, hidden, span)
         outputs, routings = self.outputs(hidden, span)
-        joined, made = self.join(outputs, hidden)
-        return joined, routings + made
+        joined, join_routings = self.join(outputs, hidden)
+        return joined, routings + join_routings
 
     def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
-        """What each path makes of the stream."""
+        """The output of each path."""
         if self.stack is not None:
-            return self._stacked_outputs(hidden, span), ()  # stackable parts route nothing
+            return self._stacked_outputs(hidden, span), ()  # stackable parts have no routers
         outputs: list[Tensor] = []
         routings: Routings = ()
         for index, (name, stream) in enumerate(zip(self.names, self._read(hidden), strict=True)):
-            own = span if span.present is None else replace(span, present=span.present[index : index + 1])
+            path_span = span if span.present is None else replace(span, present=span.present[index : index + 1])
             for block in self.blocks(name):
-                stream, made = block(stream, own)
-                routings += made
+                stream, block_routings = block(stream, path_span)
+                routings += block_routings
             outputs.append(stream)
         return outputs, routings
 
     def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """Choose first, then compute: the chosen blocks only, or all of them."""
+        """Run the router first, then the chosen blocks only or all of them."""
         routing = join.router(hidden)
         span = span_for_scope(routing, span, join.scope)
         if self._can_be_sparse(join) and is_sparse(self.compute, hidden):
@@ -184,7 +183,7 @@ class ParallelLayer(nn.Module):
         return (hidden + joined if join.residual else joined), (*routings, routing)
 
     def _can_be_sparse(self, join: Routed) -> bool:
-        """Blocks of one shape, and one of them where it reads every token: the next would need the others' outputs."""
+        """Whether only the chosen blocks can be computed: a second block that reads all tokens needs all outputs."""
         if self.stack is None or self.enter is not None or len(join.leave):
             return False
         return len(self.stack) == 1 or (join.scope == "routed" and len(self.stack) > 1)
@@ -208,12 +207,12 @@ class ParallelLayer(nn.Module):
             set_active_attention_share(block.attention, share, self.join.scope)
 
     def blocks(self, name: str) -> Iterator[nn.Module]:
-        """The modules of one path here, where each path has its own."""
+        """The blocks of one path in this layer, where paths are not stacked."""
         assert self.paths is not None
         return self.paths[name].children()
 
     def _read(self, hidden: Tensor) -> list[Tensor]:
-        """What each path reads: the whole stream, its own part of it, or the stream projected to its width."""
+        """The input of each path: the whole stream, its own slice, or the stream projected to its width."""
         if self.reads_own_slice:
             return list(hidden.split(self.widths, dim=-1))
         assert isinstance(self.enter, nn.ModuleDict)
@@ -233,13 +232,13 @@ class ParallelLayer(nn.Module):
 def _blocks(path: SizedPath, count: int, stack: int | None = None) -> nn.ModuleList:
     """The blocks of a path, or of a stack of paths like it, in one layer."""
     try:
-        return nn.ModuleList(Block(path.blocks, path.width, stack) for _ in range(count))
+        return nn.ModuleList(Block(path.config, path.width, stack) for _ in range(count))
     except BraidError as error:
-        raise BraidError(error.what, f"path '{path.blocks.name}'", error.todo) from error
+        raise BraidError(error.what, f"path '{path.config.name}'", error.todo) from error
 
 
 def _experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], width: int) -> BlockConfig:
-    """A block whose attention and feed-forward are each chosen among the paths' own."""
+    """A block whose attention experts and feed-forward experts are those of the paths."""
     join, first = config.join.options, paths[0]
     if not _of_one_shape(paths):
         raise BraidError("paths chosen per sublayer must be of one shape: give them the same options")
@@ -248,17 +247,15 @@ def _experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], wid
         raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
     if first.depth != config.layers:
         raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
-    names = [path.blocks.name for path in paths]
+    names = [path.config.name for path in paths]
     router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
-    attention = replace(first.blocks.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
-    feed = replace(first.blocks.feed.options, experts=FeedExpertsConfig(names, router))
-    own = {field.name: getattr(first.blocks, field.name) for field in fields(BlockConfig)}
+    attention = replace(first.config.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
+    feed = replace(first.config.feed.options, experts=FeedExpertsConfig(names, router))
     return BlockConfig(
-        **own
-        | {
-            "attention": Choice(first.blocks.attention.kind, attention),
-            "feed": Choice(first.blocks.feed.kind, feed),
-        }
+        norm=first.config.norm,
+        attention=Choice(first.config.attention.kind, attention),
+        feed=Choice(first.config.feed.kind, feed),
+        dropout=first.config.dropout,
     )
 
 
@@ -273,12 +270,12 @@ def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
 
 def _of_one_shape(paths: list[SizedPath]) -> bool:
     first = paths[0]
-    if not can_stack(first.blocks):
+    if not can_stack(first.config):
         return False
-    unnamed = replace(first.blocks, width=None, depth=None)
+    shape = replace(first.config, width=None, depth=None)
     return all(
         (path.width, path.depth) == (first.width, first.depth)
-        and replace(path.blocks, name=unnamed.name, width=None, depth=None) == unnamed
+        and replace(path.config, name=shape.name, width=None, depth=None) == shape
         for path in paths
     )
 
@@ -290,6 +287,6 @@ def _inherited_paths(paths: Any, shared: dict[str, Any]) -> Any:
     if isinstance(paths, dict):
         paths = [{"name": name, **(own or {})} if isinstance(own or {}, dict) else own for name, own in paths.items()]
     if not isinstance(paths, list):
-        return paths  # decoding says what is wrong with it
+        return paths  # decoding raises the error
     named = [{"name": path} if isinstance(path, str) else path for path in paths]
     return [inherit(shared, path) if isinstance(path, dict) else path for path in named]

@@ -1,29 +1,81 @@
-"""Project: a linear change of the stream's width, for all tokens alike or by experts."""
+"""Project: a linear change of the stream's width, by one layer or by experts (MoEP)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BraidError
-from ..routing.routing import Routings
-from ..routing.stacked import without_residual
+from ..routing.dispatch import Groups, dispatch, is_sparse
+from ..routing.experts import ExpertsConfig, set_active_share
+from ..routing.router import TopKRouter
+from ..routing.routing import Routing, Routings
+from ..routing.stacked import StackedLinear, apply_linear, without_residual
 from ..span import Span
 from ..stages import Stage, stage_kinds
-from .expert_projection import ExpertProjection, ProjectionExpertsConfig
+
+
+@dataclass
+class ProjectionExpertsConfig(ExpertsConfig):
+    """A bank of projections and its router."""
+
+    kind: Literal["linear", "swiglu"] = "linear"
+    """Whether an expert is one matrix or a Swish-gated unit."""
+    hidden: int | None = None
+    """Inner size of a gated expert; by default 4 x the output width."""
+
+
+class ExpertProjection(nn.Module):
+    """The weighted sum of the projections that the router chose for each token."""
+
+    def __init__(self, config: ProjectionExpertsConfig, width: int, to: int, bias: bool):
+        super().__init__()
+        self.config, names, self.compute = config, config.expert_names, config.router.compute
+        self.router = TopKRouter(config.router, width, names)
+        self.gate_up: nn.Module | None = None
+        hidden = width
+        if config.kind == "swiglu":
+            hidden = config.hidden or 4 * to
+            self.gate_up = StackedLinear(len(names), width, 2 * hidden, bias)
+            set_active_share(self.gate_up, config.router.top_k / len(names))
+        self.out = without_residual(StackedLinear(len(names), hidden, to, bias))
+        set_active_share(self.out, config.router.top_k / len(names))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Routings]:
+        routing = self.router(hidden)
+        project = self._sparse if is_sparse(self.compute, hidden) else self._dense
+        return project(hidden, routing).view(*hidden.shape[:-1], -1), (routing,)
+
+    def _sparse(self, hidden: Tensor, routing: Routing) -> Tensor:
+        chosen, weights = routing.chosen_BTK.flatten(0, -2), routing.weights_BTK.flatten(0, -2)
+        return dispatch(hidden.flatten(0, -2), chosen, weights, len(self.router.choices), self.bank)
+
+    def _dense(self, hidden: Tensor, routing: Routing) -> Tensor:
+        outputs = self.bank(hidden.flatten(0, -2)[None])
+        return torch.einsum("etw,te->tw", outputs, routing.weights_BTN.flatten(0, -2).to(outputs.dtype))
+
+    def bank(self, rows: Tensor, groups: Groups | None = None) -> Tensor:
+        """Run the experts on rows sorted by expert, or every expert on every row [1, row, width]."""
+        if self.gate_up is None:
+            return apply_linear(self.out, rows, groups)
+        gate, up = apply_linear(self.gate_up, rows, groups).chunk(2, dim=-1)
+        return apply_linear(self.out, F.silu(gate) * up, groups)
 
 
 @stage_kinds.register("project")
 class ProjectStage(Stage):
-    """One linear layer to another width, or with `experts` a few of several for each token (MoEP)."""
+    """A linear layer to another width, or with `experts` several, of which a router chooses for each token (MoEP)."""
 
     @dataclass
     class Config:
         to: int
-        """The width that comes out."""
+        """Output width."""
         bias: bool = False
         """Whether the layer, or each expert, has a bias."""
         experts: ProjectionExpertsConfig | None = None
-        """How many experts, or their names, kind and router; by default none: one layer for all tokens."""
+        """The number of experts, or their names, kind and router; by default none: one layer for all tokens."""
 
         def __post_init__(self) -> None:
             if self.to < 1:

@@ -1,4 +1,4 @@
-"""The routed join: for each token the top k of the paths' blocks, chosen before they are computed (MoEP)."""
+"""The routed join: the top k of the paths' blocks for each token, chosen before they are computed (MoEP)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,21 +14,21 @@ from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
 
 @joins.register("routed")
 class Routed(SameWidthJoin):
-    """A router reads the stream and picks a few paths for each token; their outputs are summed by its weights (MoEP).
+    """A router reads the stream and chooses a few paths for each token; the output is their weighted sum (MoEP).
 
-    By default as in the authors' code: the router reads the un-normalised stream, a softmax over all, the top k made to
-    add up to 1, every block attending to all tokens, the Switch loss.
+    The defaults are those of the authors' code: the router reads the un-normalised stream, takes a softmax over all
+    paths and renormalises the top k; every block attends to all tokens; the loss is Switch Transformer's.
     """
 
     @dataclass
     class Config(RouterConfig):
         residual: bool = False
-        """Whether what came into the layer is added to what the join makes."""
+        """Whether the layer's input is added to the join's output."""
         scope: Scope = "all"
-        """Whose keys and values a block has: of all tokens, or only of the tokens routed to it."""
+        """Whether a block attends to all tokens, or only to those routed to it."""
         per: Literal["block", "sublayer"] = "block"
-        """What is chosen: whole blocks, each with its norms and residuals inside; or attention and feed-forward each by
-        a router of its own on the normalised stream, with one norm before and the residual outside."""
+        """What a router chooses: whole blocks with their norms and residuals; or attention and feed-forward, each with
+        a router of its own on the normalised stream, with one norm before it and the residual outside."""
 
     def __init__(self, config: Config, shape: JoinShape):
         super().__init__(JoinConfig(residual=config.residual), shape)
@@ -40,11 +40,11 @@ class Routed(SameWidthJoin):
         return self.weigh(outputs, routing), (routing,)
 
     def weigh(self, outputs: list[Tensor], routing: Routing) -> Tensor:
-        """The outputs of all paths for every token, by the router's weights."""
-        every = torch.stack(self.to_stream_width(outputs))
-        return self.to_width_out(torch.einsum("pbtw,btp->btw", every, routing.weights_BTN.to(every.dtype)))
+        """The weighted sum of the outputs of all paths."""
+        stacked = torch.stack(self.to_stream_width(outputs))
+        return self.to_width_out(torch.einsum("pbtw,btp->btw", stacked, routing.weights_BTN.to(stacked.dtype)))
 
     def finish(self, joined: Tensor, stream: Tensor) -> Tensor:
-        """What the paths' weighted sum becomes where it was computed for the chosen ones only."""
+        """Project the weighted sum of the chosen paths to the output width and add the residual."""
         joined = self.to_width_out(joined)
         return stream + joined if self.residual else joined

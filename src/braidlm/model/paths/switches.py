@@ -23,25 +23,25 @@ def path_names(model: nn.Module) -> tuple[str, ...]:
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
     """Make only these paths active; None for all. An inactive path adds nothing to the output of its join."""
     known = path_names(model)
-    wanted = set(known if names is None else names)
+    active = set(known if names is None else names)
     if names is not None and not known:
         raise BraidError("this model has no paths to choose from")
-    for name in sorted(wanted - set(known)):
+    for name in sorted(active - set(known)):
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
-    if known and not wanted:
+    if known and not active:
         raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
     for module in model.modules():
         if isinstance(module, Join):
-            module.inactive = frozenset(module.names) - wanted
+            module.inactive = frozenset(module.names) - active
         elif isinstance(module, TopKRouter):
-            module.inactive = frozenset(module.choices) & (set(known) - wanted)
+            module.inactive = frozenset(module.choices) & (set(known) - active)
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
-    """Keep these parts as they are in training: what is named in FREEZABLE.
+    """Exclude these parts, of those in FREEZABLE, from training.
 
-    `joins` are all that connects the others: joins, projections, the last norm; where attention and feed-forward are
-    chosen each by itself, their routers and norms. Learned positions are the embedding's.
+    `joins` includes projections and the last norm and, if attention and feed-forward are routed separately, their
+    routers and norms; `embedding` includes learned positions.
     """
     for part in parts:
         if part not in FREEZABLE:
@@ -63,7 +63,7 @@ def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
         yield body.norm
     elif part == "embedding":
         yield from (body.embedding, body.positions)
-    elif hasattr(model, "head"):  # a classifier has none
+    elif hasattr(model, "head"):  # a classifier has no such head
         yield model.head
 
 
@@ -76,5 +76,5 @@ def _layers(model: nn.Module) -> Iterator[ParallelLayer]:
 
 
 def _routed_blocks(model: nn.Module) -> Iterator[Any]:
-    """Blocks whose attentions and feed-forward parts are the paths."""
+    """Blocks whose attention experts and feed-forward experts are the paths."""
     return (layer for stage in _stages(model) for layer in stage.layers if isinstance(layer, Block))

@@ -1,1 +1,1 @@
-"""Who serves a token: routers, their record, sparse dispatch, stacked banks of experts and the routing losses."""
+"""Routers, the record of their choices, sparse dispatch, stacked banks of experts and the routing losses."""

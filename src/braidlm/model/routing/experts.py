@@ -1,4 +1,4 @@
-"""A bank of experts: modules of one shape, named, of which a router chooses a few for each token."""
+"""A bank of experts: named modules of one shape, of which a router chooses a few for each token."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ class ExpertsConfig:
     """The experts' names and their router."""
 
     names: list[str] | int
-    """One for each expert, or how many there are: they are then called expert_1, expert_2 and so on."""
+    """The names of the experts, or their number: they are then called expert_1, expert_2 and so on."""
     router: RouterConfig = field(default_factory=RouterConfig)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class ExpertsConfig:
 
 
 def set_active_share(bank: nn.Module, share: float) -> None:
-    """Record for the cost of a model that only this share of a bank's parameters and products serves a token."""
+    """Set the share of a bank's parameters and products that is active for a token, for the accounting of costs."""
     for module in bank.modules():
         module.active_share = share  # type: ignore[assignment]
         if isinstance(module, StackedLinear):
@@ -51,6 +51,6 @@ def set_active_share(bank: nn.Module, share: float) -> None:
 
 
 def check_stackable(registry: Registry, choice: Choice) -> None:
-    """Experts are computed as a stack, which not every part can be."""
+    """Refuse a part that cannot be stacked: experts are computed as a stack."""
     if not getattr(registry[choice.kind], "stackable", False):
         raise BraidError(f"{registry.noun} '{choice.kind}' cannot be one of several experts")

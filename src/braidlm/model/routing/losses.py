@@ -1,7 +1,7 @@
-"""Losses of routing: pure functions of a routing and of which tokens are real; padding never counts.
+"""Routing losses: pure functions of a routing and of a mask of real tokens, so that padding is never included.
 
-Each is minimised. Where a paper's formula or code pushes the other way than its text, the plain name does what the text
-says, and the formula and the code have names of their own.
+Where a paper's formula or code does the opposite of its text, the plain name does what the text says, and the formula
+and the code are registered as `..._as_printed` and `..._as_coded`.
 """
 
 import math
@@ -19,20 +19,20 @@ from .routing import Routing, Routings
 routing_losses = Registry("routing loss", third_party=True)
 
 Measure = Callable[[Routing, Tensor], Tensor]
-"""A function of a routing and of which tokens are real [batch, time]."""
+"""A function of a routing and of a mask of real tokens [batch, time]."""
 Evaluator = Callable[[Measure, list[Routing], Tensor], Tensor]
-"""Computes a measure of routings of one shape."""
+"""A function that computes a measure for each routing of a group of one shape."""
 
 
 @routing_losses.register("token_entropy")
 def token_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
-    """Keeps each token's probabilities soft: 0 when they are equal, log N when one choice has it all."""
+    """Keeps each token's probabilities soft: 0 when they are equal, log N when one of them is 1."""
     return math.log(len(routing.choices)) - _mean(_entropy(routing.probabilities_BTN), real_BT)
 
 
 @routing_losses.register("token_entropy_as_printed")
 def token_entropy_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
-    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper says it does."""
+    """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper's text says."""
     return _mean(_entropy(routing.probabilities_BTN), real_BT)
 
 
@@ -44,13 +44,13 @@ def token_entropy_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
 
 @routing_losses.register("load_balance")
 def load_balance(routing: Routing, real_BT: Tensor) -> Tensor:
-    """Spreads the tokens evenly: 0 when all choices are used alike, log N when one has all tokens."""
+    """Spreads tokens evenly: 0 when all choices are used equally, log N when one has all tokens."""
     return math.log(len(routing.choices)) - _entropy(_mean(routing.probabilities_BTN, real_BT))
 
 
 @routing_losses.register("load_balance_as_printed")
 def load_balance_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
-    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so it rewards collapse."""
+    """PaPaformer's Eq. 9: lowest when one choice has all tokens, so that it rewards collapse."""
     return _entropy(_mean(routing.probabilities_BTN, real_BT))
 
 
@@ -62,7 +62,7 @@ def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
 
 @routing_losses.register("switch")
 def switch(routing: Routing, real_BT: Tensor) -> Tensor:
-    """Switch Transformer's: N x the sum of mean probability x share of the picks; 1 when even, N when one has all."""
+    """Switch Transformer's: N x the sum of mean probability x share of tokens; 1 when even, N when one has all."""
     picks = (routing.weights_BTN.detach() > 0).float()
     share = _mean(picks / picks.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
     return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
@@ -72,38 +72,38 @@ def switch(routing: Routing, real_BT: Tensor) -> Tensor:
 def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     """Keeps the router's scores small: the mean square of their log-sum-exp."""
     if routing.scores_BTN is None:
-        raise BraidError(f"{routing.name}: this router does not give its scores, which z_loss needs")
+        raise BraidError(f"{routing.name}: z_loss needs the router's scores, which this router does not return")
     return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
 
 
 def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> Tensor:
-    """The sum over routers of the losses that they add to the training loss."""
+    """The sum of all routers' losses, each with its weight."""
     total = torch.zeros((), device=real_BT.device)
-    for alike in _group_by_shape(routings):
-        for name, weight in alike[0].losses.items():
-            total = total + weight * (evaluate or evaluate_each)(routing_losses[name], alike, real_BT).sum()
+    for group in _group_by_shape(routings):
+        for name, weight in group[0].losses.items():
+            total = total + weight * (evaluate or evaluate_each)(routing_losses[name], group, real_BT).sum()
     return total
 
 
 def usages(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
-    """For each router by name, the share of the real tokens' weight that each of its choices has, [N]."""
+    """By router, each choice's share [N] of the real tokens' weights."""
     return _by_name(usage, routings, real_BT, evaluate or evaluate_each)
 
 
 def loads(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> dict[str, Tensor]:
-    """For each router by name, the share of the real tokens' picks that each of its choices has, [N]."""
+    """By router, each choice's share [N] of the real tokens' selections, unweighted."""
     return _by_name(load, routings, real_BT, evaluate or evaluate_each)
 
 
 def _by_name(measure: Measure, routings: Routings, real_BT: Tensor, evaluate: Evaluator) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
-    for alike in _group_by_shape(routings):
-        values |= zip((r.name for r in alike), evaluate(measure, alike, real_BT).detach().unbind(), strict=True)
+    for group in _group_by_shape(routings):
+        values |= zip((r.name for r in group), evaluate(measure, group, real_BT).detach().unbind(), strict=True)
     return {routing.name: values[routing.name] for routing in routings}
 
 
 def _group_by_shape(routings: Routings) -> list[list[Routing]]:
-    """Routings that one computation can serve: of one shape, with the same losses."""
+    """Groups of routings that can be computed together: of one shape, with the same losses."""
     groups: dict[object, list[Routing]] = {}
     for routing in routings:
         shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None)
@@ -111,23 +111,23 @@ def _group_by_shape(routings: Routings) -> list[list[Routing]]:
     return list(groups.values())
 
 
-def evaluate_each(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
-    """A measure of every routing; on a GPU, where small operations cost most, by one computation for all of them."""
+def evaluate_each(measure: Measure, group: list[Routing], real_BT: Tensor) -> Tensor:
+    """A measure of each routing of a group; on a GPU all at once, since small operations are slow there."""
     if not real_BT.is_cuda or torch.compiler.is_compiling():
-        return torch.stack([measure(routing, real_BT) for routing in alike])
-    return evaluate_together(measure, alike, real_BT)
+        return torch.stack([measure(routing, real_BT) for routing in group])
+    return evaluate_together(measure, group, real_BT)
 
 
-def evaluate_together(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
-    """The same by one vectorised call."""
+def evaluate_together(measure: Measure, group: list[Routing], real_BT: Tensor) -> Tensor:
+    """A measure of each routing of a group, by one vectorised call."""
     names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
-    names += ["scores_BTN"] if alike[0].scores_BTN is not None else []
+    names += ["scores_BTN"] if group[0].scores_BTN is not None else []
 
-    def one(*parts: Tensor) -> Tensor:
-        changed: dict[str, Any] = dict(zip(names, parts, strict=True))
-        return measure(replace(alike[0], **changed), real_BT)
+    def evaluate_one(*tensors: Tensor) -> Tensor:
+        changed: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        return measure(replace(group[0], **changed), real_BT)
 
-    return torch.vmap(one)(*(torch.stack([getattr(routing, name) for routing in alike]) for name in names))
+    return torch.vmap(evaluate_one)(*(torch.stack([getattr(routing, name) for routing in group]) for name in names))
 
 
 def check_losses(names: Iterable[str]) -> None:
@@ -138,25 +138,25 @@ def check_losses(names: Iterable[str]) -> None:
 
 
 def usage(routing: Routing, real_BT: Tensor) -> Tensor:
-    """The share of the real tokens' weight that each choice has, [N]."""
+    """Each choice's share [N] of the real tokens' weights."""
     share = _mean(routing.weights_BTN, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 
 def load(routing: Routing, real_BT: Tensor) -> Tensor:
-    """The share of the real tokens' picks that each choice has, whatever the picks count, [N]."""
+    """Each choice's share [N] of the real tokens' selections, unweighted."""
     picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
     share = _mean(picks, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
-    """In nats, over the last dimension; 0 log 0 is 0, and its gradient finite."""
+    """The entropy in nats over the last dimension; 0 log 0 is 0, with a finite gradient."""
     return -(probabilities.float() * probabilities.float().clamp_min(1e-9).log()).sum(-1)
 
 
 def _mean(values_BT: Tensor, real_BT: Tensor) -> Tensor:
-    """Over real tokens; further dimensions stay."""
+    """The mean over real tokens; further dimensions stay."""
     real = real_BT.to(torch.float32)
     weighted = values_BT.float() * real[(...,) + (None,) * (values_BT.ndim - 2)]
     return weighted.sum((0, 1)) / real.sum().clamp_min(1.0)

@@ -12,7 +12,7 @@ from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
 from ..norms import norms
-from .compute import Compute
+from .dispatch import Compute
 from .losses import check_losses
 from .routing import Routing
 

@@ -1,7 +1,7 @@
-"""Modules of one shape computed as one: their parameters stacked along a first dimension, called the stack.
+"""Stacks: modules of one shape (the members) computed as one, their parameters stacked along a first dimension.
 
-Inside a stack the stream is [member, batch, time, width], or [1, batch, time, width] where all members read the same;
-or, where each member serves some tokens only, rows [row, width] sorted by member, with their `Groups`.
+Inside a stack the stream is [member, batch, time, width], or [1, batch, time, width] if all members read the same one.
+If each member is run on some tokens only, it is rows [row, width] sorted by member, with their `Groups`.
 """
 
 from typing import TypeVar
@@ -16,12 +16,12 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class StackedLinear(nn.Module):
-    """As many linear layers as `stack`; weight [member, inputs, outputs]."""
+    """A stack of linear layers; weight [member, inputs, outputs]."""
 
     active_share = 1.0
-    """Of its parameters, how many serve a token; less where a router chooses among the members."""
+    """The share of the parameters that is active for a token; less than 1 if a router chooses among the members."""
     product_share = 1.0
-    """Of its products, how many are computed for a token."""
+    """The share of the products that is computed for a token."""
 
     def __init__(self, stack: int, inputs: int, outputs: int, bias: bool = False):
         super().__init__()
@@ -30,21 +30,21 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(stack, outputs)) if bias else None
 
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
-        """Of all outputs, those in `columns`."""
+        """Compute the outputs in `columns`, by default all."""
         weight = self.weight[:, :, columns]
         bias = None if self.bias is None else self.bias[:, columns]
         if groups is not None:
             return grouped_product(x, weight, bias, groups)
         rows = x.flatten(1, -2).expand(self.stack, -1, -1)
-        made = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias[:, None], rows, weight)
-        return made.unflatten(1, x.shape[1:-1])
+        outputs = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias[:, None], rows, weight)
+        return outputs.unflatten(1, x.shape[1:-1])
 
     def extra_repr(self) -> str:
         return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
 
 
 def apply_linear(layer: nn.Module, x: Tensor, groups: Groups | None) -> Tensor:
-    """A layer of one module, or of a stack whose rows are sorted into groups."""
+    """Call a linear layer, or a stack of them on rows sorted into groups."""
     return layer(x) if groups is None else layer(x, groups)
 
 
@@ -54,7 +54,7 @@ def linear(stack: int | None, inputs: int, outputs: int, bias: bool = False) -> 
 
 
 def without_residual(layer: Layer) -> Layer:
-    """Mark a linear layer that the stream passes through with nothing beside it: it begins by keeping the scale."""
+    """Mark a linear layer that has no residual around it: its initialisation keeps the scale of the stream."""
     layer.no_residual = True  # type: ignore[assignment]
     return layer
 
@@ -65,27 +65,27 @@ def vector(stack: int | None, size: int) -> nn.Parameter:
 
 
 def expand_vector(parameter: Tensor, x: Tensor, groups: Groups | None = None) -> Tensor:
-    """A vector, or a stack of them, shaped to meet `x` channel by channel."""
+    """A learned vector, or a stack of them, in a shape that broadcasts with `x`."""
     if groups is not None:
         return groups.repeat(parameter, x)
     return parameter if parameter.ndim == 1 else parameter.unflatten(0, (-1,) + (1,) * (x.ndim - 2))
 
 
 def is_vector(module: nn.Module, parameter: Tensor) -> bool:
-    """Whether a module's own parameter is a vector or a stack of vectors: a bias, a norm's scale, a steepness."""
+    """Whether a module's own parameter is a vector or a stack of vectors: a bias, a norm's scale, a Swish beta."""
     return parameter.ndim - (getattr(module, "stack", None) is not None) < 2
 
 
 def fan_in(module: nn.Module, parameter: Tensor) -> int:
-    """How many inputs a matrix sums over."""
+    """The number of inputs of a matrix."""
     return parameter.shape[-2] if parameter.ndim == 3 else parameter.shape[-1]  # banks are [member, in, out]
 
 
 def stack_kwargs(stack: int | None) -> dict[str, int]:
-    """The constructor's argument for a stack; parts that cannot be stacked have no such parameter."""
+    """The keyword argument for a stack; parts that cannot be stacked have no such parameter."""
     return {} if stack is None else {"stack": stack}
 
 
 def weighted_sum(outputs_EBTW: Tensor, routing: Routing) -> Tensor:
-    """The outputs of all members of a stack for every token, weighted by the routing: 0 for those not chosen."""
+    """The sum over the members of a stack of their outputs for every token, weighted by the routing."""
     return torch.einsum("ebtw,bte->btw", outputs_EBTW, routing.weights_BTN.to(outputs_EBTW.dtype))
