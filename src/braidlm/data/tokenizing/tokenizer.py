@@ -47,15 +47,9 @@ class SpecialTokens:
                 raise BraidError(f"the special token of role '{role}' is empty")
             if role:
                 roles[role] = token
-        # The token that begins a text is the one that ends it, unless it is named.
-        return cls(
-            eos=roles.get("eos"),
-            bos=roles.get("bos", roles.get("eos")),
-            pad=roles.get("pad"),
-            unk=roles.get("unk"),
-            mask=roles.get("mask"),
-            order=tuple(dict.fromkeys(token for _, token in pairs)),
-        )
+        tokens_of = {role: roles.get(role) for role in ROLES}
+        tokens_of["bos"] = roles.get("bos", roles.get("eos"))  # unless it is named, it is the one that ends a text
+        return cls(**tokens_of, order=tuple(dict.fromkeys(token for _, token in pairs)))
 
     def roles(self) -> dict[str, str]:
         """The roles that have a token."""
@@ -115,14 +109,6 @@ class BraidTokenizer:
     def pad_id(self) -> int | None:
         return self._id(self.special.pad)
 
-    @property
-    def unk_id(self) -> int | None:
-        return self._id(self.special.unk)
-
-    @property
-    def mask_id(self) -> int | None:
-        return self._id(self.special.mask)
-
     @cached_property
     def definition(self) -> dict[str, Any]:
         """Everything that determines the ids of a text, in one canonical form."""
@@ -172,6 +158,7 @@ class BraidTokenizer:
         facts = json.loads(self.backend.to_str())
         write_text(folder / "tokenizer.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config["model_input_names"] = ["input_ids", "attention_mask"]  # Transformers 4 would add token_type_ids
         config |= {key: self.settings[key] for key in KEPT_SETTINGS if key in self.settings}
         config |= {f"{role}_token": token for role, token in self.special.roles().items()}
         write_json(folder / "tokenizer_config.json", config)
