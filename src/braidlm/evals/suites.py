@@ -2,35 +2,12 @@
 
 from collections.abc import Sequence
 
+from braidlm.evals.babylm.conventions import FAST, FULL, GLUE
+
 SUITES: dict[str, tuple[str, ...]] = {
-    "babylm_fast": (
-        "blimp_fast",
-        "supplement_fast",
-        "ewok_fast",
-        "entity_tracking_fast",
-        "wug_adj",
-        "wug_past",
-        "reading",
-    ),
-    "babylm_full": (
-        "blimp_filtered",
-        "blimp_supplement",
-        "ewok",
-        "entity_tracking",
-        "wug_adj",
-        "wug_past",
-        "comps",
-        "reading",
-    ),
-    "glue_babylm": (
-        "superglue_boolq",
-        "glue_mnli",
-        "glue_mrpc",
-        "superglue_multirc",
-        "glue_qqp",
-        "glue_rte",
-        "superglue_wsc",
-    ),
+    "babylm_fast": tuple(FAST),
+    "babylm_full": tuple(FULL),
+    "glue_babylm": tuple(GLUE),
     "choice": (
         "arc_easy",
         "arc_challenge",

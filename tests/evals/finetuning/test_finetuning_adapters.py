@@ -10,7 +10,7 @@ from labelled_examples import STACKED, evaluated, write_answerable
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import Settings
-from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, merge_adapters, targets
+from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, targets
 from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.finetuning.hyperparameters import LORA, hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune, predict
@@ -70,7 +70,7 @@ def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]
                 parameter.normal_(std=0.1)
     ids, lasts = torch.randint(0, 200, (4, 9)), torch.tensor([8, 3, 0, 5])
     expected, _ = classify(model, ids, lasts)
-    merged = merge_adapters(adapted)
+    merged = adapted.merge_and_unload()
     assert set(merged.state_dict()) == set(before)
     found, _ = classify(merged, ids, lasts)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

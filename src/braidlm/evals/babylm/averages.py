@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from braidlm.evals.babylm.conventions import AOA, GLUE
 from braidlm.evals.results import Evaluation, TaskResult
-from braidlm.evals.suites import SUITES
 
 ONE_OF = {
     "blimp": ("blimp_filtered", "blimp_fast"),
@@ -35,10 +35,8 @@ COLUMNS = {
     "COMPS": ("comps",),
     "Reading": READING,
 }
-AOA = "aoa"
 SHARED = {*ONE_OF, *READING} - {"comps"}
 """Benchmarks of both the fast and the full evaluation: a table shows no average without one of them."""
-GLUE = SUITES["glue_babylm"]
 KINDS = {
     "challenge": ("BabyLM average", "the mean over the benchmarks, GLUE being one"),
     "challenge_with_aoa": ("BabyLM average with AoA", "the same with age of acquisition"),

@@ -8,29 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.files import read_json
-from braidlm.evals.babylm.conventions import words_in_name
-from braidlm.evals.suites import SUITES
+from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE, words_in_name
 
-FULL = {
-    "blimp_filtered": ("blimp", "blimp/blimp_filtered"),
-    "blimp_supplement": ("blimp_supplement", "blimp/supplement_filtered"),
-    "ewok": ("ewok", "ewok/ewok_filtered"),
-    "entity_tracking": ("entity_tracking", "entity_tracking/entity_tracking"),
-    "wug_adj": ("wug_adj", "wug_adj/wug_adj_nominalization"),
-    "wug_past": ("wug_past", "wug_past/wug_past_tense"),
-    "comps": ("comps", "comps/comps"),
-    "reading": ("reading", "reading"),
-}
-"""For each of our tasks the pipeline's name in the collated file, and its folder."""
-FAST = {
-    "blimp_fast": ("blimp", "blimp/blimp_fast"),
-    "supplement_fast": ("blimp_supplement", "blimp/supplement_fast"),
-    "ewok_fast": ("ewok", "ewok/ewok_fast"),
-    "entity_tracking_fast": ("entity_tracking", "entity_tracking/entity_tracking_fast"),
-    **{name: FULL[name] for name in ("wug_adj", "wug_past", "reading")},
-}
-GLUE = {name: name.partition("_")[2] for name in SUITES["glue_babylm"]}
-AOA = "aoa"
 MAIN, BACKEND = "main", "causal"
 COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"
 OURS = "braid.json"

@@ -1,4 +1,4 @@
-"""Conventions of the BabyLM 2025 challenge: where its data lies and comes from, and names of checkpoints."""
+"""Conventions of the BabyLM 2025 challenge: its tasks, where its data lies and comes from, names of checkpoints."""
 
 import re
 
@@ -12,6 +12,30 @@ COMMAND = (
 """How to get all of it; shown once, however many of its tasks are evaluated."""
 LICENCE = "Apache 2.0 (BabyLM's files)"
 """The LICENSE beside the data; the data sets that it was made from have terms of their own."""
+FULL = {
+    "blimp_filtered": ("blimp", "blimp/blimp_filtered"),
+    "blimp_supplement": ("blimp_supplement", "blimp/supplement_filtered"),
+    "ewok": ("ewok", "ewok/ewok_filtered"),
+    "entity_tracking": ("entity_tracking", "entity_tracking/entity_tracking"),
+    "wug_adj": ("wug_adj", "wug_adj/wug_adj_nominalization"),
+    "wug_past": ("wug_past", "wug_past/wug_past_tense"),
+    "comps": ("comps", "comps/comps"),
+    "reading": ("reading", "reading"),
+}
+"""The tasks of the full evaluation: of each the pipeline's name in the collated file, and its folder."""
+FAST = {
+    "blimp_fast": ("blimp", "blimp/blimp_fast"),
+    "supplement_fast": ("blimp_supplement", "blimp/supplement_fast"),
+    "ewok_fast": ("ewok", "ewok/ewok_fast"),
+    "entity_tracking_fast": ("entity_tracking", "entity_tracking/entity_tracking_fast"),
+    **{name: FULL[name] for name in ("wug_adj", "wug_past", "reading")},
+}
+"""The tasks of the fast evaluation, for checkpoints."""
+_GLUE = ("superglue_boolq", "glue_mnli", "glue_mrpc", "superglue_multirc", "glue_qqp", "glue_rte", "superglue_wsc")
+GLUE = {task: task.partition("_")[2] for task in _GLUE}
+"""The tasks with fine-tuning, and the pipeline's names."""
+AOA = "aoa"
+"""Age of acquisition, a task of all checkpoints of a run."""
 MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 

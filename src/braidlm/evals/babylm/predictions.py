@@ -21,18 +21,9 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import read_json, write_text
-from braidlm.evals.babylm.collation import (
-    AOA,
-    COLLATED,
-    FAST,
-    FULL,
-    GLUE,
-    MAIN,
-    OURS,
-    collate,
-    missing_entries,
-    zero_shot,
-)
+from braidlm.evals.babylm.collation import COLLATED, MAIN, OURS, collate, missing_entries, zero_shot
+from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE
+from braidlm.evals.formats.ranked_options import predictions_by_set
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 from braidlm.evals.suites import expand
 from braidlm.evals.tasks import TASKS, OpenTask
@@ -125,9 +116,9 @@ def _write_model(opened: _TaskData, model: ModelResults, folder: Path, written: 
             written.files.append(_write(path, opened.of(task).predictions(result)))
         elif task in GLUE and model.run is None:
             _check_items(result)
-            labels = [_label(GLUE[task], index, label) for index, label in enumerate(result.items[GLUE[task]])]
+            labels = [int(label) for label in result.items[GLUE[task]]]
             path = folder / revision / "finetune" / GLUE[task] / "predictions.json"
-            written.files.append(_write(path, {GLUE[task]: {"predictions": labels}}))
+            written.files.append(_write(path, predictions_by_set(labels, [GLUE[task]] * len(labels))))
         if model.run is not None and task in FAST:
             record["fast_scores"][FAST[task][0]] = _shares(task, result)
     written.files.append(_write(folder / revision / OURS, record))
@@ -149,10 +140,6 @@ def _check_items(result: TaskResult) -> None:
             f"the answers of '{result.task}' were not kept",
             todo="Delete the folder `kept` of the evaluation and evaluate again.",
         )
-
-
-def _label(task: str, index: int, label: Any) -> dict[str, Any]:
-    return {"id": f"{task}_{index}", "pred": int(label)}
 
 
 def _shares(task: str, result: TaskResult) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""LoRA through peft: which matrices of a model get adapters, and how they are merged at the end."""
+"""LoRA through peft: which matrices of a model get adapters."""
 
 from typing import Any
 
@@ -60,8 +60,3 @@ def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
         **chosen,
     )
     return get_peft_model(model, config)
-
-
-def merge_adapters(adapted: Any) -> Any:
-    """The classifier with its adapters merged into its matrices: an ordinary model again."""
-    return adapted.merge_and_unload()

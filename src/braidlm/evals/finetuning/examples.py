@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import sha256_of
 from braidlm.evals.files.json_rows import json_lines
 from braidlm.evals.files.text_files import files_of
-from braidlm.evals.finetuning.data_sets import DataSet, Files
+from braidlm.evals.finetuning.data_sets import LABEL_RANGE, DataSet, Files
 
 Row = Mapping[str, Any]
 LABEL = "label"
@@ -135,11 +135,10 @@ def _texts(data_set: DataSet, row: Row, where: str) -> tuple[str, str | None]:
             raise BraidError(f"there is no '{name}'.{did_you_mean(name, row).replace('There are', 'It has')}", where)
         if not isinstance(row[name], str):
             raise BraidError(f"'{name}' is to be a text, not {json.dumps(row[name])[:40]}", where)
-    first = data_set.first.format_map(row)
-    second = None if data_set.second is None else data_set.second.format_map(row)
-    if not (first + (second or "")).strip():
+    first, *second = (template.format_map(row) for template in data_set.texts)
+    if not "".join((first, *second)).strip():
         raise BraidError("there is no text", where)
-    return first, second
+    return first, second[0] if second else None
 
 
 def _label(data_set: DataSet, row: Row, where: str) -> float:
@@ -159,7 +158,7 @@ def _label(data_set: DataSet, row: Row, where: str) -> float:
 
 
 def _number(data_set: DataSet, value: Any, where: str) -> float:
-    low, high = data_set.label_range
+    low, high = LABEL_RANGE
     try:
         number = float(value)
     except (TypeError, ValueError):

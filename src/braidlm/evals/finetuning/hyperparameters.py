@@ -5,10 +5,9 @@ Adapters (LoRA) are trained with the values of the PaPaformer paper (its Table 5
 the learning rate for all parameters, 3e-5, would hardly change adapters.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import Settings
@@ -19,22 +18,22 @@ SEEDS = (42, 12, 3, 100, 200)
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """All hyperparameters of fine-tuning but the seed."""
+    """All hyperparameters of fine-tuning but the seed; the defaults are those for all parameters."""
 
-    method: Literal["full", "lora"]
-    learning_rate: float
-    batch_size: int
-    epochs: int
-    length: int
+    method: Literal["full", "lora"] = "full"
+    learning_rate: float = 3e-5
+    batch_size: int = 32
+    epochs: int = 10
+    length: int = 512
     """The maximum tokens of an example."""
-    patience: int | None
+    patience: int | None = None
     """Epochs without a better score after which training ends; None for never."""
-    schedule: Literal["cosine", "linear"]
-    warmup: float
+    schedule: Literal["cosine", "linear"] = "cosine"
+    warmup: float = 0.06
     """The fraction of all steps in which the learning rate rises."""
-    final: float
+    final: float = 0.1
     """The fraction of the learning rate at the end."""
-    weight_decay: float
+    weight_decay: float = 0.01
     rank: int = 8
     alpha: int = 16
     adapter_dropout: float = 0.1
@@ -49,22 +48,11 @@ class Hyperparameters:
         return self.learning_rate * (self.final + (1 - self.final) * decay)
 
 
-FULL = Hyperparameters(
-    method="full",
-    learning_rate=3e-5,
-    batch_size=32,
-    epochs=10,
-    length=512,
-    patience=None,
-    schedule="cosine",
-    warmup=0.06,
-    final=0.1,
-    weight_decay=0.01,
-)
-FULL_FOR: dict[str, dict[str, Any]] = {
-    "boolq": {"batch_size": 16},
-    "multirc": {"batch_size": 16},
-    "wsc": {"epochs": 30},
+FULL = Hyperparameters()
+FULL_FOR = {
+    "boolq": replace(FULL, batch_size=16),
+    "multirc": replace(FULL, batch_size=16),
+    "wsc": replace(FULL, epochs=30),
 }
 """The pipeline's exceptions."""
 LORA = Hyperparameters(
@@ -84,13 +72,10 @@ LORA = Hyperparameters(
 def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:
     """The paper's values, overridden by the user's settings."""
     _check(settings)
-    if settings.finetune == "full":
-        defaults = dataclasses.replace(FULL, **FULL_FOR.get(data_set, {}))
-    else:
-        defaults = LORA
+    defaults = FULL_FOR.get(data_set, FULL) if settings.finetune == "full" else LORA
     names = ("learning_rate", "batch_size", "epochs", "length", "patience")
     overrides = {name: value for name in names if (value := getattr(settings, f"finetune_{name}")) is not None}
-    return dataclasses.replace(defaults, **overrides)
+    return replace(defaults, **overrides)
 
 
 def seeds_for(settings: Settings) -> list[int]:

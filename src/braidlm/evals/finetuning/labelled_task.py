@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.adapters import check_peft
 from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
-from braidlm.evals.finetuning.examples import LabelledData, read_labelled
+from braidlm.evals.finetuning.examples import LabelledData
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters, hyperparameters_for, seeds_for
 from braidlm.evals.finetuning.loop import FineTunedModel, TokenizedData, fine_tune
 from braidlm.evals.finetuning.metrics import all_metrics, constant_answer, standard_error
@@ -46,11 +45,18 @@ class LabelledTask:
         hyperparameters = hyperparameters_for(self.data.data_set.name, model.settings)
         seeds = seeds_for(model.settings)
         data = self.tokenize(model, hyperparameters)
-        progress = _Progress(advance, data, hyperparameters.epochs, len(seeds))
-        tuned = []
-        for seed in seeds:
-            tuned.append(fine_tune(model.model, data, hyperparameters, seed, progress.add))
-            progress.finish_seed()
+        tokens_per_seed = hyperparameters.epochs * int(data.train.lengths.sum() + data.valid.lengths.sum())
+        total, done, tuned = tokens_per_seed * len(seeds), 0, []
+
+        def add(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            if advance is not None:
+                advance(min(done, total), total)
+
+        for finished, seed in enumerate(seeds, 1):
+            tuned.append(fine_tune(model.model, data, hyperparameters, seed, add))
+            add(finished * tokens_per_seed - done)  # a seed that ends early counts as whole
         return task_result(task, data, hyperparameters, seeds, tuned, self.data.data_set)
 
     def tokenize(self, model: EvaluatedModel, hyperparameters: Hyperparameters) -> TokenizedData:
@@ -60,11 +66,6 @@ class LabelledTask:
         train, valid = (encode(model.tokenizer, some.texts, max_length, model.device) for some in examples)
         classes, metric = self.data.data_set.classes, self.data.data_set.metric
         return TokenizedData(train, self.data.train.labels, valid, self.data.valid.labels, classes, metric, max_length)
-
-
-def open_labelled(data_set: DataSet, path: Path) -> LabelledTask:
-    """A data set, read and checked."""
-    return LabelledTask(read_labelled(data_set, path))
 
 
 def task_result(
@@ -112,22 +113,3 @@ def _total_error(metric: str, data: TokenizedData, tuned: list[FineTunedModel], 
         return None
     of_seeds = float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else 0.0
     return math.sqrt(float(np.mean(of_items)) ** 2 + of_seeds)
-
-
-class _Progress:
-    """Progress in tokens over all seeds and epochs; a seed that ends early counts as whole."""
-
-    def __init__(self, advance: ProgressCallback | None, data: TokenizedData, epochs: int, seeds: int):
-        self.advance = advance
-        self.of_seed = epochs * int(data.train.lengths.sum() + data.valid.lengths.sum())
-        self.total = self.of_seed * seeds
-        self.finished, self.tokens = 0, 0
-
-    def add(self, tokens: int) -> None:
-        self.tokens += tokens
-        if self.advance is not None:
-            self.advance(min(self.finished * self.of_seed + self.tokens, self.total), self.total)
-
-    def finish_seed(self) -> None:
-        self.finished, self.tokens = self.finished + 1, 0
-        self.add(0)

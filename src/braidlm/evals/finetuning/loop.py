@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.finetuning import batches
-from braidlm.evals.finetuning.adapters import add_adapters, merge_adapters
+from braidlm.evals.finetuning.adapters import add_adapters
 from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.finetuning.encoding import EncodedTexts
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
@@ -75,7 +75,7 @@ def fine_tune(
         adapted = add_adapters(classifier, hyperparameters) if hyperparameters.method == "lora" else None
         tuned = _train(classifier, data, hyperparameters, seed, advance or (lambda tokens: None), replay)
         if adapted is not None:
-            tuned.classifier = merge_adapters(adapted)
+            tuned.classifier = adapted.merge_and_unload()
     return tuned
 
 

@@ -2,18 +2,12 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from braidlm.evals.babylm.conventions import COMMAND, SOURCE
+from braidlm.evals.babylm.conventions import COMMAND, GLUE, SOURCE
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.tasks.task import TASKS, OpenTask, Task
 
-if TYPE_CHECKING:
-    from braidlm.evals.finetuning.labelled_task import LabelledTask
-
-BABYLM = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
-"""The tasks of GLUE and SuperGLUE in the challenge of 2025, in its order."""
 BABYLM_DATA = f"`full_eval/glue_filtered` of {SOURCE}"
 GLUE_DATA = "GLUE (https://gluebenchmark.com/tasks)"
 ARCHIVES = {"cola": "CoLA", "sst2": "SST-2", "stsb": "STS-B", "qnli": "QNLIv2"}
@@ -27,14 +21,15 @@ class FineTuningTask(Task):
     data_set: DataSet
     uses = USES
 
-    def open(self, path: Path) -> "LabelledTask":
-        from braidlm.evals.finetuning.labelled_task import open_labelled  # imports torch
+    def open(self, path: Path) -> OpenTask:
+        from braidlm.evals.finetuning.examples import read_labelled
+        from braidlm.evals.finetuning.labelled_task import LabelledTask  # imports torch
 
-        return open_labelled(self.data_set, path)
+        return LabelledTask(read_labelled(self.data_set, path))
 
 
 def _task(data_set: DataSet) -> type[FineTuningTask]:
-    in_babylm = data_set.name in BABYLM
+    in_babylm = data_set.task in GLUE
     files = data_set.files[0] if in_babylm else data_set.other_files[-1]
     source, command = (BABYLM_DATA, "") if in_babylm else (GLUE_DATA, ARCHIVE.format(ARCHIVES[data_set.name]))
     return type(
