@@ -41,7 +41,7 @@ def test_every_item_is_that_of_the_plain_scorer(places: int, share: bool) -> Non
     model, task = letters_model(), many_pairs()
     found = task.differences(Scorer(model, tokens_per_pass=places, share=share), TOKENIZER)
     expected = np.array(
-        [plain_sum(model, TOKENIZER.encode(p.good)) - plain_sum(model, TOKENIZER.encode(p.bad)) for p in task.pairs]
+        [plain_sum(model, TOKENIZER.encode(p.good)) - plain_sum(model, TOKENIZER.encode(p.bad)) for p in task.items]
     )
     assert ((found >= 0) == (expected >= 0)).all()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
@@ -122,8 +122,8 @@ def test_files_are_read_in_order_and_named_by_uid_or_file(tmp_path: Path) -> Non
     write(tmp_path, "a.jsonl", {**GOOD, "UID": "other"})
     (tmp_path / "README.md").write_text("no data")
     task = read_pairs(tmp_path)
-    assert [pair.of for pair in task.pairs] == ["other", "agreement", "b"]
-    assert task.pairs[2].good == "x\u2028y", "only a newline ends a line"
+    assert [pair.of for pair in task.items] == ["other", "agreement", "b"]
+    assert task.items[2].good == "x\u2028y", "only a newline ends a line"
     assert read_pairs(tmp_path / "a.jsonl").count == 1
     before = task.sha256
     write(tmp_path, "a.jsonl", GOOD)

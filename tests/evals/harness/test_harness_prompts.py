@@ -56,7 +56,7 @@ def their_task(name: str, folder: Path, shots: int = 0) -> Any:
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("lambada", "wikitext2")])
 def test_options_are_those_of_the_harness(name: str, tmp_path: Path) -> None:
     task = their_task(name, tmp_path)
-    questions = TASKS[name]().open(tmp_path / "rows.jsonl").questions
+    questions = TASKS[name]().open(tmp_path / "rows.jsonl").items
     ours = [option for question in questions for option in question.options]
     assert ours == [instance.args for instance in task.instances]
     golds = [task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc) for doc in task.eval_docs]
@@ -66,7 +66,7 @@ def test_options_are_those_of_the_harness(name: str, tmp_path: Path) -> None:
 def test_examples_before_a_question_are_those_of_the_harness(tmp_path: Path) -> None:
     task = their_task("mmlu", tmp_path, shots=5)
     (tmp_path / "rows.jsonl").rename(tmp_path / "test.jsonl")
-    questions = TASKS["mmlu_5shot"]().open(tmp_path).questions
+    questions = TASKS["mmlu_5shot"]().open(tmp_path).items
     ours = [option for question in questions for option in question.options]
     assert ours == [instance.args for instance in task.instances]
     assert ours[0][0].count("Answer: ") == 5
@@ -74,7 +74,7 @@ def test_examples_before_a_question_are_those_of_the_harness(tmp_path: Path) -> 
 
 def test_last_words_are_those_of_the_harness(tmp_path: Path) -> None:
     task = their_task("lambada", tmp_path)
-    passages = TASKS["lambada"]().open(tmp_path / "rows.jsonl").passages
+    passages = TASKS["lambada"]().open(tmp_path / "rows.jsonl").items
     assert passages == [instance.args for instance in task.instances]
 
 

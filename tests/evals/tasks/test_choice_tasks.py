@@ -26,17 +26,17 @@ def opened(name: str, path: Path, rows: Rows) -> Any:
 def test_prompts_that_are_ready_are_those_that_are_made(name: str, tmp_path: Path) -> None:
     made, ready = (opened(name, tmp_path / "rows.jsonl", rows[name]) for rows in (HUB_ROWS, READY_ROWS))
     if name == "lambada":
-        assert made.passages == ready.passages
-        assert made.passages[1] == ("One two, one", " two")
+        assert made.items == ready.items
+        assert made.items[1] == ("One two, one", " two")
     else:
-        assert made.questions == ready.questions
+        assert made.items == ready.items
     assert made.sha256 != ready.sha256
     assert made.count == len(HUB_ROWS[name])
 
 
 def test_the_prompts_themselves(tmp_path: Path) -> None:
     first = {
-        name: opened(name, tmp_path / "rows.jsonl", HUB_ROWS[name]).questions[0]
+        name: opened(name, tmp_path / "rows.jsonl", HUB_ROWS[name]).items[0]
         for name in (*CHOICES, "hellaswag", "mmlu", "mmlu_continuation")
     }
     assert first["arc_easy"].options[0] == ("Question: What falls from clouds?\nAnswer:", " rain")
@@ -66,8 +66,8 @@ def test_hellaswag_in_one_file_of_lists(tmp_path: Path) -> None:
     file.write_text(json.dumps({"dataset": "hellaswag", "dev": [row], "test": [row, row]}))
     data = TASKS["hellaswag"]().open(file)
     assert data.count == 3
-    assert data.questions[0].options == (("A scene. he", "  sleeps."), ("A scene. he", " runs."))
-    assert data.questions[0].answer == 1
+    assert data.items[0].options == (("A scene. he", "  sleeps."), ("A scene. he", " runs."))
+    assert data.items[0].answer == 1
     file.write_text(json.dumps({"test": [row, {**row, "answer": "E"}]}))
     with pytest.raises(BraidError, match="'answer' is to be one of A, B, not \"E\"") as caught:
         TASKS["hellaswag"]().open(file)
@@ -79,7 +79,7 @@ def test_boolq_says_yes_in_several_ways(tmp_path: Path) -> None:
     plain = {key: value for key, value in row.items() if key != "label"}
     rows = [{**row, "label": True}, {**plain, "answer": False}, {**row, "label": "1"}]
     data = opened("boolq", tmp_path / "rows.jsonl", rows)
-    assert [question.answer for question in data.questions] == [1, 0, 1]
+    assert [question.answer for question in data.items] == [1, 0, 1]
     assert data.fixed_options
 
 
@@ -95,9 +95,9 @@ def mmlu_folder(root: Path) -> Path:
 def test_mmlu_from_csv_files_with_and_without_examples(tmp_path: Path) -> None:
     folder = mmlu_folder(tmp_path)
     plain, shown = (TASKS[name]().open(folder) for name in ("mmlu", "mmlu_5shot"))
-    assert [question.of for question in plain.questions] == ["anatomy"] * 2 + ["world_religions"] * 2
-    assert [question.answer for question in plain.questions] == [2, 0, 2, 0]
-    prompt = shown.questions[2].options[0][0]
+    assert [question.of for question in plain.items] == ["anatomy"] * 2 + ["world_religions"] * 2
+    assert [question.answer for question in plain.items] == [2, 0, 2, 0]
+    prompt = shown.items[2].options[0][0]
     assert prompt.startswith(
         "The following are multiple choice questions (with answers) about world religions.\n\nIs 0,"
     )

@@ -133,9 +133,9 @@ def test_a_model_really_writes_and_is_run(tmp_path: Path) -> None:
 def test_mbpp_is_its_test_set_after_examples(tmp_path: Path, written: list[str]) -> None:
     rows = [{**MBPP, "task_id": number} for number in (1, 2, 3, 4, 11, 510, 511)]
     data = TASKS["mbpp"]().open(jsonl(tmp_path / "mbpp.jsonl", *rows))
-    assert [problem.name for problem in data.problems] == ["MBPP/11", "MBPP/510"]
-    assert data.problems[0].prompt(None).count("[BEGIN]") == 4
-    assert data.problems[0].prompt(0).count("[BEGIN]") == 1
+    assert [problem.name for problem in data.items] == ["MBPP/11", "MBPP/510"]
+    assert data.items[0].prompt(None).count("[BEGIN]") == 4
+    assert data.items[0].prompt(0).count("[BEGIN]") == 1
     written += ["def f():\n    return 1\n[DONE]", "def f():\n    return 2\n"]
     result = data.evaluate("mbpp", evaluated(code_samples=1, code_temperature=0.0))
     assert (result.score, result.count) == (50.0, 2)

@@ -103,7 +103,7 @@ def test_math(tmp_path: Path, said: dict[str, Any]) -> None:
 def test_solutions_are_those_of_the_plain_loop(tmp_path: Path) -> None:
     data, model = gsm8k(tmp_path), evaluated(300, shots=0)
     result = data.evaluate("gsm8k", model)
-    for question, solution in zip(data.questions, result.items["solution"], strict=True):
+    for question, solution in zip(data.items, result.items["solution"], strict=True):
         ids = prompt_ids(TOKENIZER, f"Q: {question.text}\nA:")
         assert solution == truncate_at(plain(model.model, ids, 150), ["Q:"])
         assert plain_tokens(model.model, ids), "the prompt can be read"
@@ -135,7 +135,7 @@ def test_math_as_it_was_published(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{index}.json").write_text(json.dumps(row, indent=2))
     data = TASKS["math"]().open(tmp_path / "test")
-    assert [question.answer for question in data.questions] == ["\\dfrac{1}{2}", "3", "7"]
+    assert [question.answer for question in data.items] == ["\\dfrac{1}{2}", "3", "7"]
     (tmp_path / "test" / "algebra" / "0.json").write_text("{")
     with pytest.raises(BraidError, match=r"algebra/0\.json, line 1: this line is not JSON"):
         TASKS["math"]().open(tmp_path / "test")

@@ -21,7 +21,7 @@ from braidlm.core.files import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.evals.evaluated_model import EvaluatedModel
-from braidlm.evals.files.text_files import TextFile, sha256_of_files
+from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
 from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import requests_for
@@ -137,7 +137,7 @@ def read_acquisition(folder: Path | str) -> Acquisition:
     for path in paths:
         if not path.is_file():
             raise BraidError(f"there is no {path.name} here", str(folder))
-    files = [TextFile(path.name, str(path), path.read_bytes()) for path in paths]
+    files = [file for path in paths for file in files_of(path)]
     contexts = _contexts(paths[0])
     children = _children(files[1])
     if not set(contexts) & set(children):

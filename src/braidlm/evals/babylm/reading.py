@@ -26,6 +26,7 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.word_surprisal import WordRequests, word_requests
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.text_files import files_of, sha256_of_files
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
@@ -51,18 +52,12 @@ class Word:
 
 
 @dataclass
-class ReadingTimes:
+class ReadingTimes(TaskItems[Word]):
     """All words, read and checked."""
 
-    words: list[Word]
     table: Table
     sentences: np.ndarray
     """[words] which sentence each is of."""
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.words)
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """The mean of the gains for eye tracking and for self-paced reading; each is a part."""
@@ -105,14 +100,14 @@ class ReadingTimes:
         requests, trees = self._prepare(model.scorer, model.tokenizer, space)
         surprisals = requests.surprisals(model.scorer.score_trees(trees, advance).sums)
         before = np.full(self.count, np.nan)
-        before[[word.before is not None for word in self.words]] = surprisals[self.count :]
+        before[[word.before is not None for word in self.items]] = surprisals[self.count :]
         return surprisals[: self.count], before
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, space: str) -> tuple[WordRequests, PrefixTrees]:
         """Requests of all words and those before them."""
-        words = [(word.context, word.word) for word in self.words]
-        words += [word.before for word in self.words if word.before is not None]
+        words = [(word.context, word.word) for word in self.items]
+        words += [word.before for word in self.items if word.before is not None]
         requests = word_requests(tokenizer, [(context, space + word) for context, word in words])
         return requests, scorer.build_trees(requests.requests)
 
@@ -158,7 +153,7 @@ def read_reading_times(path: Path | str) -> ReadingTimes:
     words = [_word(row, at) for at, row in rows]
     table = {name: np.array([_number(row, name, at) for at, row in rows]) for name in NUMBERS}
     sentences = np.array([row["sent_id"] for _, row in rows])
-    return ReadingTimes(words, table, sentences, sha256_of_files(files))
+    return ReadingTimes(words, sha256_of_files(files), table, sentences)
 
 
 def _word(row: dict[str, str], where: str) -> Word:

@@ -17,9 +17,10 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.json_rows import rows_of
 from braidlm.evals.files.text_files import files_of
 from braidlm.evals.formats.ranked_options import predictions_by_set
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.divergence import from_divergence
-from braidlm.evals.scoring.near_ties import NEAR_TIE
+from braidlm.evals.scoring.near_ties import NEAR_TIE, rescored
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, consecutive_ranges, sentence_requests
 from braidlm.evals.scoring.scorer import ProgressCallback, Scorer, cached_per_tokenizer
@@ -39,21 +40,14 @@ class Forms:
 
 
 @dataclass
-class MadeUpWords:
+class MadeUpWords(TaskItems[Forms]):
     """All words of a task, read and checked."""
-
-    words: list[Forms]
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.words)
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Spearman's correlation times 100."""
         sums, groups = self._sums(model.scorer, model.tokenizer, advance)
         probabilities = np.array([probability_of_first(sums[group.start : group.stop]) for group in groups])
-        correlation = spearman(probabilities, np.array([word.ratio for word in self.words]))
+        correlation = spearman(probabilities, np.array([word.ratio for word in self.items]))
         error = spearman_error(correlation, self.count)
         return TaskResult(
             task=task,
@@ -71,7 +65,7 @@ class MadeUpWords:
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences and the probabilities as the BabyLM pipeline writes them."""
-        items = zip(self.words, result.items["chosen"], result.items["probability"], strict=True)
+        items = zip(self.items, result.items["chosen"], result.items["probability"], strict=True)
         answers = [{"pred": word.sentences[chosen], "prob": chance} for word, chosen, chance in items]
         return predictions_by_set(answers, [result.task] * self.count)
 
@@ -81,16 +75,12 @@ class MadeUpWords:
         """Of every sentence; recomputed in float64 for words whose rank depends on a near tie."""
         requests, trees, groups = self._prepare(scorer, tokenizer)
         sums = scorer.score_trees(trees, advance).sums
-        if scorer.resolves_near_ties:
-            near = [index for group in near_ranks(sums, groups) for index in groups[group]]
-            if near:
-                sums[near] = scorer.score_float64([requests[index] for index in near]).sums
-        return sums, groups
+        return rescored(scorer, requests, sums, groups, near_ranks(sums, groups)), groups
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees, list[range]]:
-        groups = consecutive_ranges([len(word.sentences) for word in self.words])
-        sentences = [sentence for word in self.words for sentence in word.sentences]
+        groups = consecutive_ranges([len(word.sentences) for word in self.items])
+        sentences = [sentence for word in self.items for sentence in word.sentences]
         requests = from_divergence(sentence_requests(tokenizer, sentences), groups)
         return requests, scorer.build_trees(requests), groups
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, open_code_environment
 from braidlm.evals.scoring.scorer import ProgressCallback
@@ -39,15 +40,8 @@ class Problem:
 
 
 @dataclass
-class CodeProblems:
+class CodeProblems(TaskItems[Problem]):
     """The problems of a task, read and checked."""
-
-    problems: list[Problem]
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.problems)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
@@ -61,7 +55,7 @@ class CodeProblems:
             raise BraidError(f"code_samples must be at least 1, got {settings.code_samples}")
         if settings.shots is not None and settings.shots < 0:
             raise BraidError(f"shots must be 0 or more, got {settings.shots}")
-        self.problems[0].prompt(settings.shots)
+        self.items[0].prompt(settings.shots)
         _sampling(settings)
         if settings.code_temperature == 0 and settings.code_samples > 1:
             raise BraidError(
@@ -72,9 +66,9 @@ class CodeProblems:
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """pass@1 in percent, the mean over languages; pass@10 and pass@100 beside it where there are samples enough."""
         self.check(model.settings)
-        languages = list(dict.fromkeys(problem.language for problem in self.problems))
+        languages = list(dict.fromkeys(problem.language for problem in self.items))
         with open_code_environment(languages, model.settings.code_isolation) as environment:
-            problems = [problem for problem in self.problems if problem.language in environment.languages]
+            problems = [problem for problem in self.items if problem.language in environment.languages]
             completions, truncated = _completions(problems, model, advance)
             failures = _failures(problems, completions, environment)
         return _result(task, problems, failures, completions, environment, model.settings, truncated)

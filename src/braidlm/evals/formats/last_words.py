@@ -12,6 +12,7 @@ import numpy as np
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.multiple_choice import spaces_moved
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.near_ties import is_greedy
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
@@ -23,16 +24,8 @@ from braidlm.evals.statistics.standard_errors import percentage_error
 
 
 @dataclass
-class LastWords:
-    """All passages of a task, read and checked."""
-
-    passages: list[tuple[str, str]]
-    """The context, and the last word with its space."""
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.passages)
+class LastWords(TaskItems[tuple[str, str]]):
+    """The passages of a task: of each the context, and the last word with its space."""
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent, and the perplexity of the words."""
@@ -53,5 +46,5 @@ class LastWords:
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
-        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.passages])
+        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.items])
         return requests, scorer.build_trees(requests)

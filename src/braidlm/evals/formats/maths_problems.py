@@ -5,12 +5,13 @@ even without examples is truncated at the beginning. A result's notes have the c
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.set_accuracy import percentages
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.scoring.stop_strings import contains_any, truncate_at
@@ -25,7 +26,7 @@ class Question:
     text: str
     answer: str
     part: str | None = None
-    by: tuple[tuple[str, str], ...] = ()
+    by: Mapping[str, str] = field(default_factory=dict)
     """Other attributes beside the part: name and value."""
 
 
@@ -41,7 +42,7 @@ class QuestionFormat:
     max_tokens: int
     is_right: Callable[[str, str], bool]
     """Of a solution and the answer."""
-    also: dict[str, Callable[[str, str], bool]]
+    also: dict[str, Callable[[str, str], bool]] = field(default_factory=dict)
     """Other rules to read the answer, by name."""
 
     def prompt(self, question: str, shots: int) -> str:
@@ -54,16 +55,10 @@ class QuestionFormat:
 
 
 @dataclass
-class MathsProblems:
+class MathsProblems(TaskItems[Question]):
     """The questions of a task, read and checked."""
 
-    questions: list[Question]
     format: QuestionFormat
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.questions)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that would fail later, before any model runs."""
@@ -79,7 +74,7 @@ class MathsProblems:
         shots = len(self.format.examples) if model.settings.shots is None else model.settings.shots
         budget = token_budget(model, self.format.max_tokens)
         prompts, fewer, truncated = [], 0, 0
-        for question in self.questions:
+        for question in self.items:
             ids, used = self._fitted(question, model, shots, budget.prompt)
             fewer += used < shots
             truncated += budget.prompt is not None and len(ids) > budget.prompt
@@ -104,14 +99,10 @@ class MathsProblems:
         return ids, used
 
     def _result(self, task: str, solutions: Sequence[str], notes: dict[str, int]) -> TaskResult:
-        right = [self.format.is_right(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)]
-        sets: dict[str | None, dict[str, list[bool]]] = {None: {}}
-        for question, hit in zip(self.questions, right, strict=True):
-            for kind, name in ((None, question.part), *question.by):
-                if name is not None:
-                    sets.setdefault(kind, {}).setdefault(name, []).append(hit)
+        right = [self.format.is_right(s, q.answer) for s, q in zip(solutions, self.items, strict=True)]
+        kinds = dict.fromkeys(kind for question in self.items for kind in question.by)
         also = {
-            name: 100 * sum(rule(s, q.answer) for s, q in zip(solutions, self.questions, strict=True)) / len(solutions)
+            name: 100 * sum(rule(s, q.answer) for s, q in zip(solutions, self.items, strict=True)) / len(solutions)
             for name, rule in self.format.also.items()
         }
         rate = sum(right) / len(right)
@@ -122,8 +113,8 @@ class MathsProblems:
             count=self.count,
             standard_error=percentage_error(rate, len(right)),
             chance=0.0,
-            parts=percentages(sets[None]),
-            by={kind: percentages(some) for kind, some in sets.items() if kind is not None},
+            parts=percentages([question.part for question in self.items], right),
+            by={kind: percentages([question.by.get(kind) for question in self.items], right) for kind in kinds},
             also=also,
             notes=notes,
             items={

@@ -18,6 +18,7 @@ from braidlm.evals.files.json_rows import rows_of
 from braidlm.evals.files.text_files import files_of
 from braidlm.evals.formats.ranked_options import predictions_by_set
 from braidlm.evals.formats.set_accuracy import percentages, set_accuracy
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.divergence import from_divergence
 from braidlm.evals.scoring.near_ties import resolve_near_ties
@@ -45,15 +46,8 @@ class Pair:
 
 
 @dataclass
-class MinimalPairs:
+class MinimalPairs(TaskItems[Pair]):
     """All pairs of a task, read and checked."""
-
-    pairs: list[Pair]
-    sha256: str
-
-    @property
-    def count(self) -> int:
-        return len(self.pairs)
 
     def differences(
         self,
@@ -69,21 +63,21 @@ class MinimalPairs:
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent, the mean over sets."""
-        result = accuracy(task, self.pairs, self.differences(model.scorer, model.tokenizer, advance))
+        result = accuracy(task, self.items, self.differences(model.scorer, model.tokenizer, advance))
         requests, _ = self._prepare(model.scorer, model.tokenizer, "tokenizer")
         result.notes.update(too_long(requests, model.scorer.context, _pairs_of(requests)))
         return result
 
     def predictions(self, result: TaskResult) -> dict[str, Any]:
         """The chosen sentences as the BabyLM pipeline writes them."""
-        chosen = zip(self.pairs, result.items["chosen"], strict=True)
+        chosen = zip(self.items, result.items["chosen"], strict=True)
         return predictions_by_set(
-            [(pair.good, pair.bad)[option] for pair, option in chosen], [pair.of for pair in self.pairs]
+            [(pair.good, pair.bad)[option] for pair, option in chosen], [pair.of for pair in self.items]
         )
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, begin: Begin) -> tuple[list[Request], PrefixTrees]:
-        sentences = [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
+        sentences = [sentence for pair in self.items for sentence in (pair.good, pair.bad)]
         requests = pairs_from_divergence(sentence_requests(tokenizer, sentences, begin))
         return requests, scorer.build_trees(requests)
 
@@ -112,13 +106,8 @@ def _by_kind(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, dict[str
     """The accuracy by field and by phenomenon, where every pair has both."""
     if not all(len(pair.kinds) == len(KINDS) for pair in pairs):
         return {}
-    by_kind: dict[str, dict[str, Part]] = {}
-    for number, kind in enumerate(KINDS.values()):
-        hits: dict[str, list[bool]] = {}
-        for pair, hit in zip(pairs, right, strict=True):
-            hits.setdefault(pair.kinds[number], []).append(hit)
-        by_kind[kind] = percentages(hits)
-    return by_kind
+    names = KINDS.values()
+    return {kind: percentages([pair.kinds[at] for pair in pairs], right) for at, kind in enumerate(names)}
 
 
 def read_pairs(folder: Path | str) -> MinimalPairs:

@@ -15,6 +15,7 @@ import numpy as np
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.set_accuracy import percentages
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.near_ties import resolve_near_ties
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
@@ -51,27 +52,21 @@ def beginnings(contexts: Sequence[str], ending: str, answer: int) -> Question:
 
 
 @dataclass
-class MultipleChoice:
+class MultipleChoice(TaskItems[Question]):
     """All questions of a task, read and checked."""
 
-    questions: list[Question]
-    sha256: str
     headline: Measure = "raw"
     begin: Begin = "tokenizer"
     fixed_options: bool = False
     """Whether all questions have the same options (yes and no, letters): always giving one is then the baseline."""
 
-    @property
-    def count(self) -> int:
-        return len(self.questions)
-
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent over all questions."""
         requests, trees = self._prepare(model.scorer, model.tokenizer)
         scores = model.scorer.score_trees(trees, advance)
-        bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.questions for _, text in q.options])
+        bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.items for _, text in q.options])
         lengths = {"per token": np.maximum(np.diff(scores.bounds), 1), "per byte": np.maximum(bytes_, 1)}
-        groups = consecutive_ranges([len(question.options) for question in self.questions])
+        groups = consecutive_ranges([len(question.options) for question in self.items])
         sums = resolve_near_ties(model.scorer, requests, scores.sums, groups, list(lengths.values()))
         values = {"raw": sums, **{name: sums / length for name, length in lengths.items()}}
         chosen = {
@@ -84,7 +79,7 @@ class MultipleChoice:
         return self._result(task, chosen, notes)
 
     def _result(self, task: str, chosen: dict[Measure, list[int]], notes: dict[str, Any]) -> TaskResult:
-        answers = np.array([question.answer for question in self.questions])
+        answers = np.array([question.answer for question in self.items])
         right = {name: np.array(options) == answers for name, options in chosen.items()}
         hits = right[self.headline]
         rate = float(hits.mean())
@@ -103,25 +98,21 @@ class MultipleChoice:
 
     def _parts(self, hits: np.ndarray) -> dict[str, Part]:
         """The accuracy of each subject, where there are several."""
-        by_subject: dict[str, list[bool]] = {}
-        for question, hit in zip(self.questions, hits, strict=True):
-            by_subject.setdefault(question.of, []).append(bool(hit))
-        if len(by_subject) < 2 and "" in by_subject:
-            return {}
-        return percentages(by_subject)
+        parts = percentages([question.of for question in self.items], hits)
+        return {} if list(parts) == [""] else parts
 
     def _guessing(self) -> float:
         """The score of random guesses, in percent."""
-        return 100 * sum(1 / len(question.options) for question in self.questions) / self.count
+        return 100 * sum(1 / len(question.options) for question in self.items) / self.count
 
     def _most_frequent(self) -> float:
         """The score of always choosing the most frequent answer, in percent."""
-        counts = np.bincount([question.answer for question in self.questions])
+        counts = np.bincount([question.answer for question in self.items])
         return 100 * float(counts.max()) / self.count
 
     @cached_per_tokenizer
     def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
-        texts = [spaces_moved(*option) for question in self.questions for option in question.options]
+        texts = [spaces_moved(*option) for question in self.items for option in question.options]
         requests = requests_for(tokenizer, texts, self.begin)
         return requests, scorer.build_trees(requests)
 

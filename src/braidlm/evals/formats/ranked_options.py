@@ -14,6 +14,7 @@ import numpy as np
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.set_accuracy import set_accuracy
+from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.divergence import from_divergence, truncate_alike
 from braidlm.evals.scoring.near_ties import resolve_near_ties
@@ -34,18 +35,12 @@ class Item:
 
 
 @dataclass
-class RankedOptions:
+class RankedOptions(TaskItems[Item]):
     """All items of a task, read and checked."""
 
-    items: list[Item]
-    sha256: str
     metric: str = "accuracy, % (mean over sets)"
     splits: dict[str, str] = field(default_factory=dict)
     """For each set the split it belongs to, if there are splits."""
-
-    @property
-    def count(self) -> int:
-        return len(self.items)
 
     def sums(
         self, scorer: Scorer, tokenizer: BraidTokenizer, advance: ProgressCallback | None = None

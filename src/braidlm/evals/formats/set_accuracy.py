@@ -1,7 +1,7 @@
 """Accuracy over sets: the percentage of each, and means of those, as the BabyLM pipeline computes them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,12 +21,10 @@ def set_accuracy(
 
     `sets` has the set of each item, `chances` the probability that a guess is right.
     """
-    hits: dict[str, list[bool]] = {}
     guesses: dict[str, list[float]] = {}
-    for name, hit, chance in zip(sets, right, chances, strict=True):
-        hits.setdefault(name, []).append(bool(hit))
+    for name, chance in zip(sets, chances, strict=True):
         guesses.setdefault(name, []).append(chance)
-    parts = percentages(hits)
+    parts = percentages(sets, right)
     weights = _weights(list(parts), splits or {})
     # The variance of a weighted mean: that of its parts, each times the square of its weight.
     variance = sum(weights[name] ** 2 * _variance(part) for name, part in parts.items())
@@ -43,8 +41,12 @@ def set_accuracy(
     )
 
 
-def percentages(hits: Mapping[str, Sequence[bool]]) -> dict[str, Part]:
-    """The accuracy of each group, in the order of their names."""
+def percentages(groups: Iterable[str | None], right: Iterable[bool]) -> dict[str, Part]:
+    """The accuracy of each group, in the order of their names; `groups` has the group of each item, if it has one."""
+    hits: dict[str, list[bool]] = {}
+    for name, hit in zip(groups, right, strict=True):
+        if name is not None:
+            hits.setdefault(name, []).append(bool(hit))
     return {name: Part(100 * sum(some) / len(some), len(some)) for name, some in sorted(hits.items())}
 
 

@@ -27,13 +27,18 @@ def resolve_near_ties(
     With `lengths` also those whose two best sums divided by length do, as far as the rounding error of a sum goes.
     Scores of a narrower type than float32 stay as they are.
     """
-    if not scorer.resolves_near_ties:
-        return sums
-    near = [index for group in _near_groups(sums, groups, lengths) for index in groups[group]]
-    if not near:
+    return rescored(scorer, requests, sums, groups, _near_groups(sums, groups, lengths))
+
+
+def rescored(
+    scorer: Scorer, requests: Sequence[Request], sums: np.ndarray, groups: Sequence[Sequence[int]], near: Sequence[int]
+) -> np.ndarray:
+    """The sums, recomputed in float64 for the groups with these indices; only where scores are of float32."""
+    indices = [index for group in near for index in groups[group]]
+    if not indices or not scorer.resolves_near_ties:
         return sums
     sums = sums.copy()
-    sums[near] = scorer.score_float64([requests[index] for index in near]).sums
+    sums[indices] = scorer.score_float64([requests[index] for index in indices]).sums
     return sums
 
 

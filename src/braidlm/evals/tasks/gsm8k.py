@@ -29,9 +29,7 @@ class Gsm8k(Task):
         "gsm8k",
     )
     hub = HubSource("openai/gsm8k", "main", ("test",))
-    fetch = "`git clone https://github.com/openai/grade-school-math DATA/grade-school-math`, or " + hub.command.format(
-        task="gsm8k"
-    )
+    fetch = f"`git clone https://github.com/openai/grade-school-math DATA/grade-school-math`, or {hub.command}"
     uses = ("shots",)
 
     def open(self, path: Path) -> MathsProblems:
@@ -44,7 +42,7 @@ class Gsm8k(Task):
             is_right=lambda solution, answer: stated_number(solution) == answer,
             also={"by the last number": lambda solution, answer: last_number(solution) == answer},
         )
-        return MathsProblems([_question(row) for row in rows], question_format, rows.sha256)
+        return MathsProblems([_question(row) for row in rows], rows.sha256, question_format)
 
 
 def _question(row: Row) -> Question:

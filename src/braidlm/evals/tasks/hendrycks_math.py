@@ -36,9 +36,8 @@ class Math(Task):
             stop="Problem:",
             max_tokens=512,
             is_right=lambda solution, answer: same_expression(stated_expression(solution), answer),
-            also={},
         )
-        return MathsProblems([_question(row) for row in rows], question_format, rows.sha256)
+        return MathsProblems([_question(row) for row in rows], rows.sha256, question_format)
 
 
 def _files(path: Path) -> list[TextFile]:
@@ -62,4 +61,4 @@ def _question(row: Row) -> Question:
     if answer is None:
         raise row.error("'solution' has no \\boxed{} answer")
     kind, level = row.fields.get("type"), row.fields.get("level")
-    return Question(row.text("problem"), answer, str(kind) if kind else None, (("level", str(level)),) if level else ())
+    return Question(row.text("problem"), answer, str(kind) if kind else None, {"level": str(level)} if level else {})
