@@ -27,7 +27,6 @@ class ArcEasy(_Arc):
     size = "2,376 questions, mostly of 4 options"
     locations = ("choice/arc_easy.jsonl", "arc_easy.jsonl", "arc_easy")
     hub = HubSource("allenai/ai2_arc", "ARC-Easy")
-    fetch = hub.command.format(task="arc_easy")
 
 
 @TASKS.register("arc_challenge")
@@ -40,4 +39,3 @@ class ArcChallenge(_Arc):
     metric = metric("per byte")
     locations = ("choice/arc_challenge.jsonl", "arc_challenge.jsonl", "arc_challenge")
     hub = HubSource("allenai/ai2_arc", "ARC-Challenge")
-    fetch = hub.command.format(task="arc_challenge")

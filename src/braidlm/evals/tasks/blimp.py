@@ -24,7 +24,7 @@ class Blimp(_MinimalPairTask):
     licence = "CC BY 4.0"
     locations = ("blimp/data", "blimp")
     hub = HubSource("nyu-mll/blimp", splits=("train",), sets=True)
-    fetch = f"`git clone https://github.com/alexwarstadt/blimp DATA/blimp`, or {hub.command}".format(task="blimp")
+    fetch = f"`git clone https://github.com/alexwarstadt/blimp DATA/blimp`, or {hub.command}"
 
 
 @TASKS.register("blimp_filtered")

@@ -18,7 +18,6 @@ class BoolQ(ChoiceTask):
     licence = "CC BY-SA 3.0"
     locations = ("choice/boolq.jsonl", "boolq.jsonl", "boolq")
     hub = HubSource("aps/super_glue", "boolq", ("validation",))
-    fetch = hub.command.format(task="boolq")
     fixed_options = True
 
     def question(self, row: Row) -> Question:

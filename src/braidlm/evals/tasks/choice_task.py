@@ -5,7 +5,7 @@ from pathlib import Path
 
 from braidlm.evals.files.choice_rows import question_rows
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.json_rows import Row
+from braidlm.evals.files.json_rows import Row, Rows
 from braidlm.evals.formats.multiple_choice import Measure, MultipleChoice, Question, metric
 from braidlm.evals.tasks.task import Task
 
@@ -21,13 +21,16 @@ class ChoiceTask(Task):
     headline: Measure = "raw"
     metric = metric("raw")
     hub: HubSource
-    example = EXAMPLE
     fixed_options = False
 
     def open(self, path: Path) -> MultipleChoice:
-        rows = question_rows(path, self.example)
+        rows = self.rows(path)
         questions = [self.question(row) for row in rows]
         return MultipleChoice(questions, rows.sha256, self.headline, fixed_options=self.fixed_options)
+
+    def rows(self, path: Path) -> Rows:
+        """Read the rows."""
+        return question_rows(path, EXAMPLE)
 
     @abstractmethod
     def question(self, row: Row) -> Question:

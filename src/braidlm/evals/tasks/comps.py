@@ -36,7 +36,7 @@ class Comps(Task):
     metric = METRIC
     locations = babylm_locations("full_eval/comps")
     hub = HubSource("kanishka/comps", splits=("train",), sets=True)
-    fetch = f"{babylm_fetch('full_eval/comps')} Or {hub.command}".format(task="comps")
+    fetch = f"{babylm_fetch('full_eval/comps')} Or {hub.command}"
     collection = COMMAND
 
     def open(self, path: Path) -> RankedOptions:

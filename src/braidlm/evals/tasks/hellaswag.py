@@ -24,7 +24,6 @@ class HellaSwag(ChoiceTask):
     metric = metric("per byte")
     locations = ("choice/hellaswag.jsonl", "hellaswag.jsonl", "hellaswag", "choice/hellaswag-2000.json")
     hub = HubSource("Rowan/hellaswag", None, ("validation",))
-    fetch = hub.command.format(task="hellaswag")
 
     def question(self, row: Row) -> Question:
         if "endings" in row.fields:

@@ -30,9 +30,7 @@ class HumanEval(Task):
         "humaneval",
     )
     hub = HubSource("openai/openai_humaneval", "openai_humaneval", ("test",))
-    fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}".format(
-        task="humaneval"
-    )
+    fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}"
     uses = CODE_SETTINGS
 
     def open(self, path: Path) -> CodeProblems:

@@ -21,7 +21,6 @@ class Lambada(Task):
     metric = "accuracy, %"
     locations = ("choice/lambada_openai.jsonl", "lambada_openai.jsonl", "lambada.jsonl", "lambada")
     hub = HubSource("EleutherAI/lambada_openai", "default")
-    fetch = hub.command.format(task="lambada")
 
     def open(self, path: Path) -> LastWords:
         rows = question_rows(path, EXAMPLE)

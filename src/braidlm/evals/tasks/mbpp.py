@@ -32,9 +32,7 @@ class Mbpp(Task):
     metric = "pass@1, %"
     locations = ("maths-and-code/mbpp.jsonl", "mbpp.jsonl", "mbpp")
     hub = HubSource("google-research-datasets/mbpp", "full", ("prompt", "test"))
-    fetch = "It is `mbpp/mbpp.jsonl` of https://github.com/google-research/google-research, or " + hub.command.format(
-        task="mbpp"
-    )
+    fetch = f"It is `mbpp/mbpp.jsonl` of https://github.com/google-research/google-research, or {hub.command}"
     uses = (*CODE_SETTINGS, "shots")
 
     def open(self, path: Path) -> CodeProblems:

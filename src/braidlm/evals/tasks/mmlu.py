@@ -8,44 +8,41 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.files.json_rows import Row, rows_of
+from braidlm.evals.files.json_rows import Row, Rows, rows_of
 from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
-from braidlm.evals.formats.multiple_choice import Measure, MultipleChoice, Question, endings, metric
-from braidlm.evals.tasks.task import TASKS, Task
+from braidlm.evals.formats.multiple_choice import Question, endings
+from braidlm.evals.tasks.choice_task import ChoiceTask
+from braidlm.evals.tasks.task import TASKS
 
 LETTERS = ("A", "B", "C", "D")
 EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "arithmetic"}'
 EXAMPLE_CSV = "1 + 1?,1,2,3,4,B"
-HUB = HubSource("cais/mmlu", "all", ("dev", "test"))
 
 
-class _Mmlu(Task):
+class _Mmlu(ChoiceTask):
     """Questions of all subjects, read from the CSV files of the original or from rows as on the Hub."""
 
     size = "57 subjects, 14,042 questions of 4 options"
     licence = "MIT"
-    metric = metric("raw")
-    headline: Measure = "raw"
     locations = ("choice/mmlu", "mmlu")
-    hub = HUB
+    hub = HubSource("cais/mmlu", "all", ("dev", "test"))
     shots = 0
     fixed_options = True
 
-    def open(self, path: Path) -> MultipleChoice:
+    def rows(self, path: Path) -> Rows:
         files = _files(path, "test")
         dev_files = _files(path, "dev") if self.shots else []
-        examples: dict[str, list[Row]] = {}
+        self.examples: dict[str, list[Row]] = {}
         for row in _rows(dev_files):
-            examples.setdefault(row.text("subject"), []).append(row)
-        questions = [self.question(row, examples.get(row.text("subject"), [])) for row in _rows(files)]
-        digest = sha256_of_files([*files, *dev_files])
-        return MultipleChoice(questions, digest, self.headline, fixed_options=self.fixed_options)
+            self.examples.setdefault(row.text("subject"), []).append(row)
+        return Rows(_rows(files), sha256_of_files([*files, *dev_files]))
 
-    def question(self, row: Row, examples: Sequence[Row]) -> Question:
+    def question(self, row: Row) -> Question:
         """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
+        subject = row.text("subject")
+        examples = self.examples.get(subject, [])
         if len(examples) < self.shots:
             raise row.error(f"there are {len(examples)} examples of this subject, and {self.shots} are to be shown")
-        subject = row.text("subject")
         about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
         solved = "".join(f"{_prompt(each)} {LETTERS[_answer(each)]}\n\n" for each in examples[: self.shots])
         return endings(about + solved + _prompt(row), LETTERS, _answer(row), subject)
@@ -56,7 +53,6 @@ class Mmlu(_Mmlu):
     """Which letter follows the question and its lettered options (lm-evaluation-harness, tasks/mmlu/default)."""
 
     description = "MMLU: the letter of the answer, without examples; small models are near chance"
-    fetch = HUB.command.format(task="mmlu")
 
 
 @TASKS.register("mmlu_5shot")
@@ -64,7 +60,6 @@ class MmluFiveShots(_Mmlu):
     """The same after five examples of the subject, as papers report it; needs a context of a few thousand tokens."""
 
     description = "MMLU: the letter of the answer after five examples of the subject"
-    fetch = HUB.command.format(task="mmlu_5shot")
     shots = 5
 
 
@@ -73,10 +68,9 @@ class MmluContinuation(_Mmlu):
     """`Question: ...\\nAnswer:` and the answer's own words (tasks/mmlu/continuation): tells more of small models."""
 
     description = "MMLU: the answer's own words after the question"
-    fetch = HUB.command.format(task="mmlu_continuation")
     fixed_options = False
 
-    def question(self, row: Row, examples: Sequence[Row]) -> Question:
+    def question(self, row: Row) -> Question:
         subject = row.text("subject")
         about = f"The following are questions (with answers) about {subject.replace('_', ' ')}.\n\n"
         prompt = f"{about}Question: {row.text('question').strip()}\nAnswer:"
@@ -84,15 +78,11 @@ class MmluContinuation(_Mmlu):
 
 
 def _prompt(row: Row) -> str:
-    options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, _choices(row), strict=True)]
-    return "\n".join([row.text("question").strip(), *options, "Answer:"])
-
-
-def _choices(row: Row) -> list[str]:
     choices = row.texts("choices")
     if len(choices) != len(LETTERS):
         raise row.error(f"there are {len(choices)} options, and {len(LETTERS)} are expected")
-    return choices
+    options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
+    return "\n".join([row.text("question").strip(), *options, "Answer:"])
 
 
 def _answer(row: Row) -> int:
@@ -111,11 +101,11 @@ def _files(path: Path, split: str) -> list[TextFile]:
 
 
 def _rows(files: Sequence[TextFile]) -> list[Row]:
-    return [row for file in files for row in (_csv_rows(file) if file.name.endswith(".csv") else _json_rows(file))]
-
-
-def _json_rows(file: TextFile) -> list[Row]:
-    return rows_of([file], file.where, EXAMPLE).rows
+    return [
+        row
+        for file in files
+        for row in (_csv_rows(file) if file.name.endswith(".csv") else rows_of([file], file.where, EXAMPLE))
+    ]
 
 
 def _csv_rows(file: TextFile) -> list[Row]:

@@ -19,7 +19,6 @@ class OpenBookQA(ChoiceTask):
     metric = metric("per byte")
     locations = ("choice/openbook_qa.jsonl", "openbook_qa.jsonl", "openbookqa.jsonl", "openbookqa")
     hub = HubSource("allenai/openbookqa", "main")
-    fetch = hub.command.format(task="openbookqa")
 
     def question(self, row: Row) -> Question:
         if "query" in row.fields:

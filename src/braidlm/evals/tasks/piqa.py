@@ -17,7 +17,6 @@ class Piqa(ChoiceTask):
     licence = "AFL 3.0"
     locations = ("choice/piqa.jsonl", "piqa.jsonl", "piqa")
     hub = HubSource("baber/piqa", None, ("validation",))
-    fetch = hub.command.format(task="piqa")
 
     def question(self, row: Row) -> Question:
         if "query" in row.fields:

@@ -1,8 +1,9 @@
 """The base class of tasks, and their registry."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.hub_data import HubSource
@@ -10,7 +11,23 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.model.config.registry import Registry
 
-TASKS = Registry("task")
+T = TypeVar("T")
+
+
+class TaskRegistry(Registry):
+    """The tasks by name."""
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that adds a task as `name`, which is put into the instructions to get its data."""
+
+        def add(task: Any) -> Any:
+            task.fetch = (task.fetch or task.hub.command).replace("{task}", name)
+            return super(TaskRegistry, self).register(name)(task)
+
+        return add
+
+
+TASKS = TaskRegistry("task")
 
 
 class OpenTask(Protocol):
@@ -38,8 +55,9 @@ class Task(ABC):
     metric: str
     locations: tuple[str, ...]
     """The usual locations of its data inside the data folder."""
-    fetch: str
-    """How to get the data: a sentence for someone who does not have it, in which DATA stands for the data folder."""
+    fetch: str = ""
+    """How to get the data: a sentence for someone who does not have it, in which DATA stands for the data folder, and
+    `{task}` for the task's name; not needed where it is on the Hub."""
     collection: str = ""
     """How to get the collection that the data is part of; shown once where several tasks of it are missing."""
     hub: HubSource | None = None

@@ -26,7 +26,6 @@ class WikiText2(Task):
     metric = "bits per byte (test)"
     locations = ("choice/wikitext2", "wikitext2", "wikitext-2", "wikitext-2-raw")
     hub = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", ("test", "validation"))
-    fetch = hub.command.format(task="wikitext2")
 
     def open(self, path: Path) -> WikiPages:
         if path.is_file():

@@ -18,7 +18,6 @@ class WinoGrande(ChoiceTask):
     licence = "CC BY"
     locations = ("choice/winogrande.jsonl", "winogrande.jsonl", "winogrande")
     hub = HubSource("allenai/winogrande", "winogrande_xl", ("validation",))
-    fetch = hub.command.format(task="winogrande")
 
     def question(self, row: Row) -> Question:
         if "context_options" in row.fields:
