@@ -153,16 +153,8 @@ def _model_results(
     dtype: str,
 ) -> ModelResults:
     """One model on all tasks; it is loaded only if a result is not in the cache."""
-    results = ModelResults(
-        folder.name,
-        str(folder.path),
-        folder.sha256,
-        folder.run,
-        folder.steps,
-        folder.tokens,
-        folder.words,
-        folder.paths,
-    )
+    about = {name: getattr(folder, name) for name in ("name", "sha256", "run", "steps", "tokens", "words", "paths")}
+    results = ModelResults(folder=str(folder.path), **about)
     model: EvaluatedModel | None = None
     for task in tasks:
         key = {

@@ -12,16 +12,14 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.files.text_files import TextFile, files_of
 
 
-def protected_files(
-    path: Path, folder_names: Sequence[str], passwords: Sequence[str], extension: str = ".jsonl"
-) -> list[TextFile]:
+def protected_files(path: Path, folder_names: Sequence[str], passwords: Sequence[str]) -> list[TextFile]:
     """The files of a zip or an unpacked folder; where it has several folders, those of one of `folder_names`."""
     if path.is_dir():
         folders = [path / name for name in folder_names if (path / name).is_dir()]
-        return files_of(folders[0] if folders and not any(path.glob(f"*{extension}")) else path, extension)
+        return files_of(folders[0] if folders and not any(path.glob("*.jsonl")) else path)
     try:
         with zipfile.ZipFile(path) as archive:
-            return _members(archive, path, folder_names, passwords, extension)
+            return _members(archive, path, folder_names, passwords)
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise BraidError(
             f"this archive cannot be read ({error})", str(path), "Give the folder it unpacks to."
@@ -29,15 +27,15 @@ def protected_files(
 
 
 def _members(
-    archive: zipfile.ZipFile, path: Path, folder_names: Sequence[str], passwords: Sequence[str], extension: str
+    archive: zipfile.ZipFile, path: Path, folder_names: Sequence[str], passwords: Sequence[str]
 ) -> list[TextFile]:
-    names = [name for name in archive.namelist() if name.endswith(extension)]
+    names = [name for name in archive.namelist() if name.endswith(".jsonl")]
     wanted = [name for name in names if set(PurePosixPath(name).parts[:-1]) & set(folder_names)]
     folders = {PurePosixPath(name).parent for name in names}
     if not wanted and len(folders) == 1:
         wanted = names  # an archive of a single folder may have another name
     if not wanted:
-        raise BraidError(f"there are no {extension} files of {' or '.join(folder_names)} in this archive", str(path))
+        raise BraidError(f"there are no .jsonl files of {' or '.join(folder_names)} in this archive", str(path))
     files = [
         TextFile(PurePosixPath(name).name, f"{path}/{name}", _content(archive, name, path, passwords))
         for name in wanted

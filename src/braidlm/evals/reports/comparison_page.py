@@ -55,11 +55,8 @@ def _differences(page: Page, evaluation: Evaluation) -> None:
 
 def _with_error(difference: float, error: float | None) -> tuple[str, str]:
     """Both rounded to two significant digits of the error."""
-    if not error:
-        return (
-            f"{round(difference, 9):.4g}",
-            "–" if error is None else "0",
-        )  # rounds what float errors leave of equal sums
+    if not error:  # the difference of equal sums is a rounding error
+        return f"{round(difference, 9):.4g}", "–" if error is None else "0"
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{difference:.{digits}f}", f"{error:.{digits}f}"
 

@@ -74,25 +74,17 @@ def breakdowns(evaluation: Evaluation) -> Iterator[tuple[str, str, list[str], li
     for task in evaluation.tasks if not evaluation.runs else ():
         for kind, groups in evaluation.models[0].tasks[task].by.items():
             heading = [kind, "items", *(model.name for model in evaluation.models)]
-            each = [[_part(model.tasks[task], kind, name) for model in evaluation.models] for name in groups]
-            yield (
-                task,
-                kind,
-                heading,
-                [[name, f"{part.count:,}", *cells] for (name, part), cells in zip(groups.items(), each, strict=True)],
-            )
+            results = [model.tasks[task] for model in evaluation.models]
+            cells = {name: [_part(result, kind, name) for result in results] for name in groups}
+            yield task, kind, heading, [[name, f"{part.count:,}", *cells[name]] for name, part in groups.items()]
 
 
 def markdown(evaluation: Evaluation) -> str:
     """The table, and below it the tasks, the models and the versions."""
     lines = _table(columns(evaluation), list(rows(evaluation)))
     if evaluation.over_runs:
-        lines += [
-            "",
-            "Over all checkpoints of a run:",
-            "",
-            *_table(run_columns(evaluation), list(run_rows(evaluation))),
-        ]
+        table = _table(run_columns(evaluation), list(run_rows(evaluation)))
+        lines += ["", "Over all checkpoints of a run:", "", *table]
     lines += ["", *explanations(evaluation), ""]
     lines += [f"- `{name}`: {task_line(facts)}" for name, facts in evaluation.tasks.items()]
     lines += ["", *(f"- `{model.name}`: {model_line(model)}" for model in evaluation.models)]
@@ -196,12 +188,8 @@ def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]
 
 def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
     for (task, facts), chance in zip(evaluation.tasks.items(), _chances(evaluation), strict=True):
-        yield [
-            task,
-            f"{facts['count']:,}",
-            chance or "-",
-            *(score_cell(evaluation, model, task) for model in evaluation.models),
-        ]
+        scores = (score_cell(evaluation, model, task) for model in evaluation.models)
+        yield [task, f"{facts['count']:,}", chance or "-", *scores]
     for average in averages(evaluation):
         yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
 

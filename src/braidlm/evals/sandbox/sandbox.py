@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,7 +114,33 @@ class Sandbox:
     @classmethod
     def open(cls, policy: IsolationPolicy = "required", toolchains: Iterable[str] = ()) -> "Sandbox":
         """The best isolation of this system, in which programs can read these toolchains; or an error with reasons."""
-        return _open(policy, tuple(dict.fromkeys(toolchains)))
+        if sys.platform != "linux":
+            raise BraidError(
+                f"programs that a model wrote are run on Linux only, and this is {sys.platform}",
+                "code execution",
+                "Evaluate in a Linux container or virtual machine.",
+            )
+        readable = tuple(_readable(toolchains))
+        supported = kernel.MACHINE in kernel.SUPPORTED
+        problems = []
+        for isolation in ("namespaces", "landlock"):
+            sandbox = cls(isolation, True, readable)
+            problem = _problem(sandbox, supported)
+            if problem is None:
+                return sandbox
+            problems.append(f"{isolation}: {problem}")
+        if policy == "required":
+            raise BraidError(
+                "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
+                "code execution",
+                "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. In a "
+                "throw-away machine without secrets, code_isolation=best runs programs with limits alone.",
+            )
+        sandbox = cls("none", supported and not _run_probe(cls("none", True, readable))[1], readable)
+        failures, problem = _run_probe(sandbox)
+        if problem:
+            raise BraidError(f"programs cannot be run on this system ({problem})", "code execution")
+        return cls("none", sandbox.filter, readable, tuple(failures))
 
     @property
     def statement(self) -> list[str]:
@@ -148,24 +174,14 @@ class Sandbox:
             report = _launch(job, timeout)
         if report["broken"]:
             raise BraidError(f"the sandbox broke down: {report['broken']}", "code execution")
-        return _outcome(report["steps"], program)
+        steps = report["steps"]
+        reason = _reason(steps[-1], program.steps[len(steps) - 1].limits, program.disk)
+        return Outcome(reason, steps[-1]["out"], steps[-1]["err"], len(steps))
 
-    def run_all(
-        self, programs: Sequence[Program], advance: Callable[[int, int], None] | None = None, workers: int | None = None
-    ) -> list[Outcome]:
+    def run_all(self, programs: Sequence[Program]) -> list[Outcome]:
         """Run many programs, as many at once as there are processors; outcomes are in their order."""
-        workers = workers or len(os.sched_getaffinity(0))
-        outcomes = []
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                for outcome in pool.map(self.run, programs):
-                    outcomes.append(outcome)
-                    if advance is not None:
-                        advance(len(outcomes), len(programs))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return outcomes
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(self.run, programs))  # after an error those that have not begun are cancelled
 
 
 _STATEMENTS = {
@@ -180,36 +196,6 @@ _STATEMENTS = {
     ),
     "none": ("files and network: NOT isolated", "processes: all are killed at the end"),
 }
-
-
-def _open(policy: IsolationPolicy, toolchains: tuple[str, ...]) -> Sandbox:
-    if sys.platform != "linux":
-        raise BraidError(
-            f"programs that a model wrote are run on Linux only, and this is {sys.platform}",
-            "code execution",
-            "Evaluate in a Linux container or virtual machine.",
-        )
-    readable = tuple(_readable(toolchains))
-    supported = kernel.MACHINE in kernel.SUPPORTED
-    problems = []
-    for isolation in ("namespaces", "landlock"):
-        sandbox = Sandbox(isolation, True, readable)
-        problem = _problem(sandbox, supported)
-        if problem is None:
-            return sandbox
-        problems.append(f"{isolation}: {problem}")
-    if policy == "required":
-        raise BraidError(
-            "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
-            "code execution",
-            "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. In a "
-            "throw-away machine without secrets, code_isolation=best runs programs with limits alone.",
-        )
-    sandbox = Sandbox("none", supported and not _run_probe(Sandbox("none", True, readable))[1], readable)
-    failures, problem = _run_probe(sandbox)
-    if problem:
-        raise BraidError(f"programs cannot be run on this system ({problem})", "code execution")
-    return Sandbox("none", sandbox.filter, readable, tuple(failures))
 
 
 def _problem(sandbox: Sandbox, supported: bool) -> str | None:
@@ -250,7 +236,7 @@ def python() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _readable(toolchains: Sequence[str]) -> list[str]:
+def _readable(toolchains: Iterable[str]) -> list[str]:
     """The system, Python, and the folders of the toolchains that lie elsewhere; none of them inside another."""
     candidates = [*SYSTEM, *(path for pattern in SYSTEM_PATTERNS for path in sorted(glob.glob(pattern)))]
     candidates += [os.path.realpath(sys.base_prefix), *(os.path.realpath(path) for path in toolchains)]
@@ -299,12 +285,6 @@ def _launch(job: dict[str, Any], timeout: float) -> dict[str, Any]:
     except ValueError:
         last = err.strip().splitlines()[-1:] or [f"its launcher ended with {launcher.returncode}"]
         return {"broken": last[0], "steps": []}
-
-
-def _outcome(steps: list[dict[str, Any]], program: Program) -> Outcome:
-    last = steps[-1]
-    reason = _reason(last, program.steps[len(steps) - 1].limits, program.disk)
-    return Outcome(reason, last["out"], last["err"], len(steps))
 
 
 def _error_line(text: str) -> str:

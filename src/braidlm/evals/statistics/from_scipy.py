@@ -1,7 +1,4 @@
-"""The functions of SciPy that tasks use, imported when one is first called: SciPy is part of the `eval` extra."""
-
-from collections.abc import Callable
-from typing import Any
+"""The correlations of SciPy, imported when one is first computed: SciPy is part of the `eval` extra."""
 
 import numpy as np
 
@@ -14,14 +11,6 @@ def check_scipy() -> None:
         import scipy  # noqa: F401
     except ImportError:
         raise BraidError("this task needs scipy", todo="`pip install 'braidlm[eval]'` gets it.") from None
-
-
-def curve_fit() -> Callable[..., Any]:
-    """`scipy.optimize.curve_fit`."""
-    check_scipy()
-    from scipy import optimize
-
-    return optimize.curve_fit
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.evals.statistics.from_scipy import curve_fit
+from braidlm.evals.statistics.from_scipy import check_scipy
 from braidlm.evals.statistics.least_squares import least_squares
 
 CHILD_THRESHOLD = 0.5
@@ -59,11 +59,13 @@ def model_age(words: np.ndarray, surprisals: np.ndarray) -> float | None:
 
 def _fit(x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray | None:
     """The four parameters of a sigmoid; None where the fit fails."""
-    fit = curve_fit()
+    check_scipy()
+    from scipy.optimize import curve_fit
+
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about curves that are flat or steps
         try:
-            return fit(sigmoid, x, y, maxfev=MAX_CALLS, **options)[0]
+            return curve_fit(sigmoid, x, y, maxfev=MAX_CALLS, **options)[0]
         except (RuntimeError, ValueError, TypeError):  # no convergence, or fewer points than parameters
             return None
 
