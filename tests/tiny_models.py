@@ -1,4 +1,4 @@
-"""Models small enough to test by the hundred, with weights that make every part matter."""
+"""Tiny models with random weights that make every part matter."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, **architecture
 
 @torch.no_grad()
 def randomised(model: Any, seed: int = 0) -> Any:
-    """Weights as no initialisation makes them: scales off 1, biases off 0, matrices large enough to disturb."""
+    """Replace all weights so that every part matters: scales differ from 1, biases from 0, and matrices are large."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
@@ -47,7 +47,7 @@ def random_ids(batch: int, time: int, seed: int = 0, vocab_size: int = VOCABULAR
 
 
 class ToyTokenizer:
-    """The least that a model folder needs of a tokenizer: words w0, w1, ... with the end of text last."""
+    """A minimal tokenizer for model folders: words w0, w1, ... and the end of text last."""
 
     def __init__(self, words: int = VOCABULARY - 1):
         vocabulary = {f"w{i}": i for i in range(words)} | {"<eos>": words}

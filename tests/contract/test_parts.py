@@ -1,6 +1,6 @@
-"""What every registered part promises, whatever it is: a tiny model with it is put through the same contract.
+"""The contract of every registered part, tested on a tiny model with it.
 
-In float64, so that a difference is a mistake and not rounding.
+The tests run in float64, so that a difference is a mistake and not rounding.
 """
 
 import copy
@@ -75,7 +75,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("positions", "rope"): [{"pairs": "half"}, {"pairs": "interleaved", "theta": 500.0}],
     ("head", "linear"): [{}, {"bias": True}],
 }
-"""Variants worth a test of their own; a part that is not named here is tested with its defaults."""
+"""Options that are tested too; other parts are tested with their defaults."""
 
 WHOLE: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
@@ -91,13 +91,13 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    found = dict(WHOLE)
+    architectures = dict(WHOLE)
     for noun, registry in PARTS.items():
         for kind in registry:
             for options in OPTIONS.get((noun, kind), [{}]):
                 label = " ".join([noun, kind, *(f"{k}={v}" for k, v in options.items())])
-                found[label] = PLACES[noun]({"kind": kind, **options})
-    return found
+                architectures[label] = PLACES[noun]({"kind": kind, **options})
+    return architectures
 
 
 VARIANTS = variants() if set(PLACES) >= set(PARTS) else {}
@@ -111,7 +111,7 @@ def pristine(request: pytest.FixtureRequest) -> BraidForCausalLM:
 
 @pytest.fixture
 def model(pristine: BraidForCausalLM) -> BraidForCausalLM:
-    """For tests that change it."""
+    """A copy for tests that change it."""
     return copy.deepcopy(pristine)
 
 
@@ -128,15 +128,15 @@ def padded(rows: list[Tensor], left: bool, time: int = 9) -> tuple[Tensor, Tenso
     """Rows of different lengths with random tokens as padding, and the mask."""
     ids, mask = random_ids(len(rows), time, seed=99), torch.zeros(len(rows), time, dtype=torch.long)
     for i, row in enumerate(rows):
-        place = slice(time - len(row), None) if left else slice(len(row))
-        ids[i, place], mask[i, place] = row, 1
+        real = slice(time - len(row), None) if left else slice(len(row))
+        ids[i, real], mask[i, real] = row, 1
     return ids, mask
 
 
 ROWS = [random_ids(1, length, seed=length)[0] for length in (9, 5, 1, 7)]
 
 
-def test_every_kind_of_part_has_a_place_here() -> None:
+def test_every_kind_of_part_is_tested_here() -> None:
     assert set(PLACES) == set(PARTS), "say in PLACES where a part of the new kind is in an architecture"
     named = {(noun, kind) for noun, registry in PARTS.items() for kind in registry}
     assert set(OPTIONS) <= named, "OPTIONS names a part that is not registered"
@@ -164,22 +164,22 @@ def test_a_cache_with_left_padding_gives_the_full_forward(pristine: BraidForCaus
 
 
 class FixedSteps(Decoder):
-    """What a CUDA graph replays, run without one."""
+    """A decoder that runs the steps of a CUDA graph without one."""
 
     def _replay(self, ids: Tensor) -> Tensor:
         self.graph_token.copy_(ids)
         self.cache.replaying = True
-        found = self._fixed_step()
+        logits = self._fixed_step()
         self.cache.replaying = False
         self.cache.advance(1)
-        return found
+        return logits
 
 
 @pytest.mark.parametrize(("kind", "graph"), [(Decoder, False), (FixedSteps, True)], ids=["eager", "replayed"])
 def test_our_decoder_gives_the_full_forward(pristine: BraidForCausalLM, kind: type[Decoder], graph: bool) -> None:
     prompts = [row[: len(row) // 2 + 1] for row in ROWS]
     decoder = kind(pristine, len(ROWS), 12, graph=graph)
-    for seed in (1, 2):  # a decoder is used again, and old keys must not show
+    for seed in (1, 2):  # the second use must not see old keys
         chosen = random_ids(len(ROWS), 4, seed)
         got = [decoder.prefill(*padded(prompts, left=True, time=5))]
         got += [decoder.step(tokens).clone() for tokens in chosen.T]
@@ -240,7 +240,7 @@ def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, tmp_path: Any) 
 
 
 def test_activation_checkpointing_changes_neither_loss_nor_gradients(model: BraidForCausalLM) -> None:
-    ids, found = random_ids(3, 10), []
+    ids, results = random_ids(3, 10), []
     for on in (False, True):
         model.train().zero_grad()
         model.gradient_checkpointing_enable() if on else model.gradient_checkpointing_disable()
@@ -248,8 +248,8 @@ def test_activation_checkpointing_changes_neither_loss_nor_gradients(model: Brai
         torch.manual_seed(5)  # dropout, where there is any, must be the same the second time
         loss = model(ids, labels=ids).loss
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    for plain, checkpointed in zip(*found, strict=True):
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for plain, checkpointed in zip(*results, strict=True):
         close(plain, checkpointed)
 
 
@@ -265,15 +265,15 @@ def test_generate_and_our_decoder_agree(pristine: BraidForCausalLM) -> None:
 def test_a_later_token_changes_nothing_before_it(pristine: BraidForCausalLM) -> None:
     ids = random_ids(1, 9)
     before = logits(pristine, ids)
-    for place in range(9):
+    for position in range(9):
         changed = ids.clone()
-        changed[0, place] = (ids[0, place] + 1) % VOCABULARY
+        changed[0, position] = (ids[0, position] + 1) % VOCABULARY
         after = logits(pristine, changed)
-        close(after[:, :place], before[:, :place])
-        assert not torch.allclose(after[:, place], before[:, place])
+        close(after[:, :position], before[:, :position])
+        assert not torch.allclose(after[:, position], before[:, position])
 
 
-def test_cost_counts_what_is_there(pristine: BraidForCausalLM) -> None:
+def test_cost_equals_the_sum_over_parameters_and_stages(pristine: BraidForCausalLM) -> None:
     cost = model_cost(pristine, 16)
     assert cost.parameters == sum(p.numel() for p in pristine.parameters())
     assert 0 < cost.active_parameters <= cost.parameters
@@ -292,10 +292,10 @@ def test_training_loss_is_the_loss_of_shifted_labels(pristine: BraidForCausalLM)
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_initialisation_is_seeded_and_finite(name: str) -> None:
-    made = []
+    states = []
     for _ in range(2):
         torch.manual_seed(3)
-        made.append(BraidForCausalLM(tiny_config(**VARIANTS[name])).state_dict())
-    for key, value in made[0].items():
+        states.append(BraidForCausalLM(tiny_config(**VARIANTS[name])).state_dict())
+    for key, value in states[0].items():
         assert value.isfinite().all(), key
-        assert torch.equal(value, made[1][key]), key
+        assert torch.equal(value, states[1][key]), key

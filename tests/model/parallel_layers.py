@@ -1,4 +1,4 @@
-"""Models with a parallel stage, one layer of it laid bare, and the two forms its weights can have."""
+"""Models with a parallel stage, its first layer, and the conversion of stacked weights to a module per path."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def path_model(seed: int = 0, architecture: dict[str, Any] | None = None, **para
 def first_layer(
     batch: int = 2, time: int = 6, seed: int = 0, **parallel: Any
 ) -> tuple[ParallelLayer, Tensor, Span, list[Tensor]]:
-    """A layer, the stream that comes into it, the facts of the pass, and what each path makes of the stream."""
+    """A layer, its input, the span of the pass, and the output of each path."""
     model = path_model(seed, **parallel)
     layer = model.model.stages[0].layers[0]
     hidden = model.model.embedding(random_ids(batch, time)).detach()
@@ -29,22 +29,22 @@ def first_layer(
 
 
 def unstacked(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """Weights (or gradients) of stacked paths as a model with a module per path calls and shapes them."""
-    found: dict[str, Tensor] = {}
+    """Weights (or gradients) of stacked paths with the names and shapes of a model with a module per path."""
+    result: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        before, part, after = _divided(key)
+        before, part, after = _split_key(key)
         if not part:
-            found[key] = tensor
+            result[key] = tensor
             continue
         for name, own in zip(names, tensor, strict=True):
-            place = f"{before}.paths.{name}.{after}" if part == "stack" else f"{before}.enter.{name}.{after}"
-            found[place] = own.T if own.ndim == 2 else own  # [in, out] in a stack, [out, in] in torch
-    return found
+            new_key = f"{before}.paths.{name}.{after}" if part == "stack" else f"{before}.enter.{name}.{after}"
+            result[new_key] = own.T if own.ndim == 2 else own  # [in, out] in a stack, [out, in] in torch
+    return result
 
 
-def _divided(key: str) -> tuple[str, str, str]:
+def _split_key(key: str) -> tuple[str, str, str]:
     for part in ("stack", "enter"):
-        before, found, after = key.partition(f".{part}.")
-        if found:
+        before, separator, after = key.partition(f".{part}.")
+        if separator:
             return before, part, after
     return key, "", ""

@@ -1,4 +1,4 @@
-"""Models with routed blocks, and the ways to compute them: chosen blocks only, all of them, a module for each."""
+"""Models with routed blocks, and three methods to compute them: sparse, dense, and a module for each path."""
 
 from typing import Any
 
@@ -21,25 +21,27 @@ MASKS: dict[str, Tensor | None] = {
 def routed_model(
     join: dict[str, Any], architecture: dict[str, Any] | None = None, stacked: bool = True, **parallel: Any
 ) -> BraidForCausalLM:
-    """Two layers of four paths in float64, with no loss of the routers': those are computed in float32."""
+    """Two layers of four paths in float64, without routing losses, which are computed in float32."""
     join = {"kind": "routed", "losses": {}, **join}
     return path_model(architecture=architecture, **{"layers": 2, "paths": 4, **parallel}, join=join, stacked=stacked)
 
 
-def by_all_ways(
+def by_all_methods(
     join: dict[str, Any], architecture: dict[str, Any] | None = None, **parallel: Any
 ) -> dict[str, BraidForCausalLM]:
     """The same weights computed sparsely, densely and, where whole blocks are routed, by a module for each path."""
-    made = {way: routed_model({**join, "compute": way}, architecture, **parallel) for way in ("sparse", "dense")}
-    made["dense"].load_state_dict(made["sparse"].state_dict())
+    models = {
+        compute: routed_model({**join, "compute": compute}, architecture, **parallel) for compute in ("sparse", "dense")
+    }
+    models["dense"].load_state_dict(models["sparse"].state_dict())
     if join.get("per") != "sublayer":
-        made["plain"] = routed_model(join, architecture, stacked=False, **parallel)
-        made["plain"].load_state_dict(unstacked(made["sparse"].state_dict(), NAMES))
-    return made
+        models["plain"] = routed_model(join, architecture, stacked=False, **parallel)
+        models["plain"].load_state_dict(unstacked(models["sparse"].state_dict(), NAMES))
+    return models
 
 
 def outcome(model: BraidForCausalLM, mask: Tensor | None = None, time: int = TIME) -> dict[str, Tensor]:
-    """Logits of real tokens, the loss, and every gradient under the name a module for each path has it."""
+    """Logits of real tokens, the loss, and every gradient, under its name in a model with a module for each path."""
     ids = random_ids(3, time)
     real = torch.ones_like(ids) if mask is None else mask
     model.zero_grad()
@@ -50,7 +52,7 @@ def outcome(model: BraidForCausalLM, mask: Tensor | None = None, time: int = TIM
     return unstacked(gradients, NAMES) | {"logits": output.logits[real.bool()], "loss": output.loss}
 
 
-def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert set(found) == set(expected)
+def assert_all_close(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(actual) == set(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0.0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(actual[name], tensor, rtol=0.0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")

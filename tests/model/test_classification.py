@@ -1,4 +1,4 @@
-"""Sequence classification: which token decides, and which loss is meant."""
+"""Sequence classification: which token is read, and which loss is used."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ ROWS = [random_ids(1, length, seed=length)[0] for length in (8, 3, 1)]
 
 
 def classifier(labels: int = 3, **config: Any) -> BraidForSequenceClassification:
-    made = tiny_config()
-    made.num_labels = labels
+    model_config = tiny_config()
+    model_config.num_labels = labels
     for name, value in config.items():
-        setattr(made, name, value)
-    return randomised(BraidForSequenceClassification(made)).double().eval()
+        setattr(model_config, name, value)
+    return randomised(BraidForSequenceClassification(model_config)).double().eval()
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
@@ -27,8 +27,8 @@ def test_the_last_real_token_decides_whichever_side_is_padded(left: bool, given_
     rows = [row % 36 for row in ROWS]  # no padding token inside
     ids, mask = torch.full((3, 8), 36), torch.zeros(3, 8, dtype=torch.long)
     for i, row in enumerate(rows):
-        place = slice(8 - len(row), None) if left else slice(len(row))
-        ids[i, place], mask[i, place] = row, 1
+        real = slice(8 - len(row), None) if left else slice(len(row))
+        ids[i, real], mask[i, real] = row, 1
     got = model(ids, attention_mask=mask if given_mask else None).logits
     for i, row in enumerate(rows):
         hidden = model.model(row[None]).last_hidden_state[0, -1]
@@ -67,7 +67,7 @@ def test_floating_labels_are_several_labels() -> None:
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_the_configurations_problem_type_is_what_counts() -> None:
+def test_the_configurations_problem_type_decides_the_loss() -> None:
     ids, labels = random_ids(2, 5), torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     regression = classifier(problem_type="regression")(ids, labels=labels)
     torch.testing.assert_close(regression.loss, F.mse_loss(regression.logits.float(), labels))

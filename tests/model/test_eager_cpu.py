@@ -1,4 +1,4 @@
-"""Hand-written gradients against torch's own, in float64."""
+"""Hand-written gradients against torch's, in float64."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_a_non_contiguous_gradient_is_right() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_where_it_pays() -> None:
+def test_it_is_used_in_eager_cpu_training_only() -> None:
     assert is_eager_cpu_training(torch.zeros(1))
     with torch.no_grad():
         assert not is_eager_cpu_training(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""The model class as transformers sees it: outputs, masks, caches, losses, dropout, initialisation, presets of size."""
+"""The model class in transformers: outputs, masks, caches, losses, dropout, initialisation, parameter counts."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def test_hidden_states_are_the_stream_between_stages() -> None:
     assert len(model(ids).hidden_states) == 3
 
 
-def test_outputs_are_tuples_when_asked() -> None:
+def test_outputs_are_tuples_on_request() -> None:
     model, ids = tiny_model(), random_ids(2, 5)
     loss, logits = model(ids, labels=ids, use_cache=False, return_dict=False)
     assert torch.equal(logits, model(ids).logits)
@@ -42,14 +42,14 @@ def test_embedded_tokens_may_be_given_instead_of_ids() -> None:
     assert torch.equal(model(inputs_embeds=model.model.embedding(ids)).logits, model(ids).logits)
 
 
-def test_only_the_logits_asked_for_are_made() -> None:
+def test_only_the_requested_logits_are_computed() -> None:
     model, ids = tiny_model(), random_ids(2, 5)
     whole = model(ids).logits
     torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole[:, -2:])
     torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 3])).logits, whole[:, [0, 3]])
 
 
-def test_a_cache_is_made_in_evaluation_and_not_in_training() -> None:
+def test_a_cache_is_created_in_evaluation_and_not_in_training() -> None:
     model, ids = tiny_model(), random_ids(1, 4)
     assert isinstance(model(ids).past_key_values, DynamicCache)
     assert model(ids, use_cache=False).past_key_values is None
@@ -58,14 +58,14 @@ def test_a_cache_is_made_in_evaluation_and_not_in_training() -> None:
 
 def test_beams_are_the_same_with_and_without_a_cache() -> None:
     model, ids = tiny_model(torch.float64), random_ids(2, 4)
-    found = [
+    outputs = [
         model.generate(ids, max_new_tokens=6, num_beams=3, do_sample=False, use_cache=cached, pad_token_id=0)
         for cached in (True, False)
     ]
-    assert torch.equal(*found)
+    assert torch.equal(*outputs)
 
 
-def test_a_mask_may_speak_of_the_new_tokens_alone() -> None:
+def test_a_mask_may_cover_the_new_tokens_alone() -> None:
     model, ids = tiny_model(torch.float64), random_ids(2, 7)
     cache = model(ids[:, :3]).past_key_values
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -102,14 +102,14 @@ def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not() -> None:
     assert "head.weight" not in dict(tied.named_parameters())
 
 
-def test_the_body_alone_is_the_language_models() -> None:
+def test_the_base_model_is_part_of_the_language_model() -> None:
     model, ids = tiny_model(), random_ids(2, 5)
     body = BraidModel(model.config).eval()
     body.load_state_dict(model.model.state_dict())
     assert torch.equal(body(ids).last_hidden_state, model.model(ids).last_hidden_state)
 
 
-def test_labels_are_shifted_and_ignored_ones_do_not_count() -> None:
+def test_labels_are_shifted_and_ignored_ones_left_out() -> None:
     logits, labels = torch.randn(2, 4, 7), torch.tensor([[1, 2, -100, 3], [4, -100, -100, 5]])
     assert shift_labels(labels).tolist() == [[2, -100, 3, -100], [-100, -100, 5, -100]]
     shares = logits.log_softmax(-1)
@@ -121,8 +121,8 @@ def test_a_loss_in_pieces_is_the_loss_of_the_whole() -> None:
     logits, labels = torch.randn(4, 6, 7), torch.randint(0, 7, (4, 6))
     labels[0, :4] = -100
     count = float((labels != -100).sum())
-    pieces = sum(next_token_loss(logits[i : i + 1], labels[i : i + 1], count) for i in range(4))
-    torch.testing.assert_close(pieces, next_token_loss(logits, labels))
+    total = sum(next_token_loss(logits[i : i + 1], labels[i : i + 1], count) for i in range(4))
+    torch.testing.assert_close(total, next_token_loss(logits, labels))
 
 
 def test_transformers_count_of_items_is_used() -> None:
@@ -144,11 +144,11 @@ def test_dropout_acts_in_training_at_its_scale() -> None:
 @pytest.mark.parametrize("kind", ["embedding", "attention", "residual"])
 def test_each_kind_of_dropout_acts_alone_and_can_be_scaled_away(kind: str) -> None:
     model, ids = tiny_model(dropout={kind: 0.5}), random_ids(2, 8)
-    quiet = model(ids, use_cache=False).logits
+    expected = model(ids, use_cache=False).logits
     model.train()
-    assert not torch.allclose(model(ids).logits, quiet)
+    assert not torch.allclose(model(ids).logits, expected)
     scale_dropout(model, 0.0)
-    assert torch.allclose(model(ids).logits, quiet)
+    assert torch.allclose(model(ids).logits, expected)
 
 
 WIDE = {"width": 128, "block": {"attention": {"heads": 4}, "feed": {"kind": "mlp", "bias": True}}, "norm": "layer"}
@@ -169,8 +169,8 @@ def test_weights_begin_as_the_initialisation_says(kind: str) -> None:
     config = tiny_config(400, initialisation={"kind": kind, **options}, positions="learned", **WIDE)
     model = BraidForCausalLM(config)
     block = model.model.stages[0].layers[0]
-    found = [model.model.embedding.weight, block.attention.qkv.weight, block.attention.out.weight]
-    for weight, std in zip(found, (embedding, inner, output), strict=True):
+    weights = [model.model.embedding.weight, block.attention.qkv.weight, block.attention.out.weight]
+    for weight, std in zip(weights, (embedding, inner, output), strict=True):
         assert weight.std().item() == pytest.approx(std, rel=0.05)
         assert abs(weight.mean().item()) < 0.05 * std
     assert model.model.positions.weight.std().item() == pytest.approx(embedding, rel=0.05)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import assert_alike, outcome, routed_model
+from routed_models import assert_all_close, outcome, routed_model
 from torch import nn
 
 from braidlm.model.routing.dispatch import MIN_SPARSE_TOKENS, is_sparse
@@ -96,7 +96,7 @@ def test_a_choice_is_used_and_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_both_computations_give_the_same() -> None:
     found = [outcome(routed_model({"compute": choice}), None) for choice in ("sparse", "dense", "measured")]
     for other in found[1:]:
-        assert_alike(found[0], other)
+        assert_all_close(found[0], other)
 
 
 def test_a_model_without_routed_parts_has_nothing_to_choose() -> None:

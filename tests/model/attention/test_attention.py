@@ -20,15 +20,15 @@ from tiny_models import random_ids, randomised, tiny_model
 WIDTH = 12
 
 
-def slow_turn(x: Tensor, position: int, theta: float, pairs: str) -> Tensor:
+def slow_rotation(x: Tensor, position: int, theta: float, pairs: str) -> Tensor:
     """Rotary embedding of one head [dim] as multiplication of complex numbers."""
     dim = len(x)
-    turned = [0.0] * dim
+    rotated = [0.0] * dim
     for i in range(dim // 2):
         a, b = (i, i + dim // 2) if pairs == "half" else (2 * i, 2 * i + 1)
         number = complex(x[a], x[b]) * cmath.exp(1j * position * theta ** (-2 * i / dim))
-        turned[a], turned[b] = number.real, number.imag
-    return torch.tensor(turned, dtype=x.dtype)
+        rotated[a], rotated[b] = number.real, number.imag
+    return torch.tensor(rotated, dtype=x.dtype)
 
 
 def slow_attention(part: SoftmaxAttention, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -48,12 +48,12 @@ def slow_attention(part: SoftmaxAttention, hidden: Tensor, mask: Tensor | None =
             for h in range(part.heads):
                 own, shared = slice(h * dim, (h + 1) * dim), slice(h // group * dim, (h // group + 1) * dim)
                 scores = torch.stack([query[t, own] @ key[s, shared] for s in seen]) / math.sqrt(dim)
-                shares = scores.exp() / scores.exp().sum()
-                heads.append(sum(share * value[s, shared] for share, s in zip(shares, seen, strict=True)))
+                weights = scores.exp() / scores.exp().sum()
+                heads.append(sum(weight * value[s, shared] for weight, s in zip(weights, seen, strict=True)))
             outputs.append(torch.cat(heads))
         rows.append(torch.stack(outputs))
-    mixed = torch.stack(rows)
-    return mixed if part.out is None else part.out(mixed)
+    concatenated = torch.stack(rows)
+    return concatenated if part.out is None else part.out(concatenated)
 
 
 def attention(**options: Any) -> SoftmaxAttention:
@@ -91,12 +91,12 @@ def test_attention_is_the_plain_loop(options: dict[str, Any], padding: str | Non
         real = [False] * 2 + [True] * 4 if padding == "left" else [True] * 3 + [False] * 3
         mask = torch.tensor([[True] * 6, real])
     weights = torch.randn(2, 6, WIDTH, dtype=torch.float64)
-    found = []
+    results = []
     for run in (fast, slow_attention):
         inputs = [hidden, *part.parameters()]
         output = run(part, hidden, mask)
-        found.append([output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)])
-    for got, expected in zip(*found, strict=True):
+        results.append([output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)])
+    for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
@@ -110,7 +110,7 @@ def test_rotation_is_multiplication_of_complex_numbers(pairs: str, theta: float)
     for b in range(2):
         for t in range(5):
             for n in range(3):
-                expected = slow_turn(heads[b, t, n].double(), int(positions[b, t]), theta, pairs)
+                expected = slow_rotation(heads[b, t, n].double(), int(positions[b, t]), theta, pairs)
                 torch.testing.assert_close(got[b, t, n].double(), expected, rtol=0, atol=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_a_rotated_product_depends_on_the_distance_alone(pairs: str, start: int,
 
 
 @pytest.mark.parametrize("pairs", ["half", "interleaved"])
-def test_a_model_turns_queries_and_keys_and_not_values(pairs: str) -> None:
+def test_a_model_rotates_queries_and_keys_and_not_values(pairs: str) -> None:
     part = attention(kv_heads=2, head_dim=4, heads=4)
     hidden = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     rope = position_kinds.build(Choice("rope", RotaryPositions.Config(theta=100.0, pairs=pairs)), WIDTH, 8)
@@ -136,18 +136,18 @@ def test_a_model_turns_queries_and_keys_and_not_values(pairs: str) -> None:
     rotations = rotations_for([4], rope, positions, torch.float64)
     got, _ = part(hidden, Span(positions, {None: None}, causal=True, rotations=rotations))
     qkv = (hidden[0] @ part.qkv.weight.T).view(5, 8, 4).detach()
-    turned = qkv.clone()
+    rotated = qkv.clone()
     for t in range(5):
         for n in range(6):
-            turned[t, n] = slow_turn(qkv[t, n], t, 100.0, pairs)
+            rotated[t, n] = slow_rotation(qkv[t, n], t, 100.0, pairs)
     expected = torch.zeros(5, 16, dtype=torch.float64)
     for t in range(5):
         for h in range(4):
-            scores = torch.stack([turned[t, h] @ turned[s, 4 + h // 2] / 2 for s in range(t + 1)]).softmax(0)
+            scores = torch.stack([rotated[t, h] @ rotated[s, 4 + h // 2] / 2 for s in range(t + 1)]).softmax(0)
             expected[t, 4 * h : 4 * h + 4] = scores @ qkv[: t + 1, 6 + h // 2]
     torch.testing.assert_close(
         got[0].detach(), part.out(expected).detach(), rtol=0, atol=1e-6
-    )  # angles are made in float32
+    )  # angles are computed in float32
 
 
 @given(
@@ -167,7 +167,7 @@ def test_masks_are_the_explicit_rule(window: int | None, past: int, time: int, p
             allowed = allowed and (real is None or bool(real[0, s]) or s == query)
             if mask is not None:
                 assert bool(mask[0, 0, t, s]) == allowed
-            elif past == 0 and time > 1:  # the kernel is told to be causal
+            elif past == 0 and time > 1:  # is_causal is set
                 assert allowed == (s <= t)
             else:
                 assert allowed

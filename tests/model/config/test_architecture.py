@@ -74,7 +74,7 @@ def test_every_problem_is_named_at_once() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(data: Any, text: str) -> None:
+def test_each_problem_has_its_message(data: Any, text: str) -> None:
     assert problems(data) == [text]
 
 
@@ -88,19 +88,19 @@ def test_stages_inherit_the_block() -> None:
     assert read_architecture({**data, "norm": "rms"}).norm.kind == "rms"
 
 
-@pytest.mark.parametrize("given_as", ["swiglu", {"kind": "swiglu"}, {}, {"bias": True}])
-def test_the_same_kind_refines_what_is_inherited(given_as: Any) -> None:
+@pytest.mark.parametrize("own", ["swiglu", {"kind": "swiglu"}, {}, {"bias": True}])
+def test_the_same_kind_refines_what_is_inherited(own: Any) -> None:
     for inherited in ({"kind": "swiglu", "hidden": 96}, {"hidden": 96}):
-        (block,) = blocks({"stages": [{"block": {"feed": given_as}}], "block": {"feed": inherited}})
+        (block,) = blocks({"stages": [{"block": {"feed": own}}], "block": {"feed": inherited}})
         assert block.feed.kind == "swiglu"
         assert block.feed.options.hidden == 96
-        assert block.feed.options.bias == (given_as == {"bias": True})
+        assert block.feed.options.bias == (own == {"bias": True})
 
 
-@pytest.mark.parametrize("given_as", ["mlp", {"kind": "mlp"}])
-def test_another_kind_replaces_what_is_inherited(given_as: Any) -> None:
+@pytest.mark.parametrize("own", ["mlp", {"kind": "mlp"}])
+def test_another_kind_replaces_what_is_inherited(own: Any) -> None:
     for inherited in ({"kind": "swiglu", "hidden": 96}, {"hidden": 96}, "swiglu"):
-        (block,) = blocks({"stages": [{"block": {"feed": given_as}}], "block": {"feed": inherited}})
+        (block,) = blocks({"stages": [{"block": {"feed": own}}], "block": {"feed": inherited}})
         assert block.feed.kind == "mlp"
         assert block.feed.options.hidden is None
 
@@ -143,8 +143,8 @@ def values_for(hint: Any) -> st.SearchStrategy:
         return few | st.fixed_dictionaries(
             {"names": few, "router": st.fixed_dictionaries({"top_k": st.integers(1, 2)})}
         )
-    found = {bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
-    return found[hint]
+    strategies = {bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
+    return strategies[hint]
 
 
 def readable(data: dict[str, Any]) -> Architecture:

@@ -26,7 +26,7 @@ def test_parts_are_found_by_name_and_listed_in_order(colours: Registry) -> None:
     assert colours["red"].__name__ == "red"
 
 
-def test_a_name_taken_twice_is_our_own_mistake(colours: Registry) -> None:
+def test_registering_a_name_twice_is_a_bug(colours: Registry) -> None:
     with pytest.raises(RuntimeError, match="two parts of kind 'colour' are called 'red'"):
         colours.register("red")(object)
 

@@ -80,7 +80,7 @@ def test_defaults_are_decoded_too() -> None:
 
 
 def test_every_problem_is_named_at_once() -> None:
-    found = problems(
+    messages = problems(
         {
             "scael": 2,
             "copies": 1.5,
@@ -91,7 +91,7 @@ def test_every_problem_is_named_at_once() -> None:
             "weights": {"a": [1]},
         }
     )
-    assert sorted(found) == sorted(
+    assert sorted(messages) == sorted(
         [
             "drawing: unknown key 'scael'. Did you mean 'scale'?",
             "drawing.name: missing; it has no default",
@@ -137,12 +137,12 @@ def test_every_problem_is_named_at_once() -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_its_path(key: str, value: Any, text: str) -> None:
-    (found,) = problems({"name": "a", key: value})
-    assert found.startswith(text)
-    assert len(found) < 120
+    (message,) = problems({"name": "a", key: value})
+    assert message.startswith(text)
+    assert len(message) < 120
 
 
-def test_without_a_place_there_is_no_colon_before_the_problem() -> None:
+def test_without_a_path_there_is_no_colon_before_the_problem() -> None:
     assert problems([1], where="") == ["expected a mapping, got [1]"]
     assert problems({"name": "a", "nme": 1}, where="") == ["unknown key 'nme'. Did you mean 'name'?"]
     assert problems({1: 2, "name": "a"})[0].startswith("drawing: unknown key '1'.")

@@ -95,11 +95,11 @@ def test_a_part_is_its_formula(name: str) -> None:
     weights = torch.randn(3, 4, WIDTH, dtype=torch.float64)
     output = part(x)
     output = output[0] if registry is feeds else output
-    found = []
+    results = []
     for result in (output, formula(part, x)):
         gradients = torch.autograd.grad((result * weights).sum(), [x, *part.parameters()])
-        found.append([result.detach(), *gradients])
-    for got, expected in zip(*found, strict=True):
+        results.append([result.detach(), *gradients])
+    for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 

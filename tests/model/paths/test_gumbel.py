@@ -35,14 +35,14 @@ def test_a_hard_sample_is_one_choice_exactly(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_a_hard_sample_has_the_gradients_of_the_soft_one(temperature: float) -> None:
-    found = []
+    results = []
     upstream = torch.randn_like(SCORES)
     for hard in (True, False):
         scores = SCORES.clone().requires_grad_()
         weights = sample(join_of(hard=hard, temperature=temperature), scores)
         weights.backward(upstream)
-        found.append((weights.detach(), scores.grad))
-    (hard_weights, hard_gradient), (soft_weights, soft_gradient) = found
+        results.append((weights.detach(), scores.grad))
+    (hard_weights, hard_gradient), (soft_weights, soft_gradient) = results
     assert torch.equal(hard_weights.argmax(-1), soft_weights.argmax(-1)), "the same noise was drawn"
     torch.testing.assert_close(hard_gradient, soft_gradient)
     assert hard_gradient.abs().max() > 0
@@ -87,15 +87,15 @@ def test_noise_is_seeded_by_torch_and_only_in_training(kind: str) -> None:
 
 def test_noise_survives_activation_checkpointing() -> None:
     """The second forward must make the choices of the first, or gradients are those of another model."""
-    ids, found = random_ids(4, 10), []
+    ids, results = random_ids(4, 10), []
     for checkpointing in (False, True):
         model = path_model(layers=3, join="gumbel_v1").train()
         if checkpointing:
             model.gradient_checkpointing_enable()
         torch.manual_seed(7)
         model(ids, labels=ids).loss.backward()
-        found.append([p.grad for p in model.parameters()])
-    for plain, checkpointed in zip(*found, strict=True):
+        results.append([p.grad for p in model.parameters()])
+    for plain, checkpointed in zip(*results, strict=True):
         torch.testing.assert_close(plain, checkpointed, rtol=0.0, atol=1e-12)
 
 
@@ -111,12 +111,12 @@ def test_softmax_draws_nothing_and_is_the_same_in_training() -> None:
 def test_a_schedule_scales_the_temperature(hard: bool) -> None:
     scaled, direct = join_of(hard=hard, temperature=2.0), join_of(hard=hard, temperature=0.5)
     scale_temperature(scaled, 0.25)
-    upstream, found = torch.randn_like(SCORES), []
+    upstream, results = torch.randn_like(SCORES), []
     for join in (scaled, direct):
         scores = SCORES.clone().requires_grad_()
         sample(join, scores).backward(upstream)
-        found.append(scores.grad)
-    assert torch.equal(*found)
+        results.append(scores.grad)
+    assert torch.equal(*results)
 
 
 def test_a_schedule_leaves_evaluation_alone() -> None:

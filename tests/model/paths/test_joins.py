@@ -1,4 +1,4 @@
-"""Joins against straight-line formulas, and what each promises about its paths."""
+"""Joins against straight-line formulas, and the guarantees of each."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_every_join_here_is_registered_and_tested() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_shared_linear_reads_all_side_by_side(bias: bool) -> None:
+def test_shared_linear_reads_all_concatenated(bias: bool) -> None:
     layer, hidden, span, (a, b, c) = first_layer(paths=3, join={"kind": "shared_linear", "bias": bias}, to=16)
     linear = layer.join.linear
     expected = sum(x @ linear.weight[:, 16 * i : 16 * (i + 1)].T for i, x in enumerate((a, b, c)))
@@ -44,7 +44,7 @@ def test_shared_linear_of_unequal_widths() -> None:
     close(joined(layer, hidden, span), a @ weight[:, :8].T + b @ weight[:, 8:].T)
 
 
-def test_concat_puts_them_side_by_side() -> None:
+def test_concat_concatenates_the_outputs() -> None:
     layer, hidden, span, (a, b) = first_layer(join="concat", attention={"heads": 2})
     assert a.shape[-1] == b.shape[-1] == 8
     result = joined(layer, hidden, span)
@@ -53,7 +53,7 @@ def test_concat_puts_them_side_by_side() -> None:
     assert not list(layer.join.parameters())
 
 
-def test_add_counts_the_stream_once() -> None:
+def test_add_adds_the_stream_once() -> None:
     layer, hidden, span, outputs = first_layer(paths=3, join="add")
     changes = [x - hidden for x in outputs]
     close(joined(layer, hidden, span), hidden + sum(changes))
@@ -62,7 +62,7 @@ def test_add_counts_the_stream_once() -> None:
     close(joined(layer, hidden, span), hidden)
 
 
-def test_add_counts_the_stream_once_beside_paths_of_another_width() -> None:
+def test_add_adds_the_stream_once_beside_paths_of_another_width() -> None:
     layer, hidden, span, (a, b, c) = first_layer(paths={"a": {"width": 8}, "b": {}, "c": {"width": 24}}, join="add")
     leave = layer.join.leave
     assert set(leave) == {"a", "c"}
@@ -83,16 +83,16 @@ def test_add_of_normalised_outputs_adds_them_to_the_stream() -> None:
 
 
 @pytest.mark.parametrize("kind", ["add", "gumbel_v1", "routed"])
-def test_joins_at_the_streams_width_may_grow_after_it(kind: str) -> None:
+def test_joins_at_the_streams_width_may_change_the_width_after_it(kind: str) -> None:
     layer, hidden, span, _ = first_layer(join=kind, to=24, architecture={"tie_embeddings": False})
-    grown = joined(layer, hidden, span)
-    assert grown.shape[-1] == 24
+    result = joined(layer, hidden, span)
+    assert result.shape[-1] == 24
     out, layer.join.out = layer.join.out, None
-    close(grown, joined(layer, hidden, span) @ out.weight.T)
+    close(result, joined(layer, hidden, span) @ out.weight.T)
 
 
 @pytest.mark.parametrize("kind", joins)
-def test_a_residual_adds_what_came_in(kind: str) -> None:
+def test_a_residual_adds_the_input(kind: str) -> None:
     small = {"attention": {"heads": 2}}
     plain, hidden, span, _ = first_layer(join=kind, **small)
     around, *_ = first_layer(join={"kind": kind, "residual": True}, **small)
@@ -102,7 +102,7 @@ def test_a_residual_adds_what_came_in(kind: str) -> None:
 
 @pytest.mark.parametrize("norm", ["rms", "layer", {"kind": "layer", "bias": False}], ids=str)
 @pytest.mark.parametrize("kind", ["shared_linear", "concat", "gumbel_v1", "gumbel_v2"])
-def test_a_norm_stands_between_each_path_and_the_join(kind: str, norm: Any) -> None:
+def test_each_path_is_normalised_before_the_join(kind: str, norm: Any) -> None:
     layer, hidden, span, outputs = first_layer(join={"kind": kind, "norm": norm}, attention={"heads": 2})
     normed = []
     for part, x in zip(layer.join.norms, outputs, strict=True):
@@ -120,9 +120,11 @@ def test_a_norm_stands_between_each_path_and_the_join(kind: str, norm: Any) -> N
 
 
 def gumbel_by_hand(layer: ParallelLayer, outputs: list[Tensor], weights_BTN: Tensor) -> Tensor:
-    level = [layer.join.leave[n](x) if n in layer.join.leave else x for n, x in zip(layer.names, outputs, strict=True)]
-    level.append(F.linear(torch.cat(outputs, -1), layer.join.combine.weight, layer.join.combine.bias))
-    return sum(weights_BTN[..., i, None] * x for i, x in enumerate(level))
+    projected = [
+        layer.join.leave[n](x) if n in layer.join.leave else x for n, x in zip(layer.names, outputs, strict=True)
+    ]
+    projected.append(F.linear(torch.cat(outputs, -1), layer.join.combine.weight, layer.join.combine.bias))
+    return sum(weights_BTN[..., i, None] * x for i, x in enumerate(projected))
 
 
 def scores_by_hand(layer: ParallelLayer, kind: str, outputs: list[Tensor]) -> Tensor:
@@ -185,9 +187,11 @@ def test_routed_sums_the_most_probable_paths(top_k: int, paths: str, norm: Any, 
     best = probabilities.topk(top_k)
     counted = best.values / best.values.sum(-1, keepdim=True) if renormalise else best.values
     weights = torch.zeros_like(probabilities).scatter(-1, best.indices, counted)
-    level = [layer.join.leave[n](x) if n in layer.join.leave else x for n, x in zip(layer.names, outputs, strict=True)]
+    projected = [
+        layer.join.leave[n](x) if n in layer.join.leave else x for n, x in zip(layer.names, outputs, strict=True)
+    ]
     result, (routing,) = routed(layer, hidden, span)
-    close(result, sum(weights[..., i, None] * x for i, x in enumerate(level)))
+    close(result, sum(weights[..., i, None] * x for i, x in enumerate(projected)))
     assert routing.name == "stages.0.layers.0.join.router"
     assert routing.choices == tuple(PATHS[paths])
     close(routing.probabilities_BTN, probabilities)
@@ -204,7 +208,7 @@ def test_the_addresses_are_the_models_names() -> None:
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_concat_keeps_paths_apart(stacked: bool) -> None:
+def test_concat_keeps_paths_separate(stacked: bool) -> None:
     model = path_model(paths=["a", "b"], layers=3, join="concat", attention={"heads": 2}, stacked=stacked)
     stage, hidden = model.model.stages[0], torch.randn(2, 6, 16, dtype=torch.float64)
     span = model.model.span(hidden)
@@ -219,7 +223,7 @@ def test_concat_keeps_paths_apart(stacked: bool) -> None:
     assert (after[..., 8:] - before[..., 8:]).abs().amax(-1).min() > 0.1
 
 
-def test_concat_of_unequal_paths_reads_their_own_parts_again() -> None:
+def test_concat_of_unequal_paths_reads_their_own_slices_again() -> None:
     model = path_model(
         paths={"a": {"width": 4, "attention": {"heads": 2}}, "b": {"width": 12, "attention": {"heads": 2}}},
         layers=2,

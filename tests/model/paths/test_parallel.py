@@ -1,4 +1,4 @@
-"""The parallel stage: stacked paths equal a module per path, and unequal paths are what they should be."""
+"""The parallel stage: stacked paths equal a module per path, and unequal paths equal their blocks run one by one."""
 
 import copy
 from typing import Any
@@ -57,9 +57,9 @@ def both_forms(options: dict[str, Any], count: int, **architecture: Any) -> tupl
     own = {key: options[key] for key in ("width", "depth") if key in options}
     stage = {key: value for key, value in options.items() if key not in own}
     names = [f"path_{number + 1}" for number in range(count)]
-    grown = {"tie_embeddings": False} if "to" in options else {}
+    untied = {"tie_embeddings": False} if "to" in options else {}
     stacked, plain = (
-        path_model(architecture=architecture | grown, **stage, paths=dict.fromkeys(names, own), stacked=on)
+        path_model(architecture=architecture | untied, **stage, paths=dict.fromkeys(names, own), stacked=on)
         for on in (True, False)
     )
     assert all(layer.stack is not None for layer in stacked.model.stages[0].layers)
@@ -89,10 +89,10 @@ def trained_alike(stacked: BraidForCausalLM, plain: BraidForCausalLM, mask: Tens
     close(outputs[0].logits, outputs[1].logits)
     close(outputs[0].loss, outputs[1].loss)
     names = list(stacked.model.stages[0].layers[0].names)
-    found, expected = unstacked(gradients(stacked), names), gradients(plain)
-    assert set(found) == set(expected)
+    actual, expected = unstacked(gradients(stacked), names), gradients(plain)
+    assert set(actual) == set(expected)
     for name, gradient in expected.items():
-        close(found[name], gradient)
+        close(actual[name], gradient)
 
 
 MASKS = {
@@ -142,10 +142,10 @@ def test_a_stack_is_its_paths_when_compiled() -> None:
     stage, hidden = stacked.model.stages[0], torch.randn(2, 6, 16, dtype=torch.float64)
     compiled = torch.compile(stage, fullgraph=True, dynamic=False)
     span = stacked.model.span(hidden)
-    found, expected = compiled(hidden, span)[0], plain.model.stages[0](hidden, span)[0]
-    close(found, expected)
-    upstream = torch.randn_like(found)
-    found.backward(upstream)
+    actual, expected = compiled(hidden, span)[0], plain.model.stages[0](hidden, span)[0]
+    close(actual, expected)
+    upstream = torch.randn_like(actual)
+    actual.backward(upstream)
     expected.backward(upstream)
     ours = unstacked({n: p.grad for n, p in stage.named_parameters()}, ["path_1", "path_2"])
     for name, parameter in plain.model.stages[0].named_parameters():
@@ -180,22 +180,22 @@ def test_a_stack_begins_as_its_paths_would() -> None:
             )
             for stage in stages
         )
-        made = unstacked(stacked, [f"path_{n}" for n in range(1, 5)])
-        assert set(made) == set(plain)
+        parameters = unstacked(stacked, [f"path_{n}" for n in range(1, 5)])
+        assert set(parameters) == set(plain)
         for name, parameter in plain.items():
-            spread = parameter.std().item()
-            assert made[name].std().item() == pytest.approx(spread, rel=0.1), (kind, name)
-            assert made[name].mean().item() == pytest.approx(parameter.mean().item(), abs=0.1 * spread), (kind, name)
+            std = parameter.std().item()
+            assert parameters[name].std().item() == pytest.approx(std, rel=0.1), (kind, name)
+            assert parameters[name].mean().item() == pytest.approx(parameter.mean().item(), abs=0.1 * std), (kind, name)
 
 
 def test_a_stack_under_autocast_stays_close_to_its_paths() -> None:
     stacked, plain = both_forms({"layers": 2}, 2)
     ids = random_ids(2, 6)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        found = stacked.float()(ids, use_cache=False).logits
+        actual = stacked.float()(ids, use_cache=False).logits
     expected = plain(ids).logits
-    assert found.dtype == torch.bfloat16
-    assert nn.functional.cosine_similarity(found.double().flatten(), expected.flatten(), dim=0) > 0.99
+    assert actual.dtype == torch.bfloat16
+    assert nn.functional.cosine_similarity(actual.double().flatten(), expected.flatten(), dim=0) > 0.99
 
 
 def test_members_may_read_one_stream_or_their_own() -> None:
@@ -203,12 +203,12 @@ def test_members_may_read_one_stream_or_their_own() -> None:
     for parameter in linear.parameters():
         nn.init.normal_(parameter)
     own, shared = torch.randn(3, 2, 6, 4).double(), torch.randn(1, 2, 6, 4).double()
-    for given_stream in (own, shared):
-        made = linear(given_stream)
-        assert made.shape == (3, 2, 6, 5)
+    for stream in (own, shared):
+        outputs = linear(stream)
+        assert outputs.shape == (3, 2, 6, 5)
         for member in range(3):
-            read = given_stream[member if len(given_stream) > 1 else 0]
-            close(made[member], read @ linear.weight[member] + linear.bias[member])
+            read = stream[member if len(stream) > 1 else 0]
+            close(outputs[member], read @ linear.weight[member] + linear.bias[member])
 
 
 UNEQUAL: dict[str, dict[str, Any]] = {
@@ -239,13 +239,13 @@ def test_unequal_paths_run_one_by_one(paths: str, join: str) -> None:
         outputs = []
         for name, options in UNEQUAL[paths].items():
             width, depth = options.get("width", 16), options.get("depth", 2)
-            made = stream if width == 16 else stream @ layer.enter[name].weight.T
+            output = stream if width == 16 else stream @ layer.enter[name].weight.T
             blocks = list(layer.paths[name])
             assert len(blocks) == len(blocks_in_layer(depth, 2, index))
             for block in blocks:
-                made, _ = block(made, span)
-            assert made.shape[-1] == width
-            outputs.append(made)
+                output, _ = block(output, span)
+            assert output.shape[-1] == width
+            outputs.append(output)
         stream, _ = layer.join(outputs, stream)
     close(model.model.stages[0](hidden, span)[0], stream)
     ids = random_ids(2, 6)
@@ -292,10 +292,10 @@ def test_paths_with_a_part_that_cannot_be_stacked_run_one_by_one(monkeypatch: py
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
-def test_every_block_stands_in_one_layer_in_order(depth: int, layers: int) -> None:
-    spread = [blocks_in_layer(depth, layers, layer) for layer in range(layers)]
-    assert [block for some in spread for block in some] == list(range(depth))
-    assert max(map(len, spread)) - min(map(len, spread)) <= 1
+def test_every_block_is_in_one_layer_in_order(depth: int, layers: int) -> None:
+    layer_blocks = [blocks_in_layer(depth, layers, layer) for layer in range(layers)]
+    assert [block for blocks in layer_blocks for block in blocks] == list(range(depth))
+    assert max(map(len, layer_blocks)) - min(map(len, layer_blocks)) <= 1
 
 
 def test_the_last_layer_may_change_the_width() -> None:
@@ -309,8 +309,8 @@ def test_a_projection_is_one_product() -> None:
     model = tiny_model(torch.float64, stages=stages)
     hidden = torch.randn(1, 3, 16, dtype=torch.float64)
     linear = model.model.stages[1].linear
-    found, routings = model.model.stages[1](hidden, model.model.span(hidden))
-    close(found, hidden @ linear.weight.T + linear.bias)
+    actual, routings = model.model.stages[1](hidden, model.model.span(hidden))
+    close(actual, hidden @ linear.weight.T + linear.bias)
     assert routings == ()
     assert model.model.stages[2].layers[0].widths == (8, 8)
 
@@ -332,45 +332,45 @@ def test_the_papers_model_has_its_parameters() -> None:
 
 
 def refused(**changes: Any) -> str:
-    """What is said to a model that cannot be."""
+    """The error for a model that cannot be built."""
     with pytest.raises(BraidError) as caught:
         BraidForCausalLM(tiny_config(**changes))
     return str(caught.value)
 
 
-PLACE = "model.stages[0].parallel"
+STAGE = "model.stages[0].parallel"
 
 
 @pytest.mark.parametrize(
     ("parallel", "text"),
     [
-        ({"paths": ["a", "b", "a"]}, f"{PLACE}: paths: 'a' is listed twice"),
-        ({"paths": ["a b", "c"]}, f"{PLACE}.paths[0]: a path's name is made of letters, digits, - and _, got 'a b'"),
-        ({"paths": ["a", "b.c"]}, f"{PLACE}.paths[1]: a path's name is made of letters, digits, - and _, got 'b.c'"),
-        ({"paths": []}, f"{PLACE}: paths: at least one is needed"),
-        ({"paths": 0}, f"{PLACE}: paths: at least one is needed"),
-        ({}, f"{PLACE}.paths: missing; it has no default"),
-        ({"paths": "a"}, f"{PLACE}.paths: expected a list, got 'a'"),
-        ({"paths": {"a": 3}}, f"{PLACE}.paths[0]: expected a mapping, got 3"),
-        ({"paths": {"a": {"widht": 8}}}, f"{PLACE}.paths[0]: unknown key 'widht'. Did you mean 'width'?"),
-        ({"paths": {"a": {"width": 0}}}, f"{PLACE}.paths[0]: width must be at least 1, got 0"),
-        ({"paths": {"a": {"depth": 0}}}, f"{PLACE}.paths[0]: depth must be at least 1, got 0"),
-        ({"paths": 2, "layers": 0}, f"{PLACE}: layers must be at least 1, got 0"),
-        ({"paths": 2, "joins": "add"}, f"{PLACE}: unknown key 'joins'. Did you mean 'join'?"),
-        ({"paths": 2, "join": "shared_liner"}, f"{PLACE}.join: unknown join 'shared_liner'. Did you mean"),
-        ({"paths": 2, "join": "gumbel"}, f"{PLACE}.join: unknown join 'gumbel'. Did you mean 'gumbel_v"),
-        ({"paths": 2, "join": {"kind": "gumbel_v1", "hart": True}}, f"{PLACE}.join: unknown key 'hart'. Did you mean"),
+        ({"paths": ["a", "b", "a"]}, f"{STAGE}: paths: 'a' is listed twice"),
+        ({"paths": ["a b", "c"]}, f"{STAGE}.paths[0]: a path's name is made of letters, digits, - and _, got 'a b'"),
+        ({"paths": ["a", "b.c"]}, f"{STAGE}.paths[1]: a path's name is made of letters, digits, - and _, got 'b.c'"),
+        ({"paths": []}, f"{STAGE}: paths: at least one is needed"),
+        ({"paths": 0}, f"{STAGE}: paths: at least one is needed"),
+        ({}, f"{STAGE}.paths: missing; it has no default"),
+        ({"paths": "a"}, f"{STAGE}.paths: expected a list, got 'a'"),
+        ({"paths": {"a": 3}}, f"{STAGE}.paths[0]: expected a mapping, got 3"),
+        ({"paths": {"a": {"widht": 8}}}, f"{STAGE}.paths[0]: unknown key 'widht'. Did you mean 'width'?"),
+        ({"paths": {"a": {"width": 0}}}, f"{STAGE}.paths[0]: width must be at least 1, got 0"),
+        ({"paths": {"a": {"depth": 0}}}, f"{STAGE}.paths[0]: depth must be at least 1, got 0"),
+        ({"paths": 2, "layers": 0}, f"{STAGE}: layers must be at least 1, got 0"),
+        ({"paths": 2, "joins": "add"}, f"{STAGE}: unknown key 'joins'. Did you mean 'join'?"),
+        ({"paths": 2, "join": "shared_liner"}, f"{STAGE}.join: unknown join 'shared_liner'. Did you mean"),
+        ({"paths": 2, "join": "gumbel"}, f"{STAGE}.join: unknown join 'gumbel'. Did you mean 'gumbel_v"),
+        ({"paths": 2, "join": {"kind": "gumbel_v1", "hart": True}}, f"{STAGE}.join: unknown key 'hart'. Did you mean"),
         (
             {"paths": 2, "join": {"kind": "gumbel_v1", "losses": {"load_balanse": 1}}},
-            f"{PLACE}.join: losses: unknown routing loss 'load_balanse'. Did you mean 'load_balance'?",
+            f"{STAGE}.join: losses: unknown routing loss 'load_balanse'. Did you mean 'load_balance'?",
         ),
         (
             {"paths": 2, "join": {"kind": "gumbel_v2", "temperature": 0}},
-            f"{PLACE}.join: temperature must be above 0, got 0",
+            f"{STAGE}.join: temperature must be above 0, got 0",
         ),
         (
             {"paths": 2, "join": {"kind": "gumbel_v2", "sample": "gumble"}},
-            f"{PLACE}.join.sample: 'gumble' is not one of gumbel, softmax. Did you mean 'gumbel'?",
+            f"{STAGE}.join.sample: 'gumble' is not one of gumbel, softmax. Did you mean 'gumbel'?",
         ),
     ],
     ids=str,
@@ -407,11 +407,11 @@ def test_a_stage_that_is_written_wrongly(parallel: dict[str, Any], text: str) ->
     ids=str,
 )
 def test_a_stage_that_cannot_be_built(parallel: dict[str, Any], texts: list[str]) -> None:
-    said = refused(stages=[{"parallel": parallel}])
+    message = refused(stages=[{"parallel": parallel}])
     for text in texts:
-        assert text in said
+        assert text in message
 
 
 def test_a_tied_head_needs_the_embeddings_width() -> None:
-    said = refused(stages=[{"parallel": {"paths": 2, "to": 24}}])
-    assert said == "tie_embeddings needs the last stage to end at the embedding's width"
+    message = refused(stages=[{"parallel": {"paths": 2, "to": 24}}])
+    assert message == "tie_embeddings needs the last stage to end at the embedding's width"

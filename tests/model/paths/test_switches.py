@@ -1,4 +1,4 @@
-"""Silent paths and frozen parts: what is switched off adds nothing, and nothing else changes."""
+"""Inactive paths and frozen parts: an inactive path adds nothing, and nothing else changes."""
 
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,21 @@ def test_names_come_in_order_and_once() -> None:
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_a_silent_path_is_one_whose_part_of_the_linear_layer_is_zero(stacked: bool) -> None:
+def test_an_inactive_path_is_one_whose_part_of_the_linear_layer_is_zero(stacked: bool) -> None:
     model = path_model(paths=NAMES, layers=2, stacked=stacked)
     whole = logits(model)
     use_paths(model, ["stories", "code"])
-    silenced = logits(model)
-    assert not torch.allclose(silenced, whole)
+    restricted = logits(model)
+    assert not torch.allclose(restricted, whole)
     use_paths(model, None)
     close(logits(model), whole)
     for layer in model.model.stages[0].layers:
         layer.join.linear.weight.data[:, 16:32] = 0
-    close(logits(model), silenced)
+    close(logits(model), restricted)
 
 
 @pytest.mark.parametrize("kind", joins)
-def test_nothing_of_a_silent_path_is_left(kind: str) -> None:
+def test_nothing_of_an_inactive_path_is_left(kind: str) -> None:
     """Its weights can be anything: a data owner who withdraws a part withdraws all of it."""
     model = path_model(paths={"a": {}, "b": {}, "c": {}, "d": {}}, layers=2, join=kind, attention={"heads": 2})
     use_paths(model, ["a", "c", "d"])
@@ -68,10 +68,11 @@ def test_nothing_of_a_silent_path_is_left(kind: str) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("sample", ["gumbel", "softmax"])
 @pytest.mark.parametrize("kind", ["gumbel_v1", "gumbel_v2"])
-def test_a_router_never_chooses_a_silent_path(kind: str, sample: str, training: bool) -> None:
+def test_a_router_never_chooses_an_inactive_path(kind: str, sample: str, training: bool) -> None:
     model = path_model(paths=NAMES, layers=2, join={"kind": kind, "sample": sample}).train(training)
     for layer in model.model.stages[0].layers:
-        layer.join.router.bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0], dtype=torch.float64)  # all want maths
+        # Every token chooses maths.
+        layer.join.router.bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0], dtype=torch.float64)
     ids = random_ids(3, 20)
     assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
     use_paths(model, ["stories", "code"])
@@ -89,14 +90,14 @@ def test_a_router_never_chooses_a_silent_path(kind: str, sample: str, training: 
 @pytest.mark.parametrize("options", [{}, {"scope": "routed"}, {"balance_rate": 0.1}, {"noise": 1.0}], ids=str)
 @pytest.mark.parametrize("per", ["block", "sublayer"])
 @pytest.mark.parametrize("compute", ["sparse", "dense"])
-def test_a_routed_join_never_chooses_a_silent_path(
+def test_a_routed_join_never_chooses_an_inactive_path(
     compute: str, per: str, options: dict[str, Any], training: bool
 ) -> None:
     join = {"kind": "routed", "top_k": 1, "per": per, "compute": compute, **options}
     model = path_model(paths=NAMES, layers=2, join=join).train(training)
     routers = [part for part in model.modules() if isinstance(part, TopKRouter)]
     assert len(routers) == (2 if per == "block" else 4)
-    for router in routers:  # all want maths
+    for router in routers:  # every token chooses maths
         router.scores.bias.data = torch.tensor([0.0, 9.0, 0.0], dtype=torch.float64)
         if router.balance is not None:
             router.balance.copy_(torch.tensor([0.0, 5.0, 0.0]))
@@ -115,7 +116,7 @@ def test_a_routed_join_never_chooses_a_silent_path(
     assert all((r.main_BT == 1).float().mean() > 0.9 for r in model(ids).routings)
 
 
-def test_a_path_alone_serves_every_token_where_two_are_chosen() -> None:
+def test_a_single_active_path_gets_every_token_where_two_are_chosen() -> None:
     model = path_model(paths=NAMES, join={"kind": "routed", "top_k": 2})
     use_paths(model, ["code"])
     (routing,) = model(random_ids(2, 7)).routings
@@ -187,11 +188,11 @@ def test_loading_with_chosen_paths(folder: Path) -> None:
     assert not torch.equal(logits(load_model(folder)), expected)
 
 
-def test_a_folder_remembers_its_silent_paths(folder: Path, tmp_path: Path) -> None:
-    silenced = load_model(folder, paths=["stories", "code"])
-    again = save_model(silenced, tmp_path / "silenced", None, {"made_by": "a test"})
+def test_a_folder_remembers_its_inactive_paths(folder: Path, tmp_path: Path) -> None:
+    restricted = load_model(folder, paths=["stories", "code"])
+    again = save_model(restricted, tmp_path / "restricted", None, {"made_by": "a test"})
     assert read_json(again / "config.json")["paths"] == ["stories", "code"]
-    assert torch.equal(logits(load_model(again)), logits(silenced))
+    assert torch.equal(logits(load_model(again)), logits(restricted))
     assert torch.equal(logits(load_model(again, paths=NAMES)), logits(load_model(folder)))
 
 

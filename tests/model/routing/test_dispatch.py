@@ -20,19 +20,21 @@ def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object
     return randomised(ExpertProjection(config, 8, 4, bias)).double()
 
 
-def both_ways(made: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
-    """Output and gradients by each way."""
-    found = []
-    for way in (dispatch, dispatch_by_mask):
-        made.zero_grad()
-        read = rows.clone().requires_grad_()
-        routing = made.router(read[None])
-        bank: Bank = made.bank
-        out = way(read, routing.chosen_BTK[0], routing.weights_BTK[0], len(made.router.choices), bank)
+def with_both_methods(module: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
+    """Output and gradients of each method."""
+    results = []
+    for method in (dispatch, dispatch_by_mask):
+        module.zero_grad()
+        inputs = rows.clone().requires_grad_()
+        routing = module.router(inputs[None])
+        bank: Bank = module.bank
+        out = method(inputs, routing.chosen_BTK[0], routing.weights_BTK[0], len(module.router.choices), bank)
         (out * torch.arange(1.0, 1 + out.shape[1])).square().sum().backward()
-        assert read.grad is not None
-        found.append([out.detach(), read.grad, *(p.grad.clone() for p in made.parameters() if p.grad is not None)])
-    return found
+        assert inputs.grad is not None
+        results.append(
+            [out.detach(), inputs.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+        )
+    return results
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -40,24 +42,24 @@ def both_ways(made: ExpertProjection, rows: Tensor) -> list[list[Tensor]]:
 @pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (4, 2), (4, 4), (1, 1)])
 def test_sparse_equals_mask(kind: str, experts: int, top_k: int, bias: bool) -> None:
     rows = torch.randn(13, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    sparse, masked = both_ways(projection(kind, experts, top_k, bias), rows)
+    sparse, masked = with_both_methods(projection(kind, experts, top_k, bias), rows)
     for a, b in zip(sparse, masked, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 20), st.data())
-def test_any_choice_is_served(experts: int, count: int, data: st.DataObject) -> None:
-    """Also where an expert has no row at all, or all of them."""
+def test_any_choice_is_dispatched(experts: int, count: int, data: st.DataObject) -> None:
+    """An expert may have no row at all, or all of them."""
     top_k = data.draw(st.integers(1, experts))
     picks = data.draw(st.lists(st.permutations(range(experts)), min_size=count, max_size=count))
     chosen = torch.tensor([pick[:top_k] for pick in picks])
     generator = torch.Generator().manual_seed(count)
     rows = torch.randn(count, 8, dtype=torch.float64, generator=generator)
     weights = torch.rand(count, top_k, dtype=torch.float64, generator=generator)
-    made = projection("swiglu", experts, 1, True)
-    ways = [way(rows, chosen, weights, experts, made.bank) for way in (dispatch, dispatch_by_mask)]
-    torch.testing.assert_close(*ways, rtol=0, atol=1e-10)
+    module = projection("swiglu", experts, 1, True)
+    outputs = [method(rows, chosen, weights, experts, module.bank) for method in (dispatch, dispatch_by_mask)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
 
 
 def test_weights_add_up_to_one_or_stay_as_they_were() -> None:
@@ -69,19 +71,19 @@ def test_weights_add_up_to_one_or_stay_as_they_were() -> None:
 
 
 def test_noise_is_for_training_only() -> None:
-    made, hidden = projection("linear", 4, 2, False, noise=1.0), torch.randn(2, 3, 8, dtype=torch.float64)
-    made.eval()
-    torch.testing.assert_close(made(hidden)[0], made(hidden)[0], rtol=0, atol=0)
-    made.train()
-    assert not torch.equal(made(hidden)[0], made(hidden)[0])
+    module, hidden = projection("linear", 4, 2, False, noise=1.0), torch.randn(2, 3, 8, dtype=torch.float64)
+    module.eval()
+    torch.testing.assert_close(module(hidden)[0], module(hidden)[0], rtol=0, atol=0)
+    module.train()
+    assert not torch.equal(module(hidden)[0], module(hidden)[0])
 
 
 def test_active_parameters_and_flops_count_the_chosen_experts() -> None:
     def cost(top_k: int) -> tuple[int, int, int]:
         experts = {"names": ["a", "b", "c", "d"], "router": {"top_k": top_k}}
         config = tiny_config(stages=["block", {"project": {"to": 16, "experts": experts}}])
-        found = model_cost(skeleton(config))
-        return found.parameters, found.active_parameters, found.flops_per_token
+        total = model_cost(skeleton(config))
+        return total.parameters, total.active_parameters, total.flops_per_token
 
     (all_1, active_1, flops_1), (all_2, active_2, flops_2) = cost(1), cost(2)
     assert all_1 == all_2
@@ -89,7 +91,7 @@ def test_active_parameters_and_flops_count_the_chosen_experts() -> None:
     assert flops_2 - flops_1 == 2 * 16 * 16
 
 
-def test_routings_come_out_with_their_address() -> None:
+def test_routings_have_the_module_name_of_their_router() -> None:
     model = tiny_model(stages=["block", {"project": {"to": 16, "experts": 3}}])
     (routing,) = model(random_ids(2, 5)).routings
     assert routing.name == "stages.1.experts.router"

@@ -1,10 +1,10 @@
-"""Routed blocks: computing the chosen ones only is exactly computing all and hiding, and who reads whom is as said."""
+"""Routed blocks: sparse computation equals dense computation, and scope decides which tokens are attended to."""
 
 from typing import Any
 
 import pytest
 import torch
-from routed_models import MASKS, NAMES, TIME, assert_alike, by_all_ways, outcome, routed_model
+from routed_models import MASKS, NAMES, TIME, assert_all_close, by_all_methods, outcome, routed_model
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -16,7 +16,7 @@ from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import random_ids, tiny_model
 
-PLACES = [{"scope": scope, "per": per} for scope in ("all", "routed") for per in ("block", "sublayer")]
+JOINS = [{"scope": scope, "per": per} for scope in ("all", "routed") for per in ("block", "sublayer")]
 PARTS: dict[str, dict[str, Any]] = {
     "layer norm": {"norm": "layer"},
     "layer norm without bias": {"norm": {"kind": "layer", "bias": False}},
@@ -40,72 +40,74 @@ ROUTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def shown(options: dict[str, Any]) -> str:
+def label(options: dict[str, Any]) -> str:
     return " ".join(map(str, options.values()))
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_sparse_is_all_of_them_hidden(place: dict[str, Any], top_k: int, mask: str) -> None:
-    sparse, *others = (outcome(model, MASKS[mask]) for model in by_all_ways({**place, "top_k": top_k}).values())
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_sparse_equals_dense(join: dict[str, Any], top_k: int, mask: str) -> None:
+    sparse, *others = (outcome(model, MASKS[mask]) for model in by_all_methods({**join, "top_k": top_k}).values())
     assert others
     for other in others:
-        assert_alike(sparse, other)
+        assert_all_close(sparse, other)
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_sparse_is_all_of_them_hidden_with_any_parts(place: dict[str, Any], parts: str) -> None:
-    sparse, *others = (outcome(model, MASKS["left"]) for model in by_all_ways(place, **PARTS[parts]).values())
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_sparse_equals_dense_with_any_parts(join: dict[str, Any], parts: str) -> None:
+    sparse, *others = (outcome(model, MASKS["left"]) for model in by_all_methods(join, **PARTS[parts]).values())
     for other in others:
-        assert_alike(sparse, other)
+        assert_all_close(sparse, other)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_sparse_is_all_of_them_hidden_with_any_router(place: dict[str, Any], router: str) -> None:
-    models = by_all_ways({**place, **ROUTERS[router]})
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_sparse_equals_dense_with_any_router(join: dict[str, Any], router: str) -> None:
+    models = by_all_methods({**join, **ROUTERS[router]})
     for model in models.values():
         for name, buffer in model.named_buffers():
             if name.endswith("balance"):
                 buffer.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
     sparse, *others = (outcome(model) for model in models.values())
     for other in others:
-        assert_alike(sparse, other)
+        assert_all_close(sparse, other)
 
 
 @pytest.mark.parametrize("positions", ["none", "learned", {"kind": "rope", "pairs": "interleaved"}], ids=str)
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_sparse_is_all_of_them_hidden_with_any_positions(place: dict[str, Any], positions: Any) -> None:
-    sparse, *others = (outcome(model, MASKS["left"]) for model in by_all_ways(place, {"positions": positions}).values())
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_sparse_equals_dense_with_any_positions(join: dict[str, Any], positions: Any) -> None:
+    sparse, *others = (
+        outcome(model, MASKS["left"]) for model in by_all_methods(join, {"positions": positions}).values()
+    )
     for other in others:
-        assert_alike(sparse, other)
+        assert_all_close(sparse, other)
 
 
 @pytest.mark.parametrize("positions", ["none", "rope"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_sparse_is_all_of_them_hidden_in_long_sequences(place: dict[str, Any], top_k: int, positions: str) -> None:
-    models = by_all_ways({**place, "top_k": top_k}, {"positions": positions, "context": 150})
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_sparse_equals_dense_in_long_sequences(join: dict[str, Any], top_k: int, positions: str) -> None:
+    models = by_all_methods({**join, "top_k": top_k}, {"positions": positions, "context": 150})
     sparse, *others = (outcome(model, time=150) for model in models.values())
     for other in others:
-        assert_alike(sparse, other)
+        assert_all_close(sparse, other)
 
 
 @pytest.mark.parametrize("scope", ["all", "routed"])
-def test_deeper_paths_are_the_same_by_all_ways(scope: str) -> None:
-    """In scope all a second block needs what the first makes of every token, so there all are computed."""
+def test_deeper_paths_are_the_same_by_all_methods(scope: str) -> None:
+    """With scope all, a second block needs the output of the first for every token, so that all are computed."""
     paths = {name: {"depth": 4} for name in NAMES}
-    models = by_all_ways({"scope": scope}, paths=paths)
-    found = {way: outcome(model) for way, model in models.items()}
-    for way in ("dense", "plain"):
-        assert_alike(found["sparse"], found[way])
+    models = by_all_methods({"scope": scope}, paths=paths)
+    results = {compute: outcome(model) for compute, model in models.items()}
+    for compute in ("dense", "plain"):
+        assert_all_close(results["sparse"], results[compute])
 
 
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_a_cache_gives_what_all_of_them_hidden_do(place: dict[str, Any]) -> None:
-    models, ids, mask = by_all_ways(place), random_ids(3, TIME), MASKS["left"]
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_a_sparse_cache_equals_the_dense_forward(join: dict[str, Any]) -> None:
+    models, ids, mask = by_all_methods(join), random_ids(3, TIME), MASKS["left"]
     assert mask is not None
     expected = models.get("plain", models["dense"])(ids, attention_mask=mask, use_cache=False).logits
     cache, done = DynamicCache(), 0
@@ -122,38 +124,38 @@ def test_a_cache_gives_what_all_of_them_hidden_do(place: dict[str, Any]) -> None
         torch.testing.assert_close(decoder.step(ids[:1, at]), expected[:1, at], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_activation_checkpointing_changes_nothing(place: dict[str, Any]) -> None:
-    models = by_all_ways(place)
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_activation_checkpointing_changes_nothing(join: dict[str, Any]) -> None:
+    models = by_all_methods(join)
     expected = outcome(models["dense"], MASKS["left"])
     models["sparse"].gradient_checkpointing_enable()
-    assert_alike(outcome(models["sparse"], MASKS["left"]), expected)
+    assert_all_close(outcome(models["sparse"], MASKS["left"]), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES, ids=shown)
-def test_compiling_changes_nothing(place: dict[str, Any]) -> None:
-    """Where rows are counted on the host the graph is in pieces; the numbers are the same."""
-    models = by_all_ways(place)
+@pytest.mark.parametrize("join", JOINS, ids=label)
+def test_compiling_changes_nothing(join: dict[str, Any]) -> None:
+    """Sparse dispatch reads counts on the host, which breaks the graph; the numbers are the same."""
+    models = by_all_methods(join)
     expected = outcome(models["dense"])
     torch.compiler.reset()
     for layer in models["sparse"].model.stages[0].layers:
         layer.compile(dynamic=False)
-    assert_alike(outcome(models["sparse"]), expected)
+    assert_all_close(outcome(models["sparse"]), expected)
 
 
 def alone(bank: nn.Module, kind: Choice, registry: Any, member: int, **options: Any) -> nn.Module:
     """One member of a bank as a module of its own."""
-    made = registry.build(kind, 16, **options).double()
+    module = registry.build(kind, 16, **options).double()
     own = {name: tensor[member] for name, tensor in bank.state_dict().items()}
-    made.load_state_dict({name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in own.items()})
-    return made
+    module.load_state_dict({name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in own.items()})
+    return module
 
 
-@pytest.mark.parametrize("way", ["sparse", "dense"])
+@pytest.mark.parametrize("compute", ["sparse", "dense"])
 @pytest.mark.parametrize("shared", [None, 12])
-def test_experts_in_a_block_by_hand(shared: int | None, way: str) -> None:
-    router = {"top_k": 2, "compute": way}
+def test_experts_in_a_block_by_hand(shared: int | None, compute: str) -> None:
+    router = {"top_k": 2, "compute": compute}
     block = {
         "attention": {"heads": 4, "bias": True, "experts": {"names": 3, "router": router}},
         "feed": {
@@ -167,10 +169,10 @@ def test_experts_in_a_block_by_hand(shared: int | None, way: str) -> None:
     assert isinstance(layer, Block)
     hidden = model.model.embedding(random_ids(2, 6)).detach()
     span = model.model.span(hidden)
-    found, routings = layer(hidden, span)
+    actual, routings = layer(hidden, span)
     assert [routing.choices for routing in routings] == [("expert_1", "expert_2", "expert_3"), ("a", "b", "c")]
 
-    def mixed(normed: Tensor, part: Any, outputs: list[Tensor]) -> Tensor:
+    def weighted(normed: Tensor, part: Any, outputs: list[Tensor]) -> Tensor:
         scores = normed @ part.router.scores.weight.T + part.router.scores.bias
         best = scores.softmax(-1).topk(2)
         weights = torch.zeros_like(scores).scatter(-1, best.indices, best.values / best.values.sum(-1, keepdim=True))
@@ -179,22 +181,22 @@ def test_experts_in_a_block_by_hand(shared: int | None, way: str) -> None:
     plain = Choice("softmax", attentions["softmax"].Config(heads=4, bias=True))
     normed = layer.attention_norm(hidden)
     parts = [alone(layer.attention.bank, plain, attentions, member) for member in range(3)]
-    hidden = hidden + mixed(normed, layer.attention, [part(normed, span)[0] for part in parts])
+    hidden = hidden + weighted(normed, layer.attention, [part(normed, span)[0] for part in parts])
     normed, plain = layer.feed_norm(hidden), Choice("mlp", feeds["mlp"].Config(hidden=10))
     parts = [alone(layer.feed.bank, plain, feeds, member) for member in range(3)]
-    expected = hidden + mixed(normed, layer.feed, [part(normed)[0] for part in parts])
+    expected = hidden + weighted(normed, layer.feed, [part(normed)[0] for part in parts])
     if shared is not None:
         assert layer.feed.shared.up.weight.shape == (12, 16)
         expected = expected + layer.feed.shared(normed)[0]
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-10)
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.parametrize("per", ["block", "sublayer"])
 @pytest.mark.parametrize(("scope", "reaches"), [("all", True), ("routed", False)])
-@pytest.mark.parametrize("way", ["sparse", "dense"])
-def test_who_reads_whom(way: str, scope: str, reaches: bool, per: str) -> None:
+@pytest.mark.parametrize("compute", ["sparse", "dense"])
+def test_scope_decides_which_tokens_are_attended_to(compute: str, scope: str, reaches: bool, per: str) -> None:
     """A token that did not choose a block is, in scope routed, not there for those that did."""
-    model = routed_model({"scope": scope, "compute": way, "top_k": 1, "per": per}, layers=1)
+    model = routed_model({"scope": scope, "compute": compute, "top_k": 1, "per": per}, layers=1)
     (layer,) = model.model.stages[0].layers
     hidden = model.model.embedding(random_ids(1, 24)).detach()
     span = model.model.span(hidden)
@@ -232,8 +234,8 @@ class RowCount:
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_sparse_computes_the_chosen_rows_alone(top_k: int, scope: str, per: str) -> None:
     counted = {}
-    for way in ("sparse", "dense"):
-        join = {"scope": scope, "top_k": top_k, "per": per, "compute": way}
+    for compute in ("sparse", "dense"):
+        join = {"scope": scope, "top_k": top_k, "per": per, "compute": compute}
         model = routed_model(join, layers=1, feed={"kind": "mlp", "hidden": 20})
         (layer,) = model.model.stages[0].layers
         block = layer.stack[0] if per == "block" else layer
@@ -241,35 +243,35 @@ def test_sparse_computes_the_chosen_rows_alone(top_k: int, scope: str, per: str)
         counts = {"up": RowCount(feed.up), "feed out": RowCount(feed.out), "attention out": RowCount(attention.out)}
         with torch.no_grad():
             model(random_ids(3, TIME), use_cache=False)
-        counted[way] = {name: count.rows for name, count in counts.items()}
+        counted[compute] = {name: count.rows for name, count in counts.items()}
     for name, rows in counted["dense"].items():
         assert rows == 4 * 3 * TIME
         assert counted["sparse"][name] == rows * top_k / 4, name
 
 
-def test_projections_with_experts_are_the_same_by_both_ways() -> None:
-    def made(way: str) -> BraidForCausalLM:
-        experts = {"names": 4, "kind": "swiglu", "router": {"top_k": 2, "compute": way, "losses": {}}}
+def test_projections_with_experts_are_the_same_by_both_methods() -> None:
+    def model_with(compute: str) -> BraidForCausalLM:
+        experts = {"names": 4, "kind": "swiglu", "router": {"top_k": 2, "compute": compute, "losses": {}}}
         stages = [{"project": {"to": 8, "bias": True, "experts": experts}}, {"project": {"to": 16, "experts": experts}}]
         return tiny_model(torch.float64, stages=stages)
 
-    assert_alike(outcome(made("sparse"), MASKS["left"]), outcome(made("dense"), MASKS["left"]))
+    assert_all_close(outcome(model_with("sparse"), MASKS["left"]), outcome(model_with("dense"), MASKS["left"]))
 
 
-def test_the_routers_losses_are_the_same_by_all_ways() -> None:
-    models = by_all_ways({"losses": {"switch": 0.2, "z_loss": 0.1}})
+def test_the_routers_losses_are_the_same_by_all_methods() -> None:
+    models = by_all_methods({"losses": {"switch": 0.2, "z_loss": 0.1}})
     sparse, *others = (outcome(model, MASKS["right"]) for model in models.values())
     for other in others:
         for name, tensor in other.items():
             torch.testing.assert_close(sparse[name], tensor, rtol=0.0, atol=1e-6)
 
 
-def test_noise_changes_the_choice_and_not_what_it_counts() -> None:
+def test_noise_changes_the_choice_and_not_its_weight() -> None:
     model = routed_model({"noise": 5.0, "renormalise": False}).train()
     ids = random_ids(2, TIME)
     torch.manual_seed(0)
     noisy = model(ids).routings[0]
-    quiet = model.eval()(ids).routings[0]
-    assert not torch.equal(noisy.chosen_BTK, quiet.chosen_BTK)
-    torch.testing.assert_close(noisy.probabilities_BTN, quiet.probabilities_BTN)
-    torch.testing.assert_close(noisy.weights_BTK, quiet.probabilities_BTN.gather(-1, noisy.chosen_BTK))
+    evaluated = model.eval()(ids).routings[0]
+    assert not torch.equal(noisy.chosen_BTK, evaluated.chosen_BTK)
+    torch.testing.assert_close(noisy.probabilities_BTN, evaluated.probabilities_BTN)
+    torch.testing.assert_close(noisy.weights_BTK, evaluated.probabilities_BTN.gather(-1, noisy.chosen_BTK))

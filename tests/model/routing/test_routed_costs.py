@@ -1,4 +1,4 @@
-"""What routed models cost: parameters, those that serve a token, FLOPs; against sums by hand and MoEP's own counts."""
+"""Costs of routed models: parameters, active parameters and FLOPs, against sums by hand and MoEP's own counts."""
 
 from typing import Any
 
@@ -32,25 +32,25 @@ def routed(top_k: int, scope: str, **options: Any) -> Cost:
 @pytest.mark.parametrize("scope", ["all", "routed"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_a_routed_block_by_hand(top_k: int, scope: str) -> None:
-    found = routed(top_k, scope)
+    cost = routed(top_k, scope)
     block = QUERIES + KEYS_VALUES + OUT + FEEDS + BIASES + NORMS
-    assert found.parameters == P * block + ROUTER
-    assert found.active_parameters == top_k * block + ROUTER
+    assert cost.parameters == P * block + ROUTER
+    assert cost.active_parameters == top_k * block + ROUTER
     read = P if scope == "all" else top_k
     products = top_k * (QUERIES + OUT + FEEDS) + read * KEYS_VALUES + W * P
-    assert found.flops_per_token == 2 * products + top_k * SCORES
+    assert cost.flops_per_token == 2 * products + top_k * SCORES
 
 
 @pytest.mark.parametrize("scope", ["all", "routed"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_routed_sublayers_by_hand(top_k: int, scope: str) -> None:
-    found = routed(top_k, scope, join={"per": "sublayer"})
+    cost = routed(top_k, scope, join={"per": "sublayer"})
     parts = QUERIES + KEYS_VALUES + OUT + FEEDS + BIASES
-    assert found.parameters == P * parts + 2 * ROUTER + NORMS
-    assert found.active_parameters == top_k * parts + 2 * ROUTER + NORMS
+    assert cost.parameters == P * parts + 2 * ROUTER + NORMS
+    assert cost.active_parameters == top_k * parts + 2 * ROUTER + NORMS
     read = P if scope == "all" else top_k
     products = top_k * (QUERIES + OUT + FEEDS) + read * KEYS_VALUES + 2 * W * P
-    assert found.flops_per_token == 2 * products + top_k * SCORES
+    assert cost.flops_per_token == 2 * products + top_k * SCORES
 
 
 def test_a_module_for_each_path_computes_all_of_them() -> None:
@@ -61,16 +61,16 @@ def test_a_module_for_each_path_computes_all_of_them() -> None:
 
 def test_experts_in_a_block_by_hand() -> None:
     experts = {"names": P, "router": {"top_k": 1}}
-    found = stage_cost({"block": {"attention": ATTENTION, "feed": {**FEED, "experts": {**experts, "shared": 8}}}})
+    cost = stage_cost({"block": {"attention": ATTENTION, "feed": {**FEED, "experts": {**experts, "shared": 8}}}})
     attention = QUERIES + KEYS_VALUES + OUT + 3 * INNER + W
     one, shared = FEEDS + HIDDEN + W, 2 * W * 8 + 8 + W
-    assert found.parameters == attention + P * one + ROUTER + shared + NORMS
-    assert found.active_parameters == attention + one + ROUTER + shared + NORMS
-    assert found.flops_per_token == 2 * (QUERIES + KEYS_VALUES + OUT + FEEDS + W * P + 2 * W * 8) + SCORES
-    found = stage_cost({"block": {"attention": {**ATTENTION, "experts": experts}, "feed": FEED}})
-    assert found.parameters == P * attention + ROUTER + one + NORMS
-    assert found.active_parameters == attention + ROUTER + one + NORMS
-    assert found.flops_per_token == 2 * (QUERIES + P * KEYS_VALUES + OUT + FEEDS + W * P) + SCORES
+    assert cost.parameters == attention + P * one + ROUTER + shared + NORMS
+    assert cost.active_parameters == attention + one + ROUTER + shared + NORMS
+    assert cost.flops_per_token == 2 * (QUERIES + KEYS_VALUES + OUT + FEEDS + W * P + 2 * W * 8) + SCORES
+    cost = stage_cost({"block": {"attention": {**ATTENTION, "experts": experts}, "feed": FEED}})
+    assert cost.parameters == P * attention + ROUTER + one + NORMS
+    assert cost.active_parameters == attention + ROUTER + one + NORMS
+    assert cost.flops_per_token == 2 * (QUERIES + P * KEYS_VALUES + OUT + FEEDS + W * P) + SCORES
 
 
 def moep(feed: dict[str, Any], projection: dict[str, Any]) -> BraidConfig:

@@ -1,4 +1,4 @@
-"""What is said about routed blocks and experts that cannot be, and about a router that went astray."""
+"""Errors for routed blocks and experts that cannot be built, and for a router whose scores are NaN."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def refused(stage: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_a_routed_join_that_cannot_be(join: dict[str, Any], text: str) -> None:
+def test_a_routed_join_that_cannot_be_built(join: dict[str, Any], text: str) -> None:
     assert text in refused({"parallel": {"paths": 4, "join": {"kind": "routed", **join}}})
 
 
@@ -72,9 +72,9 @@ SUBLAYER = {"kind": "routed", "per": "sublayer"}
     ids=str,
 )
 def test_paths_that_cannot_be_chosen_per_sublayer(parallel: dict[str, Any], texts: list[str]) -> None:
-    said = refused({"parallel": {**parallel, "join": SUBLAYER}})
+    message = refused({"parallel": {**parallel, "join": SUBLAYER}})
     for text in texts:
-        assert text in said
+        assert text in message
 
 
 @pytest.mark.parametrize(
@@ -105,33 +105,33 @@ def test_paths_that_cannot_be_chosen_per_sublayer(parallel: dict[str, Any], text
     ],
     ids=str,
 )
-def test_experts_that_cannot_be(part: str, experts: Any, text: str) -> None:
+def test_experts_that_cannot_be_built(part: str, experts: Any, text: str) -> None:
     assert text in refused({"block": {part: {"experts": experts}}})
 
 
-def test_a_part_that_cannot_be_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_stacked_cannot_be_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     class Alone(feeds["mlp"]):  # type: ignore[misc]
         stackable = False
 
     monkeypatch.setitem(feeds.parts, "alone", Alone)
-    said = refused({"block": {"feed": {"kind": "alone", "experts": 2}}})
-    assert "feed-forward 'alone' cannot be one of several experts" in said
-    said = refused({"parallel": {"paths": 2, "feed": {"kind": "alone"}, "join": SUBLAYER}})
-    assert "paths chosen per sublayer must be of one shape" in said
+    message = refused({"block": {"feed": {"kind": "alone", "experts": 2}}})
+    assert "feed-forward 'alone' cannot be one of several experts" in message
+    message = refused({"parallel": {"paths": 2, "feed": {"kind": "alone"}, "join": SUBLAYER}})
+    assert "paths chosen per sublayer must be of one shape" in message
 
 
 @pytest.mark.parametrize("per", ["block", "sublayer"])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_router_whose_scores_are_not_numbers_is_named(per: str, broken: float) -> None:
     model = routed_model({"per": per})
-    place = "stages.0.layers.1.join.router" if per == "block" else "stages.0.layers.1.feed.router"
-    router: nn.Module = model.model.get_submodule(place)
+    router_name = "stages.0.layers.1.join.router" if per == "block" else "stages.0.layers.1.feed.router"
+    router: nn.Module = model.model.get_submodule(router_name)
     router.scores.weight.data[1, 2] = broken
     with pytest.raises(BraidError) as caught:
         model(random_ids(2, 5))
-    said = str(caught.value)
-    assert said.startswith(f"{place}: the router's scores are not numbers")
-    assert "go back to a checkpoint before that" in said
+    message = str(caught.value)
+    assert message.startswith(f"{router_name}: the router's scores are not numbers")
+    assert "go back to a checkpoint before that" in message
 
 
 def test_a_projections_router_is_named_too() -> None:

@@ -1,4 +1,4 @@
-"""Routing losses: what each is at its extremes, which way each pushes, what counts, and that none is ever left out."""
+"""Routing losses: values at the extremes, directions of gradients, padding, and that they are always added."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def ones(record: Routing) -> Tensor:
 EVEN = torch.full((2, 6, 3), 1 / 3)
 ONE_FOR_ALL = torch.tensor([1.0, 0.0, 0.0]).expand(2, 6, 3)
 EACH_ITS_OWN = torch.eye(3).repeat(4, 1).view(2, 6, 3)
-"""Every token is certain, and all choices are used alike."""
+"""Every token is certain, and all choices are used equally."""
 
 VALUES: dict[str, tuple[float, float, float]] = {
     "token_entropy": (0.0, math.log(3), math.log(3)),
@@ -91,7 +91,7 @@ def test_soft_against_sharp(name: str, wants_soft: bool) -> None:
     assert (soft < sharp) == wants_soft
 
 
-def pushed(name: str, steps: int = 300) -> Tensor:
+def after_training(name: str, steps: int = 300) -> Tensor:
     """The probabilities of a skewed router after it has followed one loss alone."""
     torch.manual_seed(0)
     scores = (torch.randn(4, 16, 3) + torch.tensor([1.5, 0.0, -0.5])).requires_grad_()
@@ -114,16 +114,16 @@ def sharpness(probabilities: Tensor) -> float:
 
 @pytest.mark.parametrize("name", ["token_entropy", "token_entropy_as_coded"])
 def test_token_entropy_makes_tokens_soft(name: str) -> None:
-    assert sharpness(pushed(name, 0)) > 0.6
-    assert sharpness(pushed(name)) < 0.4
+    assert sharpness(after_training(name, 0)) > 0.6
+    assert sharpness(after_training(name)) < 0.4
 
 
 def test_the_printed_token_entropy_makes_tokens_sharp() -> None:
-    assert sharpness(pushed("token_entropy_as_printed")) > 0.99
+    assert sharpness(after_training("token_entropy_as_printed")) > 0.99
 
 
 def test_load_balance_evens_the_use_without_softening_tokens() -> None:
-    before, after = pushed("load_balance", 0), pushed("load_balance")
+    before, after = after_training("load_balance", 0), after_training("load_balance")
     assert shares(before).max() > 0.6
     torch.testing.assert_close(shares(after), torch.full((3,), 1 / 3), rtol=0.0, atol=0.01)
     assert sharpness(after) > 0.5
@@ -157,7 +157,7 @@ def test_z_loss_shrinks_scores_and_says_when_there_are_none() -> None:
 
 @pytest.mark.parametrize("name", ["load_balance_as_printed", "load_balance_as_coded"])
 def test_the_printed_load_term_collapses(name: str) -> None:
-    assert shares(pushed(name)).max() > 0.99
+    assert shares(after_training(name)).max() > 0.99
 
 
 def test_as_coded_terms_are_those_of_the_sample() -> None:
@@ -182,24 +182,24 @@ def test_gradients_are_finite_where_a_probability_is_0(name: str) -> None:
 
 
 @given(seed=st.integers(0, 2**31), kept=st.lists(st.booleans(), min_size=12, max_size=12).filter(any))
-def test_padding_never_counts(seed: int, kept: list[bool]) -> None:
+def test_padding_is_never_included(seed: int, kept: list[bool]) -> None:
     generator = torch.Generator().manual_seed(seed)
     real = torch.tensor(kept).view(2, 6)
     scores = torch.randn(2, 6, 3, generator=generator) * 3
     other = torch.where(real[..., None], scores, torch.randn(2, 6, 3, generator=generator) * 9)
     alone = scores[real][None]
     for name in routing_losses:
-        found = [
+        values = [
             routing_losses[name](routing(s.softmax(-1)), mask)
             for s, mask in ((scores, real), (other, real.long()), (alone, torch.ones(1, alone.shape[1])))
         ]
-        torch.testing.assert_close(found[0], found[1])
-        torch.testing.assert_close(found[0], found[2])
+        torch.testing.assert_close(values[0], values[1])
+        torch.testing.assert_close(values[0], values[2])
     used = usage(routing(alone.softmax(-1)), torch.ones(1, alone.shape[1]))
     torch.testing.assert_close(usage(routing(scores.softmax(-1)), real), used)
 
 
-def test_a_batch_of_padding_alone_asks_for_nothing_infinite() -> None:
+def test_a_batch_of_padding_alone_has_a_finite_loss() -> None:
     for name in routing_losses:
         assert routing_losses[name](routing(EVEN), torch.zeros(2, 6)).isfinite()
 
@@ -211,59 +211,59 @@ def test_usage_is_the_share_of_the_weight() -> None:
     torch.testing.assert_close(usage(record, torch.tensor([[1, 0, 1, 1]])), torch.tensor([2 / 3, 0.0, 1 / 3]))
 
 
-def test_load_is_the_share_of_the_picks_whatever_they_count() -> None:
+def test_load_is_the_unweighted_share_of_the_selections() -> None:
     probabilities = torch.tensor([[[0.5, 0.3, 0.2], [0.15, 0.8, 0.05], [0.6, 0.1, 0.3], [0.2, 0.1, 0.7]]])
     best = probabilities.topk(2)
     record = Routing("router", NAMES, probabilities, best.indices, best.values)
     assert load(record, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
     assert load(record, torch.tensor([[1, 1, 0, 0]])).tolist() == [0.5, 0.5, 0.0]
     torch.testing.assert_close(usage(record, torch.tensor([[1, 0, 1, 0]])), torch.tensor([1.1, 0.3, 0.3]) / 1.7)
-    never_counts = Routing("router", NAMES, probabilities, best.indices, torch.zeros(1, 4, 2))
-    assert load(never_counts, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
+    zero_weights = Routing("router", NAMES, probabilities, best.indices, torch.zeros(1, 4, 2))
+    assert load(zero_weights, torch.ones(1, 4)).tolist() == [0.5, 0.25, 0.25]
     assert load(record, torch.zeros(1, 4)).tolist() == [0.0, 0.0, 0.0]
 
 
 def several(losses: dict[str, float] | None = None) -> list[Routing]:
     """Routings of one shape."""
-    made = []
+    routings = []
     for number in range(3):
         scores = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(number), requires_grad=True)
         probabilities = scores.softmax(-1)
         best = probabilities.topk(2)
         weights = best.values / best.values.sum(-1, keepdim=True)
-        made.append(Routing(f"router {number}", NAMES, probabilities, best.indices, weights, losses or {}, scores))
-    return made
+        routings.append(Routing(f"router {number}", NAMES, probabilities, best.indices, weights, losses or {}, scores))
+    return routings
 
 
 def test_usages_and_loads_are_by_router_in_order() -> None:
     other = Routing("between", ("x", "y"), *(t[..., :2] for t in (EVEN, torch.zeros(2, 6, 2).long(), EVEN)))
     first, second, third = several()
-    asked, real = (third, other, first, second), torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]])
+    routings, real = (third, other, first, second), torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]])
     for of_all, of_one in ((usages, usage), (loads, load)):
-        found = of_all(asked, real)
-        assert list(found) == ["router 2", "between", "router 0", "router 1"]
-        for record in asked:
-            torch.testing.assert_close(found[record.name], of_one(record, real).detach())
-            assert not found[record.name].requires_grad
+        shares_by_router = of_all(routings, real)
+        assert list(shares_by_router) == ["router 2", "between", "router 0", "router 1"]
+        for record in routings:
+            torch.testing.assert_close(shares_by_router[record.name], of_one(record, real).detach())
+            assert not shares_by_router[record.name].requires_grad
     assert usages((), real) == loads((), real) == {}
 
 
 @pytest.mark.parametrize("name", [*VALUES, "usage", "load"])
 def test_routings_of_one_shape_are_evaluated_together(name: str) -> None:
     measure = {"usage": usage, "load": load}.get(name) or routing_losses[name]
-    real, found = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
+    real, results = torch.tensor([[1] * 6, [1, 1, 0, 0, 0, 0]]), []
     for at_once in (True, False):
-        alike = several()
-        one_by_one = torch.stack([measure(one, real) for one in alike])
-        made = evaluate_together(measure, alike, real) if at_once else one_by_one
-        if name != "load":  # counts have no gradient
-            (made * torch.arange(1.0, 1 + made.numel()).view_as(made)).sum().backward()
-        found.append([made.detach(), *(one.scores_BTN.grad for one in alike)])  # type: ignore[union-attr]
-    for ours, theirs in zip(*found, strict=True):
+        group = several()
+        one_by_one = torch.stack([measure(one, real) for one in group])
+        values = evaluate_together(measure, group, real) if at_once else one_by_one
+        if name != "load":  # selections have no gradient
+            (values * torch.arange(1.0, 1 + values.numel()).view_as(values)).sum().backward()
+        results.append([values.detach(), *(one.scores_BTN.grad for one in group)])  # type: ignore[union-attr]
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_can_be_computedevaluate_together() -> None:
+def test_routings_are_grouped_by_shape_and_losses() -> None:
     plain, weighed = several(), several({"switch": 0.2})
     wide = Routing("wide", NAMES, EVEN, torch.zeros(2, 6, 1).long(), torch.ones(2, 6, 1))
     groups = _group_by_shape((*plain, wide, *weighed))
@@ -275,8 +275,8 @@ def test_what_can_be_computedevaluate_together() -> None:
 def test_the_loss_of_a_model_is_the_weighted_sum_over_routers() -> None:
     first = routing(ONE_FOR_ALL, losses={"load_balance": 0.5, "token_entropy": 0.25})
     second = routing(EVEN, losses={"load_balance_as_printed": 2.0})
-    silent = routing(EACH_ITS_OWN)
-    total = routing_loss((first, second, silent), torch.ones(2, 6))
+    without_losses = routing(EACH_ITS_OWN)
+    total = routing_loss((first, second, without_losses), torch.ones(2, 6))
     assert total.item() == pytest.approx((0.5 + 0.25 + 2.0) * math.log(3))
     assert routing_loss((), torch.ones(2, 6)) == 0.0
 
@@ -285,7 +285,7 @@ WEIGHTS = {"load_balance": 0.7, "token_entropy": 0.3}
 ROUTED: dict[str, Any] = {"layers": 2, "join": {"kind": "gumbel_v1", "losses": WEIGHTS}}
 
 
-def asked(model: Any, ids: Tensor, real: Tensor) -> Tensor:
+def expected_routing_loss(model: Any, ids: Tensor, real: Tensor) -> Tensor:
     """The routing loss by hand, with the noise of seed 0."""
     torch.manual_seed(0)
     routings = model(ids, attention_mask=real).routings
@@ -301,7 +301,7 @@ def test_it_is_in_the_training_loss_whatever_the_flags(flags: dict[str, Any], pa
     if padded:
         real[1, :3] = 0
     labels = ids.masked_fill(real == 0, -100)
-    expected = asked(model, ids, real)
+    expected = expected_routing_loss(model, ids, real)
     torch.manual_seed(0)
     output = model(ids, attention_mask=real if padded else None, labels=labels, **flags)
     loss, logits = output[:2]  # also of an output with names
@@ -316,31 +316,31 @@ def test_evaluation_is_of_the_text_alone() -> None:
     torch.testing.assert_close(output.loss, next_token_loss(output.logits, shift_labels(ids)))
 
 
-def test_the_training_loop_and_the_forward_ask_the_same() -> None:
+def test_the_training_loop_and_the_forward_add_the_same() -> None:
     model, ids = path_model(**ROUTED).train(), random_ids(2, 7)
     torch.manual_seed(0)
     text, routing_part, routings = plain_losses(model, ids[:, :-1], ids[:, 1:])
     torch.manual_seed(0)
     torch.testing.assert_close(model.text_loss(ids[:, :-1], ids[:, 1:]), text)
-    expected = asked(model, ids[:, :-1], torch.ones(2, 6, dtype=torch.long))
+    expected = expected_routing_loss(model, ids[:, :-1], torch.ones(2, 6, dtype=torch.long))
     torch.testing.assert_close(routing_part, expected, rtol=0.0, atol=1e-6)
     assert [r.name for r in routings] == ["stages.0.layers.0.join", "stages.0.layers.1.join"]
 
 
-def test_targets_that_are_not_trained_on_do_not_count() -> None:
+def test_targets_that_are_not_trained_on_are_left_out() -> None:
     model, ids = path_model(**ROUTED).train(), random_ids(2, 7)
     targets = ids[:, 1:].clone()
     targets[0, 2:] = -100
     torch.manual_seed(0)
-    _, found, _ = plain_losses(model, ids[:, :-1], targets)
+    _, actual, _ = plain_losses(model, ids[:, :-1], targets)
     torch.manual_seed(0)
     routings = model(ids[:, :-1]).routings
     real = targets != -100
     expected = sum(w * routing_losses[name](r, real) for r in routings for name, w in WEIGHTS.items())
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-6)
 
 
-def test_parts_of_a_batch_count_by_their_tokens() -> None:
+def test_parts_of_a_batch_are_weighted_by_their_tokens() -> None:
     model, ids = path_model(**ROUTED).train(), random_ids(4, 7)
     inputs, targets = ids[:, :-1], ids[:, 1:].clone()
     targets[0, 3:] = -100
@@ -381,10 +381,10 @@ def test_a_classifier_is_balanced_too() -> None:
     ids, labels = random_ids(2, 6).clamp_min(1), torch.tensor([0, 2])
     ids[1, 4:] = 0
     real = (ids != 0).long()
-    expected = asked(model.model, ids, real)
+    expected = expected_routing_loss(model.model, ids, real)
     torch.manual_seed(0)
     output = model(ids, labels=labels)
     text = torch.nn.functional.cross_entropy(output.logits.float(), labels)
     torch.testing.assert_close(output.loss, text + expected, rtol=0.0, atol=1e-5)
-    quiet = model.eval()(ids, labels=labels)
-    torch.testing.assert_close(quiet.loss, torch.nn.functional.cross_entropy(quiet.logits.float(), labels))
+    evaluated = model.eval()(ids, labels=labels)
+    torch.testing.assert_close(evaluated.loss, torch.nn.functional.cross_entropy(evaluated.logits.float(), labels))
