@@ -16,26 +16,12 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 
-ELEMENTS, WARPS = 512, 4
-"""Elements of a warp's tile and warps: a row that fits into one warp needs no synchronization with others."""
-PROGRAMS_PER_SM, TILES_PER_PROGRAM = 8, 2
-"""A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
-
-
-@triton.jit
-def router_scores(  # type: ignore[no-untyped-def]
-    x, weight, bias, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
-):
-    """Scores [choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
-    column = tl.arange(0, COLUMNS)
-    choice = tl.arange(0, CHOICES)
-    choice_mask = choice < choices
-    matrix = weight + choice[:, None] * width + column[None, :]
-    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
-    s = tl.sum(x[None, :, :] * w[:, None, :], 2)
-    if bias is not None:
-        s += tl.load(bias + choice, mask=choice_mask, other=0.0)[:, None]
-    return s
+ROWS, COLUMNS, WARPS = 64, 64, 4
+"""The block of the stream that a program reads at once."""
+MIN_CHOICES = 16
+"""A matrix product has no fewer rows; those beyond the choices are masked."""
+PROGRAMS_PER_SM = 4
+"""A maximum, backward: each program writes partial sums, which are summed in a second stage."""
 
 
 @triton.jit
@@ -115,27 +101,22 @@ def score_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_sums(  # type: ignore[no-untyped-def]
-    sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
-):
-    """Store a program's gradients of weight [choice, row, column] and bias [choice, row], summed over its rows."""
-    column = tl.arange(0, COLUMNS)
-    choice = tl.arange(0, CHOICES)
-    mask = (choice < choices)[:, None] & (column < width)[None, :]
-    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=mask)
-    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
-
-
-@triton.jit
 def _route_forward(  # type: ignore[no-untyped-def]
     stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    mask = (row < rows)[:, None] & (column < width)[None, :]
-    x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    s = router_scores(x, weight, bias, width, choices, COLUMNS, CHOICES)
+    choice = tl.arange(0, CHOICES)
+    s = tl.zeros([CHOICES, ROWS], tl.float32)
+    for begin in range(0, width, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0)
+        mask = (choice < choices)[:, None] & (column < width)[None, :]
+        w = tl.load(weight + choice[:, None] * width + column[None, :], mask=mask, other=0.0)
+        s = tl.dot(w, tl.trans(x.to(tl.float32)), s, input_precision="ieee")
+    if bias is not None:
+        s += tl.load(bias + choice, mask=choice < choices, other=0.0)[:, None]
     select_top_k(
         s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES
     )
@@ -147,13 +128,14 @@ def _route_backward(  # type: ignore[no-untyped-def]
     scores_gradient, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
+    """Of some columns: each program computes the gradient of the scores again, which is small."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    column = tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     choice = tl.arange(0, CHOICES)
-    choice_mask = choice < choices
-    matrix = weight + choice[:, None] * width + column[None, :]
-    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
-    weight_sum = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
+    weight_offsets = choice[:, None] * width + column[None, :]
+    weight_mask = (choice < choices)[:, None] & (column < width)[None, :]
+    w = tl.load(weight + weight_offsets, mask=weight_mask, other=0.0)
+    weight_sum = tl.zeros([CHOICES, COLUMNS], tl.float32)
     bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
@@ -161,16 +143,19 @@ def _route_backward(  # type: ignore[no-untyped-def]
             probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
-        offset = row[:, None] * width + column[None, :]
-        stream_mask = (row < rows)[:, None] & (column < width)[None, :]
-        x = tl.load(stream + offset, mask=stream_mask, other=0.0).to(tl.float32)
-        dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
+        offsets = row[:, None] * width + column[None, :]
+        mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
+        dx = tl.dot(tl.trans(ds), w, input_precision="ieee")
         if stream_gradient is not None:
-            dx += tl.load(stream_gradient + offset, mask=stream_mask, other=0.0).to(tl.float32)
-        tl.store(gradient + offset, dx.to(gradient.dtype.element_ty), mask=stream_mask)
-        weight_sum += ds[:, :, None] * x[None, :, :]
+            dx += tl.load(stream_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(gradient + offsets, dx.to(gradient.dtype.element_ty), mask=mask)
+        weight_sum = tl.dot(ds, x, weight_sum, input_precision="ieee")
         bias_sum += ds
-    store_sums(sums + program * choices * (width + 1), weight_sum, bias_sum, width, choices, COLUMNS, CHOICES)
+    sums += program * choices * (width + 1)
+    tl.store(sums + weight_offsets, weight_sum, mask=weight_mask)
+    if tl.program_id(1) == 0:
+        tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
 
 
 class Route(torch.autograd.Function):
@@ -197,10 +182,9 @@ class Route(torch.autograd.Function):
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
         probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, top_k)
         chosen = torch.empty(rows, top_k, dtype=torch.int64, device=stream.device)
-        tile = _tile(width, choices)
-        _route_forward[(triton.cdiv(rows, tile["ROWS"]),)](
+        _route_forward[(triton.cdiv(rows, ROWS),)](
             stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
-            top_k, renormalise, **tile,
+            top_k, renormalise, ROWS, COLUMNS, _padded(choices), num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
         ctx.renormalise, ctx.sums, ctx.biased, ctx.slot = renormalise, sums, bias is not None, slot
@@ -220,15 +204,14 @@ class Route(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
         (rows, width), choices = stream.shape, len(weight)
-        tile = _tile(width, choices)
-        tiles = triton.cdiv(rows, tile["ROWS"] * TILES_PER_PROGRAM)
-        programs = programs_for(stream.device, PROGRAMS_PER_SM, tiles)
+        blocks = triton.cdiv(width, COLUMNS)
+        programs = programs_for(stream.device, PROGRAMS_PER_SM, blocks * triton.cdiv(rows, ROWS)) // blocks or 1
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
         upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
-        _route_backward[(programs,)](
+        _route_backward[(programs, blocks)](
             stream, weight, saved_probabilities, chosen, saved_weights, *upstream, gradient, sums, rows, width, choices,
-            chosen.shape[1], ctx.renormalise, **tile,
+            chosen.shape[1], ctx.renormalise, ROWS, COLUMNS, _padded(choices), num_warps=WARPS,
         )  # fmt: skip
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
@@ -236,11 +219,8 @@ class Route(torch.autograd.Function):
         return gradient, weight_gradient, bias_gradient, *[None] * 5
 
 
-def _tile(width: int, choices: int) -> dict[str, int]:
-    columns, padded_choices = triton.next_power_of_2(width), triton.next_power_of_2(choices)
-    # In the backward pass a program holds a sum for every choice in registers: with many choices it has fewer rows.
-    numbers = max(ELEMENTS, min(ELEMENTS * WARPS, 4 * ELEMENTS * WARPS // padded_choices))
-    return {"ROWS": max(1, numbers // columns), "COLUMNS": columns, "CHOICES": padded_choices, "num_warps": WARPS}
+def _padded(choices: int) -> int:
+    return max(MIN_CHOICES, triton.next_power_of_2(choices))
 
 
 def plain_route(
