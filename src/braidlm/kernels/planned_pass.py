@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
-from braidlm.kernels.dense import attention_sublayer, feed_sublayer
+from braidlm.kernels.dense_layers import attention_sublayer, feed_sublayer
 from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
-from braidlm.kernels.plain import PlainForward
+from braidlm.kernels.plain_layers import PlainForward
 from braidlm.kernels.planning import column_sums, fold_all, gradient_slots, grouped_gradient_slots, read_parameters
 from braidlm.kernels.routed.choice_means import evaluate_means
-from braidlm.kernels.routed.layers import (
+from braidlm.kernels.routed.routing_loss import routing_loss_on_side
+from braidlm.kernels.routed_layers import (
     UncombinedRows,
     parallel_layer,
     projection_layer,
     routed_attention_sublayer,
     routed_feed_sublayer,
 )
-from braidlm.kernels.routed.routing_loss import routing_loss_on_side
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
 from braidlm.model.attention.positions import LearnedPositions, RotaryPositions
 from braidlm.model.attention.routed import RoutedAttention

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.dense import first_linear
+from braidlm.kernels.dense_layers import first_linear
 from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold

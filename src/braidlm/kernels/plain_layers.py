@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from braidlm.kernels.context import PassContext, PendingAdd, add_pending
-from braidlm.kernels.dense import Sublayer
+from braidlm.kernels.dense_layers import Sublayer
 from braidlm.model.routing.routing import Routings
 
 Forward = Callable[..., tuple[Tensor, Routings]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_norm, add_pending
-from braidlm.kernels.dense import Sublayer, activation_of, feed_forward, first_linear
+from braidlm.kernels.dense_layers import Sublayer, activation_of, feed_forward, first_linear
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
