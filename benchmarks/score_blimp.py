@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    texts = sentences(read_pairs(args.data).pairs, args.pairs)
+    texts = sentences(read_pairs(args.data).items, args.pairs)
     tokenizer = (
         load_tokenizer(args.tokenizer)
         if args.tokenizer

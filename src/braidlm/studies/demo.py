@@ -10,7 +10,7 @@ from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import validation_windows
 from braidlm.evals.formats.held_out_text import bits_per_byte
 from braidlm.evals.formats.pronouns import pronoun_accuracy
-from braidlm.evals.scoring.ngrams import fit_trigram, fit_unigram
+from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, write_page
 from braidlm.studies.results import Bits, StudyResults, measure, study_routes
@@ -55,8 +55,8 @@ def _ngrams(study: Study, data: OpenData) -> dict[str, Bits]:
     for train, held in zip(data.train, data.validation, strict=True):
         text = validation_windows(held, study.data.length, study.validation.tokens)
         training_tokens, tokens = train.read(0, len(train))[0], text.stream.read(0, text.tokens)[0]
-        for name, fit in (("unigram", fit_unigram), ("trigram", fit_trigram)):
-            model = fit(training_tokens, data.tokenizer.vocab_size)
+        for name, order in (("unigram", 1), ("trigram", 3)):
+            model = fit_ngrams(order, training_tokens, data.tokenizer.vocab_size)
             scores[name][train.name] = bits_per_byte(float(model.log_probabilities(tokens).sum()), text.bytes)
     return scores
 

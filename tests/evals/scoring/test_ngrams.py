@@ -8,7 +8,7 @@ import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.formats.held_out_text import bits_per_byte
-from braidlm.evals.scoring.ngrams import FALLBACK_DISCOUNTS, NGramModel, fit_trigram, fit_unigram
+from braidlm.evals.scoring.ngrams import FALLBACK_DISCOUNTS, NGramModel, fit_ngrams
 
 
 class PlainKneserNey:
@@ -89,7 +89,7 @@ def distribution(model: NGramModel, context: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("order", [1, 3])
 def test_agrees_with_the_definition(name: str, order: int) -> None:
     tokens, vocab_size = DATA[name]
-    fast = {1: fit_unigram, 3: fit_trigram}[order](tokens, vocab_size)
+    fast = fit_ngrams(order, tokens, vocab_size)
     plain = PlainKneserNey(tokens.tolist(), vocab_size, order)
     np.testing.assert_allclose(
         [level.discounts for level in fast.levels], [plain.discounts[n + 1] for n in range(order)]
@@ -104,7 +104,7 @@ def test_agrees_with_the_definition(name: str, order: int) -> None:
 
 
 def test_discounts_are_estimated_where_the_data_allow_it() -> None:
-    levels = fit_trigram(zipf(5000, 1000, 8), 1000).levels
+    levels = fit_ngrams(3, zipf(5000, 1000, 8), 1000).levels
     assert all(level.discounts != FALLBACK_DISCOUNTS for level in levels)
     assert all(0 < d < k for level in levels for k, d in enumerate(level.discounts, start=1))
 
@@ -114,7 +114,7 @@ def test_probabilities_sum_to_one_after_any_context(name: str) -> None:
     tokens, vocab_size = DATA[name]
     contexts = [tokens[i : i + 2].tolist() for i in range(0, min(len(tokens), 40), 7)]
     contexts += [[], [0], [vocab_size - 1], [vocab_size - 1, vocab_size - 1], [vocab_size - 1, 0], [0, vocab_size - 1]]
-    for model in (fit_unigram(tokens, vocab_size), fit_trigram(tokens, vocab_size)):
+    for model in (fit_ngrams(1, tokens, vocab_size), fit_ngrams(3, tokens, vocab_size)):
         for context in contexts:
             p = distribution(model, context)
             assert p.sum() == pytest.approx(1, abs=1e-12)
@@ -123,7 +123,7 @@ def test_probabilities_sum_to_one_after_any_context(name: str) -> None:
 
 def test_every_row_begins_afresh() -> None:
     tokens, vocab_size = DATA["sticky"]
-    model = fit_trigram(tokens, vocab_size)
+    model = fit_ngrams(3, tokens, vocab_size)
     rows = tokens[:60].reshape(4, 15)
     np.testing.assert_array_equal(model.log_probabilities(rows), [model.log_probabilities(row) for row in rows])
 
@@ -131,7 +131,7 @@ def test_every_row_begins_afresh() -> None:
 def test_trigram_beats_unigram_where_order_matters_and_not_where_it_does_not() -> None:
     def gap(tokens: np.ndarray, vocab_size: int) -> float:
         train, held_out = tokens[:-2000], tokens[-2000:]
-        uni, tri = (fit(train, vocab_size).log_probabilities(held_out).mean() for fit in (fit_unigram, fit_trigram))
+        uni, tri = (fit_ngrams(n, train, vocab_size).log_probabilities(held_out).mean() for n in (1, 3))
         return float(tri - uni)
 
     assert gap(sticky(20_000, 50, 5), 50) > 1.5
@@ -140,8 +140,8 @@ def test_trigram_beats_unigram_where_order_matters_and_not_where_it_does_not() -
 
 def test_packed_file_types_and_the_largest_16_bit_vocabulary() -> None:
     tokens = np.random.default_rng(7).integers(60_000, 65_536, 5000).astype(np.uint16)
-    model = fit_trigram(tokens, 65_536)
-    wide = fit_trigram(tokens.astype(np.int64), 65_536)
+    model = fit_ngrams(3, tokens, 65_536)
+    wide = fit_ngrams(3, tokens.astype(np.int64), 65_536)
     np.testing.assert_array_equal(model.log_probabilities(tokens), wide.log_probabilities(tokens.astype(np.int64)))
     assert model.log_probabilities(np.zeros(0, np.uint16)).shape == (0,)
 
@@ -154,10 +154,10 @@ def test_bits_per_byte() -> None:
 
 def test_wrong_input_is_explained() -> None:
     with pytest.raises(BraidError, match="from 0 to 9, but the vocabulary has 9"):
-        fit_unigram(np.arange(10), 9)
+        fit_ngrams(1, np.arange(10), 9)
     with pytest.raises(BraidError, match="from -1"):
-        fit_unigram(np.arange(5), 9).log_probabilities(np.array([-1]))
+        fit_ngrams(1, np.arange(5), 9).log_probabilities(np.array([-1]))
     with pytest.raises(BraidError, match="at least one token"):
-        fit_trigram(np.zeros(0, np.uint16), 9)
+        fit_ngrams(3, np.zeros(0, np.uint16), 9)
     with pytest.raises(BraidError, match="too large"):
-        fit_trigram(np.arange(3), 1 << 22)
+        fit_ngrams(3, np.arange(3), 1 << 22)

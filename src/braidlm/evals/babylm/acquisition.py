@@ -129,15 +129,15 @@ def trained_words(model: ModelResults) -> int:
     return words
 
 
-def read_acquisition(folder: Path | str) -> Acquisition:
+def read_acquisition(path: Path | str) -> Acquisition:
     """A folder with the contexts and the children's table."""
     check_scipy()
-    folder = Path(folder)
+    folder = Path(path)
     paths = [folder / CONTEXTS, folder / CHILDREN]
-    for path in paths:
-        if not path.is_file():
-            raise BraidError(f"there is no {path.name} here", str(folder))
-    files = [file for path in paths for file in files_of(path)]
+    for file_path in paths:
+        if not file_path.is_file():
+            raise BraidError(f"there is no {file_path.name} here", str(folder))
+    files = [file for file_path in paths for file in files_of(file_path)]
     contexts = _contexts(paths[0])
     children = _children(files[1])
     if not set(contexts) & set(children):

@@ -47,11 +47,6 @@ def babylm_locations(*paths: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(locations))
 
 
-def babylm_fetch(path: str) -> str:
-    """How to get it."""
-    return f"It is `{path}` of {SOURCE}."
-
-
 def words_in_name(name: str) -> int | None:
     """The words of training in the name of a checkpoint: 10,000,000 for `chck_10M`."""
     match = re.fullmatch(r"chck_(\d+(?:\.\d+)?)([kKMB]?)", name)

@@ -89,7 +89,7 @@ def _train(
 ) -> FineTunedModel:
     rng = np.random.default_rng(seed)
     device = data.train.ids.device
-    labels = _labels(data).to(device)
+    labels = torch.from_numpy(data.train_labels).to(device, torch.float32 if data.classes is None else torch.int64)
     step = TrainingStep(classifier, hyperparameters, device, replay)
     tuned = FineTunedModel(classifier, np.zeros(0), sum(parameter.numel() for parameter in step.parameters))
     steps = hyperparameters.epochs * (len(data.train) // min(hyperparameters.batch_size, len(data.train)))
@@ -119,11 +119,6 @@ def _train(
         for parameter, value in zip(step.parameters, best, strict=True):
             parameter.copy_(value)
     return tuned
-
-
-def _labels(data: TokenizedData) -> Tensor:
-    labels = torch.from_numpy(data.train_labels)
-    return labels.float() if data.classes is None else labels
 
 
 def _ids(data: TokenizedData, texts: EncodedTexts, indices: np.ndarray, index: Tensor) -> Tensor:

@@ -110,9 +110,9 @@ def _by_kind(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, dict[str
     return {kind: percentages([pair.kinds[at] for pair in pairs], right) for at, kind in enumerate(names)}
 
 
-def read_pairs(folder: Path | str) -> MinimalPairs:
+def read_pairs(path: Path | str) -> MinimalPairs:
     """The pairs of every `.jsonl` file of a folder, or of one file."""
-    rows = rows_of(files_of(folder, example=EXAMPLE), folder, EXAMPLE)
+    rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
     pairs = [
         Pair(row.text(GOOD), row.text(BAD), str(row.fields.get("UID") or row.stem), _kinds(row.fields)) for row in rows
     ]

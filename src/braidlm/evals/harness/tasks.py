@@ -81,7 +81,6 @@ class HarnessTask:
         each = {name: _values(output["results"][name]) for name in self.tasks}
         own = _values(output["results"].get(self.name, {})) or _mean(list(each.values()))
         chosen = headline(list(own))
-        error = own[chosen][1]
         better = [task.higher_is_better().get(chosen.partition(",")[0], True) for task in self.tasks.values()]
         counts = {name: int(output["n-samples"][name]["effective"]) for name in self.tasks}
         return TaskResult(
@@ -89,7 +88,7 @@ class HarnessTask:
             metric=shown_name(chosen),
             score=own[chosen][0],
             count=sum(counts.values()),
-            standard_error=error,
+            standard_error=own[chosen][1],
             higher_is_better=all(better),
             chance=self._chance() if chosen.partition(",")[0] in ("acc", "acc_norm", "acc_bytes") else None,
             parts={name: Part(values[chosen][0], counts[name]) for name, values in each.items() if chosen in values}
@@ -119,8 +118,6 @@ def open_harness(name: str, folder: Path | str | None = None, shots: int | None 
             loaded = manager.load([name])
             for task in loaded["tasks"].values():
                 _prepare(task, shots)
-    except BraidError:
-        raise
     except Exception as error:  # a task may run the code of any package
         what = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BraidError(

@@ -6,7 +6,6 @@ lower order counts how many different tokens precede it, every count is discount
 uniform distribution. An n-gram is one uint64, its tokens the digits in base `vocab_size`, so that counting is a sort.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,17 +66,8 @@ class NGramModel:
         return np.log(probability)
 
 
-def fit_unigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
-    """The frequency of each token, with some mass for unseen ones."""
-    return _fit(tokens, vocab_size, 1)
-
-
-def fit_trigram(tokens: np.ndarray, vocab_size: int) -> NGramModel:
-    """Each token given the two before it, smoothed."""
-    return _fit(tokens, vocab_size, 3)
-
-
-def _fit(tokens: np.ndarray, vocab_size: int, order: int) -> NGramModel:
+def fit_ngrams(order: int, tokens: np.ndarray, vocab_size: int) -> NGramModel:
+    """Of order 1 the frequency of each token, of order 3 each token given the two before it, smoothed."""
     if vocab_size**order > 1 << 64:
         raise BraidError(f"a vocabulary of {vocab_size:,} is too large for {order}-grams of 64 bits")
     digits = _checked(tokens, vocab_size)
@@ -117,11 +107,8 @@ def _discounts(counts: np.ndarray) -> tuple[float, float, float]:
     y = n1 / (n1 + 2 * n2)
     estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
     # A discount must leave every count positive and every context some mass to distribute.
-    return estimates if _inside(estimates) else FALLBACK_DISCOUNTS
-
-
-def _inside(discounts: Iterable[float]) -> bool:
-    return all(0 < discount < count for count, discount in enumerate(discounts, start=1))
+    valid = all(0 < discount < count for count, discount in enumerate(estimates, start=1))
+    return estimates if valid else FALLBACK_DISCOUNTS
 
 
 def _pack(digits: np.ndarray, order: int, vocab_size: int) -> np.ndarray:

@@ -1,11 +1,9 @@
 """BabyLM 2025's own benchmarks: reading times, made-up words, age of acquisition."""
 
-from pathlib import Path
-
-from braidlm.evals.babylm.acquisition import Acquisition, read_acquisition
-from braidlm.evals.babylm.conventions import COMMAND, LICENCE, babylm_fetch, babylm_locations
-from braidlm.evals.babylm.reading import ReadingTimes, read_reading_times
-from braidlm.evals.babylm.wug import MadeUpWords, read_forms
+from braidlm.evals.babylm.acquisition import read_acquisition
+from braidlm.evals.babylm.conventions import LICENCE, SOURCE
+from braidlm.evals.babylm.reading import read_reading_times
+from braidlm.evals.babylm.wug import read_forms
 from braidlm.evals.tasks.task import TASKS, Task
 
 
@@ -17,21 +15,15 @@ class Reading(Task):
     size = "1,726 words of 205 sentences"
     licence = f"{LICENCE}; of the original see doi.org/10.3758/s13428-023-02261-8"
     metric = "gain in explained variance, % (mean of eye tracking and self-paced)"
-    locations = babylm_locations("full_eval/reading", "fast_eval/reading", "reading/reading_data.csv")
-    fetch = babylm_fetch("full_eval/reading/reading_data.csv")
-    collection = COMMAND
-
-    def open(self, path: Path) -> ReadingTimes:
-        return read_reading_times(path)
+    babylm = ("full_eval/reading", "fast_eval/reading", "reading/reading_data.csv")
+    fetch = f"It is `full_eval/reading/reading_data.csv` of {SOURCE}."
+    open = staticmethod(read_reading_times)
 
 
 class _MadeUp(Task):
     metric = "Spearman's correlation with people, x 100"
     licence = f"{LICENCE}; of the originals see their papers"
-    collection = COMMAND
-
-    def open(self, path: Path) -> MadeUpWords:
-        return read_forms(path)
+    open = staticmethod(read_forms)
 
 
 @TASKS.register("wug_adj")
@@ -40,8 +32,7 @@ class WugAdjectives(_MadeUp):
 
     description = "nouns of made-up adjectives, -ity or -ness: as people would? Fast and full evaluation of BabyLM 2025"
     size = "200 words"
-    locations = babylm_locations("full_eval/wug_adj_nominalization", "fast_eval/wug_adj_nominalization")
-    fetch = babylm_fetch("full_eval/wug_adj_nominalization")
+    babylm = ("full_eval/wug_adj_nominalization", "fast_eval/wug_adj_nominalization")
 
 
 @TASKS.register("wug_past")
@@ -50,8 +41,7 @@ class WugPast(_MadeUp):
 
     description = "the past tense of made-up verbs: as people would form it? Fast and full evaluation of BabyLM 2025"
     size = "50 words"
-    locations = babylm_locations("full_eval/wug_past_tense", "fast_eval/wug_past_tense")
-    fetch = babylm_fetch("full_eval/wug_past_tense")
+    babylm = ("full_eval/wug_past_tense", "fast_eval/wug_past_tense")
 
 
 @TASKS.register("aoa")
@@ -62,10 +52,6 @@ class AgeOfAcquisition(Task):
     size = "328 words in 20 contexts each"
     licence = f"{LICENCE}; of the children's data see wordbank.stanford.edu"
     metric = "Pearson's correlation with children's ages, x 100; of a checkpoint mean surprisal"
-    locations = babylm_locations("full_eval/aoa", "full_eval/cdi_childes")
-    fetch = babylm_fetch("full_eval/aoa")
-    collection = COMMAND
+    babylm = ("full_eval/aoa", "full_eval/cdi_childes")
     scores_runs = True
-
-    def open(self, path: Path) -> Acquisition:
-        return read_acquisition(path)
+    open = staticmethod(read_acquisition)

@@ -1,8 +1,6 @@
 """Bits per byte of your own text: how well a model predicts it, comparable between tokenizers."""
 
-from pathlib import Path
-
-from braidlm.evals.formats.held_out_text import HeldOutText, read_text
+from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.tasks.task import TASKS, Task
 
 
@@ -16,6 +14,4 @@ class BitsPerByte(Task):
     metric = "bits per byte"
     locations = ("dev", "validation")
     fetch = "Give text that the models were not trained on: `--data bits_per_byte=FILE` or a folder of files."
-
-    def open(self, path: Path) -> HeldOutText:
-        return read_text(path)
+    open = staticmethod(read_text)

@@ -1,18 +1,14 @@
 """BLiMP, grammatical knowledge by minimal pairs, in the three versions that people report, and its supplement."""
 
-from pathlib import Path
-
-from braidlm.evals.babylm.conventions import COMMAND, LICENCE, babylm_fetch, babylm_locations
+from braidlm.evals.babylm.conventions import LICENCE
 from braidlm.evals.files.hub_data import HubSource
-from braidlm.evals.formats.minimal_pairs import METRIC, MinimalPairs, read_pairs
+from braidlm.evals.formats.minimal_pairs import METRIC, read_pairs
 from braidlm.evals.tasks.task import TASKS, Task
 
 
 class _MinimalPairTask(Task):
     metric = METRIC
-
-    def open(self, path: Path) -> MinimalPairs:
-        return read_pairs(path)
+    open = staticmethod(read_pairs)
 
 
 @TASKS.register("blimp")
@@ -34,9 +30,7 @@ class BlimpFiltered(_MinimalPairTask):
     description = "BLiMP with only words of the BabyLM corpora: the full evaluation of BabyLM 2025"
     size = "67 sets, 59,875 pairs"
     licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
-    locations = babylm_locations("full_eval/blimp_filtered")
-    fetch = babylm_fetch("full_eval/blimp_filtered")
-    collection = COMMAND
+    babylm = ("full_eval/blimp_filtered",)
 
 
 @TASKS.register("blimp_fast")
@@ -46,9 +40,7 @@ class BlimpFast(_MinimalPairTask):
     description = "a fifth of BLiMP: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "67 sets of 200 pairs"
     licence = f"CC BY 4.0 (BLiMP), {LICENCE}"
-    locations = babylm_locations("fast_eval/blimp_fast")
-    fetch = babylm_fetch("fast_eval/blimp_fast")
-    collection = COMMAND
+    babylm = ("fast_eval/blimp_fast",)
 
 
 @TASKS.register("blimp_supplement")
@@ -58,9 +50,7 @@ class BlimpSupplement(_MinimalPairTask):
     description = "minimal pairs of dialogue, questions and hypernyms: the full evaluation of BabyLM 2025"
     size = "5 sets, 5,218 pairs"
     licence = LICENCE
-    locations = babylm_locations("full_eval/supplement_filtered")
-    fetch = babylm_fetch("full_eval/supplement_filtered")
-    collection = COMMAND
+    babylm = ("full_eval/supplement_filtered",)
 
 
 @TASKS.register("supplement_fast")
@@ -70,6 +60,4 @@ class SupplementFast(_MinimalPairTask):
     description = "a part of the BLiMP supplement: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "5 sets of 50 pairs"
     licence = LICENCE
-    locations = babylm_locations("fast_eval/supplement_fast")
-    fetch = babylm_fetch("fast_eval/supplement_fast")
-    collection = COMMAND
+    babylm = ("fast_eval/supplement_fast",)

@@ -7,7 +7,7 @@ one file holds both kinds of distraction.
 
 from pathlib import Path
 
-from braidlm.evals.babylm.conventions import COMMAND, babylm_fetch, babylm_locations
+from braidlm.evals.babylm.conventions import SOURCE
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
 from braidlm.evals.files.text_files import files_of
@@ -34,10 +34,9 @@ class Comps(Task):
     size = "4 sets, 91,028 pairs"
     licence = "see the source (huggingface.co/datasets/kanishka/comps)"
     metric = METRIC
-    locations = babylm_locations("full_eval/comps")
+    babylm = ("full_eval/comps",)
     hub = HubSource("kanishka/comps", splits=("train",), sets=True)
-    fetch = f"{babylm_fetch('full_eval/comps')} Or {hub.command}"
-    collection = COMMAND
+    fetch = f"It is `full_eval/comps` of {SOURCE}. Or {hub.command}"
 
     def open(self, path: Path) -> RankedOptions:
         rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)

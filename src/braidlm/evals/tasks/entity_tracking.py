@@ -6,7 +6,7 @@ the number of moves, the mean over those of each split, then over splits.
 
 from pathlib import Path
 
-from braidlm.evals.babylm.conventions import COMMAND, LICENCE, babylm_fetch, babylm_locations
+from braidlm.evals.babylm.conventions import LICENCE
 from braidlm.evals.files.json_rows import rows_of
 from braidlm.evals.files.text_files import files_of
 from braidlm.evals.formats.ranked_options import Item, RankedOptions
@@ -20,7 +20,6 @@ EXAMPLE = (
 class _EntityTracking(Task):
     metric = "accuracy, % (mean over numbers of moves, then over splits)"
     licence = f"{LICENCE}; its authors name none (github.com/sebschu/entity-tracking-lms)"
-    collection = COMMAND
 
     def open(self, path: Path) -> RankedOptions:
         rows = rows_of(files_of(path, example=EXAMPLE), path, EXAMPLE)
@@ -41,8 +40,7 @@ class EntityTracking(_EntityTracking):
 
     description = "what is in a box after things were moved about? The full evaluation of BabyLM 2025"
     size = "3 splits, 9,483 items of 5 options"
-    locations = babylm_locations("full_eval/entity_tracking")
-    fetch = babylm_fetch("full_eval/entity_tracking")
+    babylm = ("full_eval/entity_tracking",)
 
 
 @TASKS.register("entity_tracking_fast")
@@ -51,5 +49,4 @@ class EntityTrackingFast(_EntityTracking):
 
     description = "one split of entity tracking: the fast evaluation of BabyLM 2025, for checkpoints"
     size = "1 split, 3,152 items of 5 options"
-    locations = babylm_locations("fast_eval/entity_tracking_fast")
-    fetch = babylm_fetch("fast_eval/entity_tracking_fast")
+    babylm = ("fast_eval/entity_tracking_fast",)

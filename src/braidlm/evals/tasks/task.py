@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from braidlm.evals.babylm.conventions import COMMAND, SOURCE, babylm_locations
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.results import TaskResult
@@ -18,9 +19,13 @@ class TaskRegistry(Registry):
     """The tasks by name."""
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds a task as `name`, which is put into the instructions to get its data."""
+        """Decorator that adds a task as `name`, with instructions to get its data."""
 
         def add(task: Any) -> Any:
+            if task.babylm:
+                task.locations = (*babylm_locations(*task.babylm), *task.locations)
+                task.fetch = task.fetch or f"It is `{task.babylm[0]}` of {SOURCE}."
+                task.collection = COMMAND
             task.fetch = (task.fetch or task.hub.command).replace("{task}", name)
             return super(TaskRegistry, self).register(name)(task)
 
@@ -53,11 +58,13 @@ class Task(ABC):
     """The amount of data, in words."""
     licence: str
     metric: str
-    locations: tuple[str, ...]
+    locations: tuple[str, ...] = ()
     """The usual locations of its data inside the data folder."""
+    babylm: tuple[str, ...] = ()
+    """The paths of its data in that of the BabyLM challenge, from which locations and instructions follow."""
     fetch: str = ""
     """How to get the data: a sentence for someone who does not have it, in which DATA stands for the data folder, and
-    `{task}` for the task's name; not needed where it is on the Hub."""
+    `{task}` for the task's name; not needed for data of the BabyLM challenge or on the Hub."""
     collection: str = ""
     """How to get the collection that the data is part of; shown once where several tasks of it are missing."""
     hub: HubSource | None = None
