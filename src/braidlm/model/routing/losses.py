@@ -63,8 +63,8 @@ def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
 @routing_losses.register("switch")
 def switch(routing: Routing, real_BT: Tensor) -> Tensor:
     """Switch Transformer's: N x the sum of mean probability x share of tokens; 1 when even, N when one has all."""
-    picks = (routing.weights_BTN.detach() > 0).float()
-    share = _mean(picks / picks.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
+    selected = (routing.weights_BTN.detach() > 0).float()
+    share = _mean(selected / selected.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
     return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
 
 
@@ -145,8 +145,8 @@ def usage(routing: Routing, real_BT: Tensor) -> Tensor:
 
 def load(routing: Routing, real_BT: Tensor) -> Tensor:
     """Each choice's share [N] of the real tokens' selections, unweighted."""
-    picks = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
-    share = _mean(picks, real_BT)
+    selected = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
+    share = _mean(selected, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 
