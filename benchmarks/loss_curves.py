@@ -13,7 +13,6 @@ import torch
 from measure import record
 from shapes import VOCABULARY, braid_model
 
-from braidlm.model import modeling_braid
 from braidlm.training.amounts import Amount
 from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
@@ -38,24 +37,17 @@ def batches(steps: int, batch: int, length: int) -> list[np.ndarray]:
 def losses(
     family: str, data: list[np.ndarray], peak: float, dtype: torch.dtype, fused: bool, device: torch.device
 ) -> np.ndarray:
-    usual = modeling_braid.pays
-    if not fused:
-        modeling_braid.pays = lambda *_: False
-    try:
-        torch.manual_seed(0)
-        model = braid_model(family, "28m", data[0].shape[1] - 1).to(device)
-        config = TrainingConfig(budget=Amount(len(data)), batch=len(data[0]), compile=False)
-        stepper = Stepper(model, config, Rank(0, 1, device), dtype)
-        if not fused:
-            stepper.clipped = None
-        found = []
-        for index, tokens in enumerate(data):
-            rate = peak * min(1.0, (index + 1) / 40)
-            count = tokens[:, 1:].size
-            found.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate).loss)
-        return torch.stack(found).cpu().numpy()
-    finally:
-        modeling_braid.pays = usual
+    torch.manual_seed(0)
+    model = braid_model(family, "28m", data[0].shape[1] - 1).to(device)
+    graph = None if fused else False  # kernels serve replayed steps only
+    config = TrainingConfig(budget=Amount(len(data)), batch=len(data[0]), compile=False, graph=graph)
+    stepper = Stepper(model, config, Rank(0, 1, device), dtype)
+    curve = []
+    for index, tokens in enumerate(data):
+        rate = peak * min(1.0, (index + 1) / 40)
+        count = tokens[:, 1:].size
+        curve.append(stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), count, rate).loss)
+    return torch.stack(curve).cpu().numpy()
 
 
 def main() -> None:
@@ -83,7 +75,7 @@ def main() -> None:
                     "family": family,
                     "what": name,
                     "first": float(curve[0]),
-                    "half context": float(curve[len(curve) // 2]),
+                    "half way": float(curve[len(curve) // 2]),
                     "mean of last 20": float(curve[-20:].mean()),
                     "mean distance to float32": float(np.abs(curve - runs["plain float32"]).mean()),
                     "largest distance to float32": float(np.abs(curve - runs["plain float32"]).max()),

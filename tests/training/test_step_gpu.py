@@ -1,13 +1,9 @@
-"""The fused, the compiled and the graph-replayed step on a GPU against plain operations."""
-
-from collections.abc import Callable
-from typing import Any
+"""The lowered, the compiled and the graph-replayed step on a GPU against plain operations, launched one by one."""
 
 import numpy as np
 import pytest
 import torch
 
-from braidlm.model import modeling_braid
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
 from braidlm.training.parallel import Rank
@@ -21,19 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Steps by torch's own operations, launched one by one."""
-
-    def run(**options: Any) -> list[float]:
-        with monkeypatch.context() as patched:
-            patched.setattr(modeling_braid, "pays", lambda *_: False)
-            return losses(graph=False, compiled=False, **options)
-
-    return run
-
-
-def losses(graph: bool, compiled: bool, accumulation: int = 1, checkpointing: bool = False) -> list[float]:
+def losses(graph: bool, compiled: bool | None, accumulation: int = 1, checkpointing: bool = False) -> list[float]:
     torch.manual_seed(0)
     model = BraidForCausalLM(tiny_config()).cuda()
     config = TrainingConfig(
@@ -60,13 +44,20 @@ def losses(graph: bool, compiled: bool, accumulation: int = 1, checkpointing: bo
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(("graph", "compiled"), [(False, False), (True, False), (True, True), (False, True)])
-def test_fast_steps_equal_plain_ones(
-    graph: bool, compiled: bool, accumulation: int, plainly: Callable[..., list[float]]
-) -> None:
-    plain = plainly(accumulation=accumulation)
+@pytest.mark.parametrize(("graph", "compiled"), [(True, None), (True, False), (True, True), (False, True)])
+def test_fast_steps_equal_plain_ones(graph: bool, compiled: bool | None, accumulation: int) -> None:
+    plain = losses(graph=False, compiled=False, accumulation=accumulation)
     assert losses(graph, compiled, accumulation) == pytest.approx(plain, rel=2e-4)
 
 
-def test_checkpointing_inside_a_graph_equals_plain_steps(plainly: Callable[..., list[float]]) -> None:
-    assert losses(graph=True, compiled=False, checkpointing=True) == pytest.approx(plainly(), rel=2e-4)
+def test_checkpointing_inside_a_graph_equals_plain_steps() -> None:
+    plain = losses(graph=False, compiled=False)
+    assert losses(graph=True, compiled=False, checkpointing=True) == pytest.approx(plain, rel=2e-4)
+
+
+def test_kernels_serve_a_replayed_step_and_no_other() -> None:
+    model = BraidForCausalLM(tiny_config()).cuda()
+    rank = Rank(0, 1, torch.device("cuda"))
+    for options, lowered in (({}, True), ({"graph": False}, False), ({"compile": True}, False)):
+        stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2, **options), rank, torch.float32)
+        assert (stepper.lowered is not None) == lowered
