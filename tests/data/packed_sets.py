@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def pack(
     lengths.tofile(folder / "lengths.bin")
     totals = [int(t) for t in lengths.sum(axis=0, dtype=np.int64)]
     manifest = Manifest(name, len(flat), len(documents), *totals, dtype, 1 << 15, EOS, tokenizer)
-    (folder / "data.json").write_text(json.dumps(manifest.as_dict()))
+    (folder / "data.json").write_text(json.dumps(asdict(manifest)))
     return PackedData(folder)
 
 

@@ -24,7 +24,7 @@ def test_words(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def watched(self: Loader, *args: object) -> object:
         batch = whole(self, *args)
         used = batch.labels.reshape(-1) != -100
-        counted.append(counted[-1] + int(batch.words.reshape(-1)[used].sum()))
+        counted.append(counted[-1] + int(batch.whole.words.reshape(-1)[used].sum()))
         return batch
 
     monkeypatch.setattr(Loader, "next_batch", watched)

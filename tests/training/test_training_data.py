@@ -149,7 +149,7 @@ def rows_by_progress(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) ->
 
     def watched(self: Loader, *args: Any) -> Any:
         batch = whole(self, *args)
-        seen.append(np.bincount(batch.sources, minlength=len(self.names)).tolist())
+        seen.append(np.bincount(batch.whole.sources, minlength=len(self.names)).tolist())
         return batch
 
     monkeypatch.setattr(Loader, "next_batch", watched)

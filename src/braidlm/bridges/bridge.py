@@ -39,15 +39,13 @@ class TensorMapping:
     as_row: bool = False
     """Whether the foreign tensor is a matrix of one row where ours is a vector."""
 
-    def to_foreign(self, tensor: Tensor) -> list[Tensor]:
-        """Our tensor as the foreign ones."""
+    def to_foreign(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Our tensor as the foreign ones, by their names."""
         modules = [tensor] if self.stacked is None else [_transpose_matrix(one) for one in tensor.unbind()]
+        parts = [part for module in modules for part in self._module_to_foreign(module)]
         # Copies, because safetensors refuses tensors that share memory.
-        return [
-            part.clone(memory_format=torch.contiguous_format)
-            for module in modules
-            for part in self._module_to_foreign(module)
-        ]
+        copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        return dict(zip(self.foreign, copies, strict=True))
 
     def to_braid(self, parts: Sequence[Tensor]) -> Tensor:
         """The foreign tensors as ours, in float32."""
@@ -111,25 +109,13 @@ class Bridge(ABC):
 
     def foreign_shapes(self, info: ModelInfo, mappings: list[TensorMapping]) -> Shapes:
         """The shape of every foreign tensor, found by converting tensors on the meta device."""
-        converted = ((mapping.foreign, mapping.to_foreign(info.tensors[mapping.braid])) for mapping in mappings)
-        return {n: tuple(p.shape) for names, parts in converted for n, p in zip(names, parts, strict=True)}
+        converted = (mapping.to_foreign(info.tensors[mapping.braid]) for mapping in mappings)
+        return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 
 def folder_formats() -> tuple[str, ...]:
     """The formats whose checkpoints are folders with a config.json that names the format."""
     return tuple(name for name in bridges if not bridges[name].single_file)
-
-
-def compare_shapes(expected: Shapes, stored: Shapes) -> list[str]:
-    """Every tensor that is missing, left over or of another shape."""
-    missing = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in stored]
-    left_over = [f"left over {name} {list(shape)}" for name, shape in stored.items() if name not in expected]
-    misshaped = [
-        f"{name} is {list(stored[name])}, expected {list(shape)}"
-        for name, shape in expected.items()
-        if name in stored and stored[name] != shape
-    ]
-    return missing + left_over + misshaped
 
 
 def bullet_list(items: Sequence[str], max_items: int = 20) -> str:

@@ -10,7 +10,7 @@ from braidlm.bridges.locate import find_file, find_model, find_tokenizer
 from braidlm.bridges.plan import ConversionPlan
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.files import check_new_folder, read_json
 from braidlm.model.config.registry import import_files
 
 import_files("braidlm.bridges.formats")
@@ -43,7 +43,7 @@ def convert(
         formats = ", ".join(name for name in bridges if bridges[name].single_file)
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
     if not dry_run:
-        _check_output_folder(out)
+        check_new_folder(out)
     location = find_file(source, config) if single_file else find_model(source)
     tokenizer = find_tokenizer(location.path)
     if tokenizer is None:
@@ -64,13 +64,6 @@ def _check_export_format(to: str) -> None:
     if not issubclass(bridges[to], HuggingFaceBridge):
         exported = ", ".join(name for name in bridges if issubclass(bridges[name], HuggingFaceBridge))
         raise BraidError(f"Braid reads {bridges[to].title} and does not write it; it writes {exported}")
-
-
-def _check_output_folder(out: str | Path | None) -> None:
-    if out is None:
-        raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
-    if Path(out).expanduser().exists():
-        raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
 
 
 def _format_of(folder: Path) -> str:

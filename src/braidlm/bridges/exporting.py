@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import bullet_list, compare_shapes
+from braidlm.bridges.bridge import bullet_list
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.plan import ConversionPlan, counted_patterns
+from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, sha256_of, write_json
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
@@ -58,9 +59,10 @@ class Export:
 
     def _tensors(self) -> dict[str, Tensor]:
         state = load_model(self.location.path).state_dict()
-        converted = ((mapping.foreign, mapping.to_foreign(state[mapping.braid].float())) for mapping in self.mappings)
-        tensors = {name: part for names, parts in converted for name, part in zip(names, parts, strict=True)}
-        return tensors | {name: torch.zeros(shape) for name, shape in self.zeros.items()}
+        tensors = {name: torch.zeros(shape) for name, shape in self.zeros.items()}
+        for mapping in self.mappings:
+            tensors |= mapping.to_foreign(state[mapping.braid].float())
+        return tensors
 
     def _target_shapes(self) -> Shapes:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.target.state_dict().items()}

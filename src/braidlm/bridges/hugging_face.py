@@ -49,7 +49,7 @@ class HuggingFaceBridge(Bridge):
 
     def export_notes(self, info: ModelInfo) -> list[str]:
         """What the export loses without changing the function."""
-        return []
+        return info.uneven_dropout()
 
     def open(self, location: Location) -> OpenedCheckpoint:
         config = self._read_config(location.path)

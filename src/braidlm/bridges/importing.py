@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.bridge import Bridge, TensorMapping, bullet_list, compare_shapes
+from braidlm.bridges.bridge import Bridge, TensorMapping, bullet_list
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.plan import ConversionPlan, counted_patterns
+from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import save_model
@@ -51,7 +52,7 @@ class Import:
         save_model(self._model(), out, self.tokenizer, lineage)
 
     def _model(self) -> BraidForCausalLM:
-        tensors = {mapping.braid: self._tensor(mapping) for mapping in self.mappings}
+        tensors = {mapping.braid: self.read(mapping) for mapping in self.mappings}
         if self.info.architecture.tie_embeddings:
             tensors["head.weight"] = tensors["model.embedding.weight"]
         # On the meta device at first, so that the tensors read become the model's own without a second copy.
@@ -60,7 +61,8 @@ class Import:
         model.tie_weights()
         return model.eval()
 
-    def _tensor(self, mapping: TensorMapping) -> torch.Tensor:
+    def read(self, mapping: TensorMapping) -> torch.Tensor:
+        """One tensor of ours."""
         return mapping.to_braid([self.checkpoint.read(name) for name in mapping.foreign])
 
     def _check_vocabulary(self) -> None:

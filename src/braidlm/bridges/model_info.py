@@ -76,6 +76,33 @@ class ModelInfo:
         """The standard deviation for initialisation; 0.02 is the default of the formats."""
         return getattr(self.architecture.initialisation.options, "std", 0.02)
 
+    def block_options(self, stage: int) -> dict[str, Any]:
+        """The options of a stage's blocks. Defaults that follow from the width are made explicit, so that equal blocks
+        compare equal however their recipes were written, and keep their sizes in a composed model."""
+        options = encode(self.architecture.stages[stage].options)
+        options.pop("layers")
+        block = self.model.model.stages[stage].layers[0]
+        for part, key, value in (
+            ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),
+            ("attention", "head_dim", getattr(block.attention, "head_dim", None)),
+            ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
+        ):
+            if key in options[part]:
+                options[part][key] = value
+        return options
+
+    def unequal_blocks(self, *parts: str) -> list[str]:
+        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any."""
+        problems = []
+        first = self.block_options(0)
+        for stage in range(1, len(self.architecture.stages)):
+            own = self.block_options(stage)
+            if differing := [part for part in parts or own if own[part] != first[part]]:
+                problems.append(
+                    f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0"
+                )
+        return problems
+
     def uneven_dropout(self) -> list[str]:
         """A note if stages have different dropout, because formats have one rate for all."""
         if len({str(encode(stage.options.dropout)) for stage in self.architecture.stages}) > 1:
@@ -96,11 +123,7 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
         return stages + problems
     problems += _wrong_kind("the norm is", info.block.norm.kind, norm, title)
     problems += _wrong_kind("the feed-forward is", info.block.feed.kind, feed, title)
-    first = _block_options(info, 0)
-    for i in range(1, len(architecture.stages)):
-        differing = [part for part, options in _block_options(info, i).items() if options != first[part]]
-        if differing:
-            problems.append(f"the blocks of stage {i} have another {' and '.join(differing)} than those of stage 0")
+    problems += info.unequal_blocks("norm", "attention", "feed")
     if encode(architecture.norm) != encode(info.block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
@@ -128,17 +151,3 @@ def _attention_problems(options: Any, title: str) -> list[str]:
     if options.window is not None:
         problems.append(f"attention has a sliding window of {options.window}; {title}'s sees everything before")
     return problems
-
-
-def _block_options(info: ModelInfo, index: int) -> dict[str, Any]:
-    """The options of a stage's block with defaults filled in, so that equal blocks compare equal."""
-    options, block = info.architecture.stages[index].options, info.model.model.stages[index].layers[0]
-    parts = {name: encode(getattr(options, name)) for name in ("norm", "attention", "feed")}
-    for part, name, value in (
-        ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),
-        ("attention", "head_dim", getattr(block.attention, "head_dim", None)),
-        ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
-    ):
-        if name in parts[part]:
-            parts[part][name] = value
-    return parts

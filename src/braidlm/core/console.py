@@ -1,6 +1,7 @@
 """Output in the terminal: lines, tables, progress. Plain lines where there is no terminal."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +33,11 @@ def show(message: str) -> None:
     """Print a result, even when quiet; never wrapped, so that it can be piped."""
     _console.file.write(message + "\n")
     _console.file.flush()
+
+
+def show_json(facts: Any) -> None:
+    """Print facts for programs."""
+    show(json.dumps(facts, ensure_ascii=False, indent=2))
 
 
 def warn(message: str) -> None:

@@ -1,6 +1,9 @@
-"""Differences between two trees of plain data, in words."""
+"""Differences in words: between two trees of plain data, and between the tensors of two models."""
 
+from collections.abc import Mapping
 from typing import Any
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def changes(before: Any, now: Any, where: str = "") -> list[str]:
@@ -12,6 +15,18 @@ def changes(before: Any, now: Any, where: str = "") -> list[str]:
         pairs = enumerate(zip(before, now, strict=True))
         return [c for i, (a, b) in pairs for c in changes(a, b, f"{where}[{i}]")]
     return [] if before == now else [f"{where} was {_shortened(before)} and is {_shortened(now)}"]
+
+
+def compare_shapes(expected: Shapes, stored: Shapes, expectation: str = "expected") -> list[str]:
+    """Every tensor that is missing, left over or of another shape."""
+    missing = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in stored]
+    left_over = [f"left over {name} {list(shape)}" for name, shape in stored.items() if name not in expected]
+    misshaped = [
+        f"{name} is {list(stored[name])}, {expectation} {list(shape)}"
+        for name, shape in expected.items()
+        if name in stored and stored[name] != shape
+    ]
+    return missing + left_over + misshaped
 
 
 def listed(problems: list[str], max_shown: int = 5) -> str:

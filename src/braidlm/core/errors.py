@@ -1,5 +1,33 @@
 """Errors that a user can cause. The class is in `model`, because a model folder must work without braidlm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from braidlm.model.errors import BraidError, did_you_mean
 
-__all__ = ["BraidError", "did_you_mean"]
+__all__ = ["BraidError", "check_at_least_1", "collecting", "did_you_mean", "errors_at"]
+
+
+def check_at_least_1(**numbers: int | None) -> None:
+    """Refuse a number below 1, given under its name; None is no number."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise BraidError(f"{name} must be at least 1, got {number}")
+
+
+@contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Let an error in the block say where what it checked was read, which the check itself does not know."""
+    try:
+        yield
+    except BraidError as error:
+        raise BraidError(error.what, where, error.todo) from error
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Add an error in the block to `problems` and go on, so that one error can report all of them."""
+    try:
+        yield
+    except BraidError as error:
+        problems.append(error.what)

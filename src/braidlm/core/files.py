@@ -29,8 +29,8 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     """
     target = Path(target)
     _remove_leftovers(target)
-    if target.exists() and not replace:
-        raise BraidError("this folder exists already", str(target), "Choose another name or remove it first.")
+    if not replace:
+        check_new_folder(target)
     with explained_disk_errors(target):
         _make_folder(target.parent)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
@@ -41,6 +41,14 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
             make_final(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_new_folder(out: Path | str | None) -> None:
+    """Refuse a folder to write that is not given or exists already."""
+    if out is None:
+        raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
+    if Path(out).expanduser().exists():
+        raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
 
 
 def make_final(part: Path, target: Path) -> None:

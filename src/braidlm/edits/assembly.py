@@ -37,7 +37,8 @@ def assemble(
         for address, module in model.named_modules():
             own = [f"{address}.{name}" for name, _ in module.named_parameters(recurse=False)]
             if own and all(name in account.fresh for name in own):
-                _initialise(model, module)
+                module.to_empty(device="cpu", recurse=False)
+                model._init_weights(module)
     if start == "mean":
         initialise_as_mean(model)
 
@@ -52,12 +53,6 @@ def assemble(
     assert set(keys.missing_keys) == set(account.fresh), "a tensor is derived or fresh"
     assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
     return model.eval()
-
-
-def _initialise(model: BraidForCausalLM, module: nn.Module) -> None:
-    """Allocate a module's own parameters and fill them as the model's initialisation says."""
-    module.to_empty(device="cpu", recurse=False)
-    model._init_weights(module)
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core import console
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError, check_at_least_1, did_you_mean
+from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import save_model
 from braidlm.edits.assembly import STARTS, assemble
 from braidlm.edits.composition import Composition
@@ -54,7 +55,8 @@ def compose(
     """
     join_choice = _read_join(join)
     _check_options(sources, layers, blocks, freeze, start)
-    _check_out(out, dry_run)
+    if out is not None or not dry_run:
+        check_new_folder(out)
     located = [locate(source) for source in sources]
     check_listed_once(located)
     path_names = name_paths(located, names)
@@ -123,8 +125,7 @@ def _check_options(
     """Check the options that need no model."""
     if len(sources) < 2:
         raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
-    if layers is not None and layers < 1:
-        raise BraidError(f"layers must be at least 1, got {layers}")
+    check_at_least_1(layers=layers)
     if blocks < 0:
         raise BraidError(f"blocks must be 0 or more, got {blocks}")
     for part in freeze:
@@ -132,13 +133,6 @@ def _check_options(
             raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
     if start not in STARTS:
         raise BraidError(f"there is no start '{start}'.{did_you_mean(start, STARTS)}")
-
-
-def _check_out(out: str | Path | None, dry_run: bool) -> None:
-    if out is None and not dry_run:
-        raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
-    if out is not None and Path(out).expanduser().exists():
-        raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
 
 
 def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:

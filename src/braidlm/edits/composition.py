@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.facts import model_facts
+from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.edits.account import Account, account_table, columns
 from braidlm.edits.assembly import STARTS
 from braidlm.edits.layout import Layout, lay_out

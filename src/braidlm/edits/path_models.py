@@ -44,7 +44,7 @@ class PathShape:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options of its blocks, with sizes that follow from the width made explicit."""
-        return block_options(self.plain, 0)
+        return self.plain.block_options(0)
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,7 @@ def check_alone(path: PathShape, where: str) -> None:
             where,
             "Compose models that were trained alone.",
         )
-    problems = []
-    for stage in range(1, len(architecture.stages)):
-        own = block_options(path.plain, stage)
-        if differing := [part for part, value in own.items() if value != path.options[part]]:
-            problems.append(f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0")
+    problems = path.plain.unequal_blocks()
     if architecture.embedding.kind != "tokens":
         problems.append(f"the embedding is '{architecture.embedding.kind}', and only 'tokens' can be concatenated")
     if architecture.head.kind != "linear":
@@ -134,22 +130,6 @@ def check_together(paths: Sequence[PathShape]) -> None:
         problems.append("positions differ: " + ", ".join(f"'{name}' has {kind}" for name, kind in kinds.items()))
     if problems:
         raise BraidError("these models do not fit together: " + "; ".join(problems))
-
-
-def block_options(plain: ModelInfo, stage: int) -> dict[str, Any]:
-    """The options of a stage's blocks. Defaults that follow from the width are made explicit, so that equal blocks
-    compare equal however their recipes were written, and keep their sizes in the composed model."""
-    options = encode(plain.architecture.stages[stage].options)
-    options.pop("layers")
-    block = plain.model.model.stages[stage].layers[0]
-    for part, key, value in (
-        ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),
-        ("attention", "head_dim", getattr(block.attention, "head_dim", None)),
-        ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
-    ):
-        if key in options[part]:
-            options[part][key] = value
-    return options
 
 
 def _positions(path: PathShape) -> str:

@@ -128,8 +128,7 @@ class _BridgedSource(Source):
         self.links = {link.braid: link for link in self.bridged.mappings}
 
     def read(self, name: str) -> Tensor:
-        link = self.links[name]
-        return link.to_braid([self.bridged.checkpoint.read(theirs) for theirs in link.foreign])
+        return self.bridged.read(self.links[name])
 
     def record(self) -> dict[str, Any]:
         read_as = {link.braid: list(link.foreign) for link in self.bridged.mappings}

@@ -8,7 +8,7 @@ import numpy as np
 
 from braidlm.core.console import progress
 from braidlm.core.decoding.generation import TextStream
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_config, load_model
 from braidlm.core.models.runs import model_folder, short_names
@@ -68,11 +68,9 @@ def open_models(
         folder = model_folder(source)
         config = load_config(folder)
         meta_model = skeleton(config)
-        try:
+        with errors_at(str(folder)):
             routing_modules(meta_model)
             use_paths(meta_model, active if active is not None else config.paths)
-        except BraidError as error:
-            raise BraidError(error.what, str(folder), error.todo) from error
         wanted = None if active is None else list(active)
         opened.append(OpenedModel(name, folder, config, load_tokenizer(folder), path_names(meta_model), wanted))
     return opened
@@ -83,10 +81,8 @@ def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], dev
     model = load_model(opened.folder, device)
     if opened.active is not None:
         use_paths(model, opened.active)
-    try:
+    with errors_at(opened.where):
         layers = find_layers(model)
-    except BraidError as error:
-        raise BraidError(error.what, opened.where) from error
     total = sum(len(text.ids) for text in texts.all)
     with progress(f"routes of {opened.name}", total, "tokens") as advance:
         choices = collect_choices(model, layers, texts.all, batch, advance)

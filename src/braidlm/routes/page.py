@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 from braidlm.core.report import figures
 from braidlm.core.report.page import Mark, Page
 from braidlm.routes.layers import Layer
-from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport, TokenView, capital, percent, verdicts
+from braidlm.routes.report import (
+    ModelRoutes,
+    PromptRoutes,
+    RoutingReport,
+    TokenView,
+    capital,
+    percent,
+    share_rows,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,16 +107,9 @@ def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
 
 def _summary(page: Page, report: RoutingReport) -> None:
     """The foot of PaPaformer's Table 6: a column for each model."""
-    tallies = [model.tallies[0] for model in report.models]
-    named = [name for name in report.choices if any(name in tally.shares for tally in tallies)]
-    if not named:  # the layers have different experts
-        return
-    rows: list[list[str]] = [[name, *(percent(t.shares.get(name)) for t in tallies)] for name in named]
-    if any(tally.accuracy is not None for tally in tallies):
-        rows.append(["right", *(percent(tally.accuracy) for tally in tallies)])
-        rows.append(["right by chance", *(percent(tally.accuracy_by_chance) for tally in tallies)])
-    caption = f"What each choice has over all layers: {tallies[0].what}."
-    page.table(["", *(model.name for model in report.models)], rows, caption)
+    if rows := share_rows(report, 0):
+        caption = f"What each choice has over all layers: {report.models[0].tallies[0].what}."
+        page.table(["", *(model.name for model in report.models)], rows, caption)
 
 
 def _least_used(model: ModelRoutes) -> float | None:

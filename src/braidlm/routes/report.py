@@ -126,6 +126,17 @@ def percent(share: float | None) -> str:
     return f"{min(max(share, 0.001), 0.999) if 0 < share < 1 else share:.{digits}%}"
 
 
+def share_rows(report: RoutingReport, at: int) -> list[list[str]]:
+    """Of tally `at`, a column for each model: the share of each choice; empty where layers have different experts."""
+    tallies = [model.tallies[at] for model in report.models]
+    named = [name for name in report.choices if any(name in tally.shares for tally in tallies)]
+    rows = [[name, *(percent(tally.shares.get(name)) for tally in tallies)] for name in named]
+    if named and any(tally.accuracy is not None for tally in tallies):
+        rows.append(["right", *(percent(tally.accuracy) for tally in tallies)])
+        rows.append(["right by chance", *(percent(tally.accuracy_by_chance) for tally in tallies)])
+    return rows
+
+
 def verdicts(model: ModelRoutes) -> list[str]:
     """What the numbers mean, a sentence or two for each tally."""
     return [sentence for tally in model.tallies if (sentence := _verdict(tally))]

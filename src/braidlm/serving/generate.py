@@ -8,7 +8,7 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_weights, choose_paths, load_config, load_model
 from braidlm.core.models.runs import model_folder, short_names
@@ -117,8 +117,7 @@ def _sampling(
     top_next: int,
 ) -> Sampling:
     """The options, checked."""
-    if max_tokens < 1:
-        raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
+    check_at_least_1(max_tokens=max_tokens)
     if top_next < 0:
         raise BraidError(f"top_next must be 0 or more, got {top_next}")
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.facts import model_facts
+from braidlm.core.models.accounting import model_facts
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
@@ -12,16 +12,19 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.studies.study import Study, decode_study, is_study
-from braidlm.training import show as single
+from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 
 def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
     """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, run or data folder."""
+    name = str(x)
     if Path(x).is_dir():
-        return single.show(x, overrides, length)
-    single.check_recipe_exists(str(x))
-    data = compose_recipe(str(x), overrides)
-    return study_facts(str(x), data, length) if is_study(data) else single.show(x, overrides, length)
+        if overrides:
+            raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
+        return any_folder_facts(x, length)
+    check_recipe_exists(name)
+    data = compose_recipe(name, overrides)
+    return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
 
 
 def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.presets import decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
@@ -114,8 +114,7 @@ class Study:
     @property
     def data_config(self) -> DataConfig:
         """All domains together, which is how the tokenizer is made."""
-        shared = self.data
-        return DataConfig(dict(self.domains), shared.length, shared.tokenizer, shared.chunking, cache=shared.cache)
+        return DataConfig(sets=dict(self.domains), **vars(self.data))
 
 
 def is_study(data: dict[str, Any]) -> bool:
@@ -141,8 +140,11 @@ def decode_study(data: dict[str, Any]) -> Study:
         if "budget" in training:
             problems.append("training.budget: a study's budgets come from `epochs` and its data; leave it out")
         else:
-            _try(TrainingConfig, {**training, "budget": 1}, "training", problems)
-    study = _try(Study, data, "", problems)
+            with collecting(problems):
+                decode(TrainingConfig, {**training, "budget": 1}, "training")
+    study = None
+    with collecting(problems):
+        study = decode(Study, data)
     if problems or study is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
     return study
@@ -159,16 +161,6 @@ def _model(model: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(model, dict):
         problems.append(f"{where}: expected an architecture, got {model!r}")
         return model
-    try:
+    with collecting(problems):
         return decode_model(model, where)
-    except BraidError as error:
-        problems.append(error.what)
-        return model
-
-
-def _try(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
-    try:
-        return decode(cls, data, where)
-    except BraidError as error:
-        problems.append(error.what)
-        return None
+    return model

@@ -22,11 +22,13 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor, optim
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, read_json, sha256_of, write_json
-from braidlm.core.models.folders import WEIGHTS, FolderTokenizer, load_lineage, write_model_files
+from braidlm.core.models.folders import WEIGHTS, load_lineage, write_model_files
+from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.parallel import Rank, wait_for_all
 
@@ -48,15 +50,16 @@ class Checkpoints:
         model: BraidForCausalLM,
         optimizer: optim.Optimizer,
         position: dict[str, Any],
-        tokenizer: FolderTokenizer | None,
+        tokenizer: Tokenizer | None,
         lineage: dict[str, Any],
     ) -> Path:
         """Write a checkpoint; when this returns it is on disk and good."""
         model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
-        with explained_disk_errors(self.models / name), self._removed_on_failure(model_part, state_part):
+        with explained_disk_errors(self.models / name), contextlib.ExitStack() as cleanup:
             if self.rank.is_main:
                 for part in (model_part, state_part):
                     shutil.rmtree(part, ignore_errors=True)
+                    cleanup.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
                     part.mkdir(parents=True)
             wait_for_all(self.rank)
             write_tensors(training_tensors(model, optimizer, self.rank), state_part / TENSORS, self.rank)
@@ -95,7 +98,7 @@ class Checkpoints:
         missing = [k for k in keys.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
         if missing or keys.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
-        tensors = read_tensors(self.states / name / TENSORS, model, self.rank)
+        tensors = read_tensors(self.states / name / TENSORS, self.rank)
         put_training_tensors(tensors, model, optimizer, self.rank)
         return position
 
@@ -119,16 +122,6 @@ class Checkpoints:
         names = self._in_order()
         for other in names[names.index(name) + 1 :] if name is not None else names:
             shutil.rmtree(self.states / other, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _removed_on_failure(self, *parts: Path) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            if self.rank.is_main:
-                for part in parts:
-                    shutil.rmtree(part, ignore_errors=True)
-            raise
 
     def _prune(self) -> None:
         names = self._in_order()
@@ -193,17 +186,15 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
         raise
 
 
-def read_tensors(folder: Path, model: BraidForCausalLM, rank: Rank) -> dict[str, Tensor]:
+def read_tensors(folder: Path, rank: Rank) -> dict[str, Tensor]:
     """The tensors of `write_tensors` that belong to this process."""
     saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if f"optimizer.{name}.step" in saved:
-            tensors |= {f"optimizer.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
-            tensors[f"optimizer.{name}.step"] = torch.zeros(())
-    tensors[f"random.{rank.index}.cpu"] = torch.get_rng_state()
-    if f"random.{rank.index}.cuda" in saved and rank.device.type == "cuda":
-        tensors[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
+    own = ("optimizer.", f"random.{rank.index}.")
+    tensors: dict[str, Tensor] = {
+        name: torch.empty(facts.size, dtype=facts.properties.dtype)
+        for name, facts in saved.items()
+        if name.startswith(own) and isinstance(facts, TensorStorageMetadata)
+    }
     with _no_single_process_warning():
         dcp.load(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
     return tensors
@@ -223,11 +214,10 @@ def put_training_tensors(
     """Restore what `training_tensors` returned."""
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:
-            state = {key: tensors[f"optimizer.{name}.{key}"] for key in MOMENTS}
-            # Fused AdamW counts its steps on the device.
-            optimizer.state[parameter] = {"step": tensors[f"optimizer.{name}.step"].to(parameter.device), **state}
+            keys = ("step", *MOMENTS)  # fused AdamW counts its steps on the device
+            optimizer.state[parameter] = {k: tensors[f"optimizer.{name}.{k}"].to(parameter.device) for k in keys}
     torch.set_rng_state(tensors[f"random.{rank.index}.cpu"])
-    if f"random.{rank.index}.cuda" in tensors:
+    if f"random.{rank.index}.cuda" in tensors and rank.device.type == "cuda":
         torch.cuda.set_rng_state(tensors[f"random.{rank.index}.cuda"], rank.device)
 
 

@@ -1,6 +1,7 @@
 """The training loop: batches in, metrics, samples and checkpoints out."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from braidlm.core import console
@@ -86,11 +87,8 @@ class Trainer:
             console.warn("training.dropout has no effect: every dropout rate of the model is 0")
         if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
             console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
-        if self.rank.is_main:
-            self._report_coverage()
-
-    def _report_coverage(self) -> None:
-        """Say when the budget is more than the data has."""
+        if not self.rank.is_main:
+            return
         for stream in self.loader.streams:
             if remark := self.loader.chunking.warning(stream, self.loader.length):
                 console.warn(remark)
@@ -143,20 +141,17 @@ class Trainer:
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)
-        report = self.stepper.step(batch.inputs, batch.labels, batch.label_count, self.rate)
+        report = self.stepper.step(batch.inputs, batch.labels, batch.token_count, self.rate)
         self.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
 
     def _left(self, unit: str) -> int | None:
         """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
-        marks: list[int | None] = []
-        if self.budget.unit == unit:
-            marks.append(self.budget.count)
-        if self.recipe.checkpoints.every.unit == unit:
-            marks.append(self.recipe.checkpoints.every.next_after(self.progress.done(unit)))
-        known = [mark for mark in marks if mark is not None]
-        return self.progress.left(min(known), unit) if known else None
+        done, pace = self.progress.done(unit), self.recipe.checkpoints.every
+        marks = [self.budget.count if self.budget.unit == unit else None]
+        marks += [pace.next_after(done) if pace.unit == unit else None]
+        return min((mark - done for mark in marks if mark is not None), default=None)
 
     def _after_step(self, before: Progress, tracker: Tracker | None, advance: Callable | None) -> None:
         if self.finished or self._at_record():
@@ -255,13 +250,13 @@ class Trainer:
             return
         self._check_finite()  # a checkpoint must be a good one
         position = {
-            "progress": self.progress.as_dict(),
+            "progress": asdict(self.progress),
             "loader": self.loader.state(),
             "last": self.last,
             "losses": self.metrics.losses,
             "compute": self.compute,
         }
-        lineage = self.lineage({**self.progress.as_dict(), **self.last})
+        lineage = self.lineage({**asdict(self.progress), **self.last})
         name, tokenizer = self._checkpoint_name(), self.data.tokenizer
         self.checkpoints.save(name, self.model, self.stepper.optimizer, position, tokenizer, lineage)
         self.saved_at = self.progress.steps

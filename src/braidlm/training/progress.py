@@ -1,7 +1,7 @@
 """The progress of a run and its speed."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,16 +32,9 @@ class Progress:
         """Training progress in [0, 1]."""
         return min(self.done(budget.unit) / budget.count, 1.0)
 
-    def left(self, mark: int | None, unit: str) -> int | None:
-        """How much of `unit` is left until a mark."""
-        return None if mark is None else mark - self.done(unit)
-
     def plus(self, tokens: int, words: int) -> "Progress":
         """The progress after one more step."""
         return Progress(self.steps + 1, self.tokens + tokens, self.words + words)
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class SpeedMeter:

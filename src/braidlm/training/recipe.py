@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1, collecting
 from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.config import DataConfig
@@ -74,9 +74,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.budget.count < 1:
             raise BraidError("budget must be at least 1")
-        for name in ("batch", "accumulation"):
-            if getattr(self, name) < 1:
-                raise BraidError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(batch=self.batch, accumulation=self.accumulation)
         if self.clip is not None and self.clip <= 0:
             raise BraidError(f"clip must be above 0, or null for no clipping, got {self.clip:g}")
 
@@ -122,8 +120,7 @@ class SampleConfig:
     """0 takes the most probable token."""
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise BraidError(f"tokens must be at least 1, got {self.tokens}")
+        check_at_least_1(tokens=self.tokens)
         if self.temperature < 0:
             raise BraidError(f"temperature must be 0 or more, got {self.temperature:g}")
 
@@ -140,8 +137,7 @@ class LogConfig:
     """The Weights & Biases project."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise BraidError(f"every must be at least 1, got {self.every}")
+        check_at_least_1(every=self.every)
 
 
 @dataclass
@@ -205,19 +201,15 @@ def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
     problems: list[str] = []
     decoded, model = None, data.get("model")
     if isinstance(model, (dict, RecipeModel)):
-        try:
+        with collecting(problems):
             decoded = decode_model(model)
-        except BraidError as error:
-            problems.append(error.what)
     elif model is not None:
         problems.append(f"model: expected a mapping, got '{model}'")
     elif not data.get("start_from"):
         problems.append("model: missing; give an architecture, or start_from a model folder")
     recipe = None
-    try:
+    with collecting(problems):
         recipe = decode(Recipe, {key: value for key, value in data.items() if key != "model"})
-    except BraidError as error:
-        problems.append(error.what)
     if problems or recipe is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show RECIPE` checks a recipe.")
     return LoadedRecipe(recipe, decoded)

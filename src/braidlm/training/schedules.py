@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.model.config.registry import Registry
 
 schedules = Registry("schedule")
@@ -52,13 +52,16 @@ class Linear(Schedule):
         return 1 - (1 - self.config.final) * min(progress, 1.0)
 
 
+@dataclass
+class NoOptions:
+    """A schedule without options."""
+
+
 @schedules.register("constant")
 class Constant(Schedule):
     """The same rate throughout."""
 
-    @dataclass
-    class Config:
-        pass
+    Config = NoOptions
 
     def __call__(self, progress: float) -> float:
         return 1.0
@@ -86,11 +89,6 @@ class WarmupStableDecay(Schedule):
 
 
 @dataclass
-class NoOptions:
-    """A schedule without options."""
-
-
-@dataclass
 class Switch:
     """Options of dropout schedules that switch once."""
 
@@ -103,13 +101,8 @@ class Switch:
 
 
 @dropout_schedules.register("constant")
-class ConstantDropout(Schedule):
+class ConstantDropout(Constant):
     """The configured rates throughout."""
-
-    Config = NoOptions
-
-    def __call__(self, progress: float) -> float:
-        return 1.0
 
 
 @dropout_schedules.register("early")
@@ -144,8 +137,7 @@ class LinearDropout(Schedule):
         """From the configured rates down to none instead."""
 
         def __post_init__(self) -> None:
-            if self.levels < 1:
-                raise BraidError(f"levels must be at least 1, got {self.levels}")
+            check_at_least_1(levels=self.levels)
 
     def __call__(self, progress: float) -> float:
         level = min(int(progress * (self.config.levels + 1)), self.config.levels) / self.config.levels

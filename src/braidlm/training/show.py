@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.files import read_json
-from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.facts import model_facts
+from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import check_weights, load_config, load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
@@ -24,13 +23,9 @@ ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
 
 
-def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
-    """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, run or data folder."""
+def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]:
+    """A model folder, a run or a packed data set."""
     folder = Path(x)
-    if not folder.is_dir():
-        return recipe_facts(str(x), overrides, length)
-    if overrides:
-        raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", str(x))
     if is_packed(folder):
         facts = read_json(folder / MANIFEST)
         return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
@@ -43,10 +38,8 @@ def show(x: str | Path, overrides: list[str] | None = None, length: int | None =
     )
 
 
-def recipe_facts(name: str, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
-    """A recipe, composed and checked in full; its model as it would be built."""
-    check_recipe_exists(name)
-    data = compose_recipe(name, overrides)
+def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """A composed recipe, checked in full; its model as it would be built."""
     notes: list[str] = []
     problems: list[str] = []
     if is_preset(data):
@@ -61,10 +54,8 @@ def recipe_facts(name: str, overrides: list[str] | None = None, length: int | No
             f"The vocabulary comes from the tokenizer; counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. "
             f"{key}=N counts with another."
         )
-    try:
+    with errors_at(name):
         facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
-    except BraidError as error:
-        raise BraidError(error.what, name, error.todo) from error
     return {
         "kind": kind,
         "name": name,
@@ -82,24 +73,20 @@ def recipe_facts(name: str, overrides: list[str] | None = None, length: int | No
 def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     """A model folder, with what is wrong with it."""
     config = load_config(folder)
-    problems = []
-    try:
+    problems: list[str] = []
+    with collecting(problems):
         check_weights(folder, config)
-    except BraidError as error:
-        problems.append(error.what)
     lineage = load_lineage(folder)
     if lineage is None:
         problems.append("lineage.json is missing: where the model came from is not known")
     fingerprint = None
-    try:
+    with collecting(problems):
         tokenizer = load_tokenizer(folder)
         fingerprint = tokenizer.fingerprint
         if tokenizer.vocab_size > config.vocab_size:
             problems.append(
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {config.vocab_size}"
             )
-    except BraidError as error:
-        problems.append(error.what)
     recorded = (lineage or {}).get("tokenizer")
     if fingerprint and recorded and fingerprint != recorded:
         problems.append("the tokenizer is not the one the model was made with (another fingerprint)")
@@ -125,13 +112,16 @@ def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     """A run: its newest checkpoint and progress; before the first checkpoint, its recipe."""
     newest = newest_checkpoint(folder)
     if newest is None:
-        facts = recipe_facts(str(folder / RECIPE), length=length)
+        recipe = str(folder / RECIPE)
+        facts = recipe_facts(recipe, compose_recipe(recipe), length)
         facts["notes"].append("This run has no checkpoint yet: the model is as its recipe says.")
     else:
         facts = folder_facts(newest, length)
     records = last_records(folder)
     run: dict[str, Any] = {"checkpoint": newest.name if newest else None}
-    run |= {kind: _without_kind(records[kind]) for kind in ("train", "validation") if kind in records}
+    for kind in ("train", "validation"):
+        if kind in records:
+            run[kind] = {key: value for key, value in records[kind].items() if key != "kind"}
     return {**facts, "kind": "run", "name": str(folder), "run": run}
 
 
@@ -179,7 +169,3 @@ def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
     if kind == "bpe":
         return config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     return load_tokenizer(kind).vocab_size if kind == "bytes" or Path(kind).exists() else None
-
-
-def _without_kind(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "kind"}

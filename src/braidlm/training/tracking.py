@@ -5,20 +5,12 @@ import json
 import secrets
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
 from braidlm.core.models.runs import METRICS
 from braidlm.training.recipe import LogConfig
-
-
-class Sink(Protocol):
-    """A destination of metrics."""
-
-    def write(self, step: int, numbers: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tracker:
@@ -28,7 +20,7 @@ class Tracker:
         self.path = folder / METRICS
         drop_records_after(self.path, resumed_step)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
-        self.sinks: list[Sink] = []
+        self.sinks: list[TensorBoardSink | WandbSink] = []
         if "tensorboard" in config.track:
             self.sinks.append(TensorBoardSink(folder / "tensorboard", resumed_step))
         if "wandb" in config.track:

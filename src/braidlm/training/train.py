@@ -115,10 +115,8 @@ def _track(trainer: Trainer, folder: Path) -> bool:
     if not trainer.rank.is_main:
         return trainer.run(None)
     tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, trainer.progress.steps)
-    try:
+    with contextlib.closing(tracker):
         return trainer.run(tracker)
-    finally:
-        tracker.close()
 
 
 def _check_architecture(loaded: LoadedRecipe) -> None:

@@ -174,7 +174,7 @@ def test_mappings_lead_back_to_the_same_bits(fixtures: Path, name: str) -> None:
     back = {
         theirs: part
         for mapping in bridges["papaformer"]().checked_mappings(info)
-        for theirs, part in zip(mapping.foreign, mapping.to_foreign(ours[mapping.braid]), strict=True)
+        for theirs, part in mapping.to_foreign(ours[mapping.braid]).items()
     }
     theirs = load_file(REFERENCE / f"papaformer-{name}.weights.safetensors")
     assert back.keys() == theirs.keys()

@@ -29,18 +29,19 @@ def loader(**changes: Any) -> Loader:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    arrays = ("inputs", "labels", "words", "sources")
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and (a.start, a.stop) == (b.start, b.stop)
+    arrays = ((a.inputs, b.inputs), (a.labels, b.labels), (a.whole.words, b.whole.words))
+    arrays += ((a.whole.sources, b.whole.sources),)
+    return all(np.array_equal(*pair) for pair in arrays) and (a.start, a.stop) == (b.start, b.stop)
 
 
 def test_shapes_and_types() -> None:
     batch = loader(rows=3, accumulation=2, world=2, rank=1).next_batch(0.5)
     assert batch.inputs.shape == batch.labels.shape == (6, 8)
     assert batch.inputs.dtype == batch.labels.dtype == np.int64
-    assert batch.words.shape == (12, 8)
-    assert batch.words.dtype == np.uint8
-    assert batch.sources.shape == (12,)
-    assert batch.token_count == batch.label_count == 96
+    assert batch.whole.words.shape == (12, 8)
+    assert batch.whole.words.dtype == np.uint8
+    assert batch.whole.sources.shape == (12,)
+    assert batch.token_count == 96
     assert batch.inputs.flags.c_contiguous
     assert batch.labels.flags.c_contiguous
 
@@ -51,13 +52,13 @@ def test_labels_are_inputs_shifted_also_where_the_stream_wraps(chunking: Any, se
     loading = loader(chunking=chunking, seed=seed)
     for step in range(30):
         batch = loading.next_batch(step / 30)
-        for row, (source, length) in enumerate(zip(batch.sources, batch.trained_lengths, strict=True)):
+        for row, (source, length) in enumerate(zip(batch.whole.sources, batch.whole.trained_lengths, strict=True)):
             first, size = (1, 90) if loading.names[source] == "maths" else (1001, 240)
             follows = (batch.inputs[row] - first + 1) % size + first
             assert np.array_equal(batch.labels[row, :length], follows[:length])
             assert (batch.labels[row, length:] == -100).all()
             assert np.array_equal(batch.inputs[row, 1:], follows[:-1])
-            assert np.array_equal(batch.words[row], batch.inputs[row] % 3 == 1)
+            assert np.array_equal(batch.whole.words[row], batch.inputs[row] % 3 == 1)
 
 
 def test_the_wrap_is_really_met() -> None:
@@ -76,7 +77,7 @@ def test_each_epoch_of_each_set_shows_its_tokens_once_and_offsets_move() -> None
 
 def test_rows_follow_the_mix_and_each_set_keeps_its_own_position() -> None:
     loading = loader(mix=MixtureConfig(weights={"stories": 2, "maths": 1}))
-    sources = np.concatenate([loading.next_batch().sources for _ in range(20)])
+    sources = np.concatenate([loading.next_batch().whole.sources for _ in range(20)])
     assert loading.names == ["maths", "stories"]
     assert Counter(sources.tolist()) == {0: 20, 1: 40}
     assert loading.epochs == {"maths": pytest.approx(20 / 11), "stories": pytest.approx(40 / 30)}
@@ -84,7 +85,7 @@ def test_rows_follow_the_mix_and_each_set_keeps_its_own_position() -> None:
 
 def test_a_curriculum_follows_progress() -> None:
     loading = loader(rows=40)
-    assert [int((loading.next_batch(p).sources == 0).sum()) for p in (0.0, 0.5, 1.0)] == [0, 15, 30]
+    assert [int((loading.next_batch(p).whole.sources == 0).sum()) for p in (0.0, 0.5, 1.0)] == [0, 15, 30]
 
 
 def test_the_order_in_which_sets_are_listed_has_no_effect() -> None:
@@ -111,8 +112,8 @@ def test_ranks_together_see_what_one_process_sees(shape: tuple[int, int], accum:
         assert np.array_equal(whole.inputs, np.concatenate([p.inputs for p in parts]))
         assert np.array_equal(whole.labels, np.concatenate([p.labels for p in parts]))
         for part in parts:
-            assert np.array_equal(part.words, whole.words)
-            assert np.array_equal(part.sources, whole.sources)
+            assert np.array_equal(part.whole.words, whole.whole.words)
+            assert np.array_equal(part.whole.sources, whole.whole.sources)
             assert (part.word_count, part.token_count) == (whole.word_count, whole.token_count)
         assert all(rank.state() == alone.state() for rank in ranks)
 
@@ -173,16 +174,16 @@ def test_cuts_meet_every_mark_and_lose_or_repeat_no_label(data: PackedData, mark
             piece = cut.next_batch(**{"words_left" if by_words else "tokens_left": mark})
             here = piece.labels != -100
             assert np.array_equal(piece.inputs, uncut.inputs)
-            assert here.sum() == piece.label_count == piece.token_count > 0
+            assert here.sum() == piece.token_count > 0
             assert (trained[here] == -100).all()
             trained[here] = piece.labels[here]
-            assert piece.word_count == piece.words[here].sum()
+            assert piece.word_count == piece.whole.words[here].sum()
             words, tokens = words + piece.word_count, tokens + piece.token_count
             if piece.is_last_piece:
                 assert (piece.word_count if by_words else piece.token_count) <= mark
                 break
             assert (piece.word_count if by_words else piece.token_count) == mark
-            assert not by_words or piece.words.ravel()[piece.stop] == 1  # the last word is whole
+            assert not by_words or piece.whole.words.ravel()[piece.stop] == 1  # the last word is whole
         assert np.array_equal(trained, uncut.labels)
         assert (words, tokens) == (uncut.word_count, uncut.token_count)
 
@@ -209,7 +210,7 @@ def test_an_epoch_in_words_is_met_exactly(words: int, stride: int, mark: int) ->
     for _ in range(60):
         batch = loading.next_batch(words_left=mark)
         total += batch.word_count
-        assert batch.label_count == (batch.labels != -100).sum() > 0
+        assert batch.token_count == (batch.labels != -100).sum() > 0
         if batch.is_last_piece and loading.epochs["stories"].is_integer():
             ends.append((round(loading.epochs["stories"]), total))
     assert ends == [(epoch, epoch * words) for epoch in range(1, len(ends) + 1)]

@@ -35,7 +35,7 @@ def test_any_text_comes_back(bpe: BraidTokenizer, text: str) -> None:
 
 def test_trained_vocabulary_and_default_roles(bpe: BraidTokenizer) -> None:
     assert bpe.vocab_size == 300
-    assert (bpe.eos_id, bpe.bos_id, bpe.pad_id, bpe.unk_id) == (0, 0, 1, None)
+    assert (bpe.eos_id, bpe.bos_id, bpe.pad_id, bpe.special.unk) == (0, 0, 1, None)
     assert len(bpe.encode("a little fox")) < len("a little fox")
     assert bpe.encode_batch(["fox", ""]) == [bpe.encode("fox"), []]
 
@@ -43,13 +43,8 @@ def test_trained_vocabulary_and_default_roles(bpe: BraidTokenizer) -> None:
 def test_order_of_special_tokens_fixes_their_ids() -> None:
     special = SpecialTokens.parse(MOEP)
     tokenizer = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
-    assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 3)
+    assert [tokenizer.backend.token_to_id(token) for token in (special.unk, special.mask)] == [0, 4]
     assert special == SpecialTokens.parse(dict(item.split("=") for item in MOEP))
 
 

@@ -113,9 +113,6 @@ class GPT2Bridge(HuggingFaceBridge):
             **info.token_ids,
         }
 
-    def export_notes(self, info: ModelInfo) -> list[str]:
-        return info.uneven_dropout()
-
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
         yield TensorMapping("model.embedding.weight", (self.embedding,))
         yield TensorMapping("model.positions.weight", ("transformer.wpe.weight",))

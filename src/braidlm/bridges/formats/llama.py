@@ -96,7 +96,7 @@ class LlamaBridge(HuggingFaceBridge):
         }
 
     def export_notes(self, info: ModelInfo) -> list[str]:
-        notes = info.uneven_dropout()
+        notes = super().export_notes(info)
         if info.architecture.dropout.embedding or info.block.dropout.residual:
             notes.append("Llama has dropout in attention only; the other rates are left out (logits do not change)")
         return notes

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.cache import FixedCache
-from braidlm.model.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
 
@@ -28,8 +27,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise BraidError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise BraidError(f"top_k must be at least 1, got {self.top_k}")
+        check_at_least_1(top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise BraidError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
@@ -53,6 +51,43 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1)
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+
+
+class FixedCache:
+    """Storage for every layer, [batch, head, length, dim], filled from the front.
+
+    Eagerly it returns the filled part as a view. For graph replay (`replaying`), where a Python number would be fixed
+    in the graph, the write position is a tensor, the whole storage is returned, and the mask hides the rest.
+    """
+
+    def __init__(
+        self, shapes: list[tuple[int, int]], batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ):
+        self.keys = [torch.zeros(batch, heads, length, dim, device=device, dtype=dtype) for heads, dim in shapes]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.length = length
+        self.filled = 0
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.replaying = False
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.keys[slot], self.values[slot]
+        if self.replaying:
+            keys.index_copy_(2, self.position, key)
+            values.index_copy_(2, self.position, value)
+            return keys, values
+        end = self.filled + key.shape[2]
+        keys[:, :, self.filled : end] = key
+        values[:, :, self.filled : end] = value
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens whose keys and values every layer has stored."""
+        self.filled += tokens
+        self.position += tokens
 
 
 class Decoder:

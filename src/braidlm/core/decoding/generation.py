@@ -2,29 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 INCOMPLETE = "\ufffd"
 """What decoding gives for bytes that are not, or not yet, a character."""
-
-
-class TextTokenizer(Protocol):
-    """What generation needs of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
-    @property
-    def eos_id(self) -> int | None: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def pad_id(self) -> int | None: ...
 
 
 @dataclass
@@ -55,7 +42,7 @@ class TextStream:
     The tokens before the new ones are decoded with them, because the text of a token may depend on its predecessors.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int]):
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]):
         self.tokenizer = tokenizer
         self.ids = list(prompt)
         self.begin, self.shown = 0, len(self.ids)
@@ -84,7 +71,7 @@ class TextStream:
 
 def continue_text(
     model: BraidForCausalLM,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     prompts: Sequence[str],
     max_tokens: int = 100,
     sampling: Sampling | None = None,
@@ -94,8 +81,7 @@ def continue_text(
 
     `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
     """
-    if max_tokens < 1:
-        raise BraidError(f"max_tokens must be at least 1, got {max_tokens}")
+    check_at_least_1(max_tokens=max_tokens)
     encoded = encode_prompts(tokenizer, prompts)
     decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens, graph)
     streams = [TextStream(tokenizer, ids) for ids in encoded]
@@ -118,7 +104,7 @@ def continue_text(
 
 
 def next_tokens(
-    model: BraidForCausalLM, tokenizer: TextTokenizer, prompts: Sequence[str], count: int
+    model: BraidForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str], count: int
 ) -> list[list[NextToken]]:
     """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
     predictions = []
@@ -130,7 +116,7 @@ def next_tokens(
     return predictions
 
 
-def encode_prompts(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids; an empty prompt is the beginning of a text."""
     if not prompts:
         raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')

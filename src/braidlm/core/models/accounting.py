@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelStage
@@ -84,3 +85,30 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
 def training_bytes(parameters: int) -> int:
     """Weights, gradients and AdamW's two moments in float32; activations come on top."""
     return 16 * parameters
+
+
+def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any]:
+    """Size, cost per token at sequences of `length` (by default the context), and memory."""
+    check_at_least_1(length=length)
+    model = skeleton(config)
+    limit = model.model.positions.limit
+    if length is not None and limit is not None and length > limit:
+        raise BraidError(f"length {length} is more than the model's {limit} learned positions")
+    length = length or config.max_position_embeddings
+    cost = model_cost(model, length)
+    cached = sum(2 * heads * size for heads, size in (attention.cache_shape for attention in model.model.attentions))
+    return {
+        **vars(cost),
+        "length": length,
+        "vocab_size": config.vocab_size,
+        "width": config.hidden_size,
+        "context": config.max_position_embeddings,
+        "layers": config.num_hidden_layers,
+        "stages": stage_table(model, length),
+        "memory": {
+            "weights_float32": 4 * cost.parameters,
+            "weights_bfloat16": 2 * cost.parameters,
+            "training_adamw": training_bytes(cost.parameters),
+            "cache_float32": 4 * cached * length,
+        },
+    }

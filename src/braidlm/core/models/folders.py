@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,10 +14,12 @@ from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from braidlm import __version__
-from braidlm.core.errors import BraidError
+from braidlm.core.differences import compare_shapes, listed
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, read_json, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
+from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import ADVICE
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -32,26 +34,10 @@ ONE_FILE = "1000TB"
 """transformers would divide weights above 50 GB; a model folder has one file of them."""
 
 
-class FolderTokenizer(Protocol):
-    """What a model folder needs of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def eos_id(self) -> int | None: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def pad_id(self) -> int | None: ...
-    def save(self, folder: Path) -> None: ...
-
-
 def save_model(
     model: BraidForCausalLM,
     out: Path | str,
-    tokenizer: FolderTokenizer | None,
+    tokenizer: Tokenizer | None,
     lineage: dict[str, Any],
     replace: bool = False,
 ) -> Path:
@@ -63,13 +49,13 @@ def save_model(
 
 
 def write_model_files(
-    model: BraidForCausalLM, folder: Path, tokenizer: FolderTokenizer | None, lineage: dict[str, Any], name: str
+    model: BraidForCausalLM, folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], name: str
 ) -> None:
     """The files of a model folder, into a folder that the caller makes final."""
     config = model.config
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
-        _settle_special_ids(config, tokenizer)
+        _set_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
@@ -87,15 +73,12 @@ def write_model_files(
     write_text(folder / "README.md", model_card(name, config, model, record))
 
 
-def _settle_special_ids(config: BraidConfig, tokenizer: FolderTokenizer) -> None:
+def _set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:
     """The tokenizer's ids, unless the configuration has them among its own: a model may end texts in several ways."""
-    for name, token in (
-        ("eos_token_id", tokenizer.eos_id),
-        ("bos_token_id", tokenizer.bos_id),
-        ("pad_token_id", tokenizer.pad_id),
-    ):
-        given = getattr(config, name)
-        known = [i for i in (given if isinstance(given, list) else [given]) if i is not None and i < config.vocab_size]
+    for role in ("eos", "bos", "pad"):
+        name, token = f"{role}_token_id", getattr(tokenizer, f"{role}_id")
+        ids = getattr(config, name)
+        known = [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None and i < config.vocab_size]
         if token is not None and token not in known:
             known = [token]
         setattr(config, name, known if len(known) > 1 else (known or [None])[0])
@@ -109,7 +92,7 @@ def load_model(
 ) -> BraidForCausalLM:
     """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
 
-    With `paths`, only these are heard; by default those that the folder says, which are all unless it says otherwise.
+    With `paths`, only these are active; by default those that the folder says, all unless it says otherwise.
     """
     folder = Path(folder)
     config = load_config(folder)
@@ -120,12 +103,10 @@ def load_model(
 
 
 def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> None:
-    """Let a model that is not loaded yet hear these paths alone."""
+    """Let a model that is not loaded yet use these paths alone."""
     config.paths = None
-    try:
+    with errors_at(str(folder)):
         use_paths(skeleton(config), paths)
-    except BraidError as error:
-        raise BraidError(error.what, str(folder), error.todo) from error
     config.paths = list(paths)
 
 
@@ -168,31 +149,22 @@ def check_weights(folder: Path, config: BraidConfig) -> None:
         raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
     try:
         with safe_open(path, "pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
-    model = skeleton(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in skeleton(config).state_dict().items()}
     if config.tie_word_embeddings:
         expected.pop("head.weight", None)
-        found.pop("head.weight", None)
-    problems = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
-    problems += [f"left over {n} {list(s)}" for n, s in found.items() if n not in expected]
-    problems += [
-        f"{n} is {list(found[n])}, the configuration says {list(s)}"
-        for n, s in expected.items()
-        if n in found and found[n] != s
-    ]
-    if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        stored.pop("head.weight", None)
+    if problems := compare_shapes(expected, stored, "the configuration says"):
         raise BraidError(
-            f"the weights do not fit the configuration: {shown}",
+            f"the weights do not fit the configuration: {listed(problems)}",
             str(folder),
             "config.json and model.safetensors must come from the same model.",
         )
 
 
-def check_vocabulary(vocab_size: int, tokenizer: FolderTokenizer, where: str) -> None:
+def check_vocabulary(vocab_size: int, tokenizer: Tokenizer, where: str) -> None:
     """A model may have more rows than the tokenizer has tokens (padding), never fewer."""
     if vocab_size < tokenizer.vocab_size:
         raise BraidError(
@@ -204,10 +176,10 @@ def check_vocabulary(vocab_size: int, tokenizer: FolderTokenizer, where: str) ->
 
 def versions() -> dict[str, str]:
     """The versions that made a file."""
-    found = {"braidlm": __version__, "python": platform.python_version()}
+    numbers = {"braidlm": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "tokenizers", "safetensors"):
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return numbers

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, collecting, errors_at
 from braidlm.core.recipes import compose_recipe
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
@@ -48,25 +48,21 @@ def read_model(data: dict[str, Any], name: str) -> RecipeModel:
     model = data if preset else data.get("model")
     if not isinstance(model, dict):
         raise BraidError("this recipe describes no model: it has neither 'stages' nor 'model'", name)
-    try:
+    with errors_at(name):
         return decode_model(model, "" if preset else "model")
-    except BraidError as error:
-        raise BraidError(error.what, name) from error
 
 
 def decode_model(model: "dict[str, Any] | RecipeModel", where: str = "model") -> RecipeModel:
     """A recipe's `model` decoded, with every problem in one error; what is decoded already stays as it is."""
     if isinstance(model, RecipeModel):
         return model
-    problems = []
+    problems: list[str] = []
     vocab_size = model.get("vocab_size")
     if vocab_size is not None and (type(vocab_size) is not int or vocab_size < 1):
         key = f"{where}.vocab_size" if where else "vocab_size"
         problems.append(f"{key}: expected a whole number above 0, got {vocab_size!r}")
-    try:
+    with collecting(problems):
         architecture = read_architecture({k: v for k, v in model.items() if k != "vocab_size"}, where)
-    except BraidError as error:
-        problems.append(error.what)
     if problems:
         raise BraidError("\n".join(problems))
     return RecipeModel(architecture, vocab_size)

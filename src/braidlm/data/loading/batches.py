@@ -17,7 +17,7 @@ class GlobalBatch:
     words: np.ndarray
     """[global rows, T] uint8: words that begin in each input position."""
     sources: np.ndarray
-    """[global rows]: the index of each row's data set."""
+    """[global rows]: the index of each row's data set in the loader's `names`."""
     first: int
     """This rank's first row among the global rows."""
     trained_lengths: np.ndarray
@@ -26,7 +26,7 @@ class GlobalBatch:
     @property
     def trained_words(self) -> np.ndarray:
         """[positions that are trained], row by row: words that begin in each."""
-        return _trained_words(self.words, self.trained_lengths)
+        return self.words[np.arange(self.words.shape[1]) < self.trained_lengths[:, None]]
 
     def piece(self, start: int, stop: int) -> "Batch":
         """The part of the batch that trains only [start, stop) of all trained positions."""
@@ -35,7 +35,7 @@ class GlobalBatch:
         column = np.arange(labels.shape[1])
         positions = (np.cumsum(self.trained_lengths) - self.trained_lengths)[local, None] + column
         labels[(column >= self.trained_lengths[local, None]) | (positions < start) | (positions >= stop)] = IGNORED
-        return Batch(inputs, labels, self.words, self.sources, self.trained_lengths, start, stop)
+        return Batch(inputs, labels, self, start, stop)
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,8 @@ class Batch:
     """[rows of this rank, T] int64."""
     labels: np.ndarray
     """[rows of this rank, T] int64: the token that follows each input, or -100 where this piece does not train."""
-    words: np.ndarray
-    """[global rows, T] uint8: words that begin in each input position, of the whole batch even if it is cut."""
-    sources: np.ndarray
-    """[global rows]: the index of each row's data set in the loader's `names`."""
-    trained_lengths: np.ndarray
-    """[global rows]: how many positions of each row are trained."""
+    whole: GlobalBatch
+    """The batch that this is a piece of, or all of."""
     start: int
     """First position that this piece trains, counted row by row over the trained positions of the global batch."""
     stop: int
@@ -60,26 +56,17 @@ class Batch:
     @property
     def word_count(self) -> int:
         """Words of this piece, over all ranks."""
-        return int(_trained_words(self.words, self.trained_lengths)[self.start : self.stop].sum(dtype=np.int64))
+        return int(self.whole.trained_words[self.start : self.stop].sum(dtype=np.int64))
 
     @property
     def token_count(self) -> int:
-        """Positions of this piece, over all ranks."""
-        return self.stop - self.start
-
-    @property
-    def label_count(self) -> int:
-        """Labels of this piece, over all ranks: what a sum of losses is divided by."""
+        """Positions of this piece that are trained, over all ranks: what a sum of losses is divided by."""
         return self.stop - self.start
 
     @property
     def is_last_piece(self) -> bool:
         """Whether this piece ends the batch."""
-        return self.stop == int(self.trained_lengths.sum())
-
-
-def _trained_words(words: np.ndarray, trained_lengths: np.ndarray) -> np.ndarray:
-    return words[np.arange(words.shape[1]) < trained_lengths[:, None]]
+        return self.stop == int(self.whole.trained_lengths.sum())
 
 
 def cut_at(words: np.ndarray, start: int, words_left: int | None, tokens_left: int | None) -> int:

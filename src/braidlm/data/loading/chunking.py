@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.data.loading.batches import cut_at
 from braidlm.data.loading.seeding import random_integer, random_permutation
 from braidlm.data.loading.streams import TokenStream
@@ -91,10 +91,7 @@ class Windows(Chunking):
         """An epoch ends, and the windows are shuffled anew, when exactly this many words were shown."""
 
         def __post_init__(self) -> None:
-            if self.stride < 1:
-                raise BraidError(f"stride must be at least 1, got {self.stride}")
-            if self.words_per_epoch is not None and self.words_per_epoch < 1:
-                raise BraidError(f"words_per_epoch must be at least 1, got {self.words_per_epoch}")
+            check_at_least_1(stride=self.stride, words_per_epoch=self.words_per_epoch)
 
     def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         count = (len(stream) - length - 1) // self.config.stride + 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.streams import Subset
@@ -119,8 +119,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.sets:
             raise BraidError("sets: name at least one data set")
-        if self.length < 1:
-            raise BraidError(f"length must be at least 1, got {self.length}")
+        check_at_least_1(length=self.length)
 
 
 def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:

@@ -82,7 +82,7 @@ class Loader:
 
     @property
     def names(self) -> list[str]:
-        """The data sets' names, in the order of `Batch.sources`."""
+        """The data sets' names, in the order of `GlobalBatch.sources`."""
         return [stream.name for stream in self.streams]
 
     @property

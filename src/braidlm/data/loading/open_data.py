@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.console import say, warn
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
@@ -34,11 +34,11 @@ class OpenData:
 def open_data(config: DataConfig) -> OpenData:
     """Open every data set, preparing what is not there yet."""
     config = replace(config, sets={name: data_set.resolved(name) for name, data_set in config.sets.items()})
-    packed = {
-        name: _open_packed(data_set.path, f"{name}.path")
-        for name, data_set in config.sets.items()
-        if data_set.path is not None
-    }
+    packed: dict[str, PackedData] = {}
+    for name, data_set in config.sets.items():
+        if data_set.path is not None:
+            with errors_at(f"data.sets.{name}.path ({data_set.path})"):
+                packed[name] = PackedData(data_set.path)
     tokenizer = _shared_tokenizer(packed, config)
     for name, data_set in config.sets.items():
         if data_set.source is not None:
@@ -48,13 +48,6 @@ def open_data(config: DataConfig) -> OpenData:
         _validation(name, data_set, packed[name], tokenizer, config) for name, data_set in config.sets.items()
     ]
     return OpenData(train, [stream for stream in validation if stream is not None], tokenizer)
-
-
-def _open_packed(path: str, key: str) -> PackedData:
-    try:
-        return PackedData(path)
-    except BraidError as error:
-        raise BraidError(error.what, f"data.sets.{key} ({path})", error.todo) from error
 
 
 def _training_share(data_set: DataSetConfig) -> Subset:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -76,7 +76,7 @@ def assemble(
         tokenizer=tokenizer.fingerprint,
         source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
     )
-    write_json(final / MANIFEST, manifest.as_dict())
+    write_json(final / MANIFEST, asdict(manifest))
     if out.exists():
         os.rename(out, folder / "replaced")
     os.rename(final, out)

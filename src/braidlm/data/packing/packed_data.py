@@ -10,7 +10,7 @@ A packed data set is a folder:
     tokenizer/       the tokenizer that made the tokens
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,6 @@ class Manifest:
     """Fingerprint of the tokenizer."""
     source: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

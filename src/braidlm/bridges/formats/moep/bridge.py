@@ -16,7 +16,7 @@ from braidlm.bridges.formats.moep.tensor_names import is_buffer
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.model.config.braid_config import BraidConfig
 
 MODEL_TYPE = "moep_lm"
@@ -40,11 +40,9 @@ class MoepBridge(Bridge):
             if is_buffer(name, shape):
                 checkpoint.ignore(name, "a constant of the causal mask or the positions, which some versions stored")
         shapes = checkpoint.shapes
-        try:
+        with errors_at(folder):
             structure = read_structure(shapes)
             transposed = read_matrices(structure, shapes)
-        except BraidError as error:
-            raise BraidError(error.what, folder) from error
         if problems := config.contradictions(structure.sizes):
             raise BraidError(
                 f"this configuration contradicts the tensors:{bullet_list(problems)}",
@@ -53,10 +51,8 @@ class MoepBridge(Bridge):
             )
         tied = _resolve_tied_head(structure.outer, config, checkpoint)
         self.opened = _map_tensors(structure, transposed, tied, shapes, folder)
-        try:
+        with errors_at(path):
             ours = architecture(structure, config, tied)
-        except BraidError as error:
-            raise BraidError(error.what, path, error.todo) from error
         token_ids = {name: config.first((name,)) for name in TOKEN_IDS}
         braid_config = BraidConfig(ours, vocab_size=structure.vocabulary, **token_ids)
         return OpenedCheckpoint(checkpoint, braid_config, structure.description, config.notes)

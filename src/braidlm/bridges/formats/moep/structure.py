@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 
 from braidlm.bridges.bridge import bullet_list
 from braidlm.bridges.checkpoint import Shapes
-from braidlm.bridges.formats.moep.tensor_names import (
-    BLOCK_PARTS,
-    NamedTensor,
-    bare_name,
-    list_of,
-    number_of,
-    read_names,
-)
+from braidlm.bridges.formats.moep.tensor_names import BLOCK_PARTS, bare_name, list_of, number_of, read_name
 from braidlm.core.errors import BraidError
 
 FEED = ("gate and up", "gate", "up", "down")
@@ -124,9 +117,8 @@ class MoepStructure:
 
 def read_structure(shapes: Shapes) -> MoepStructure:
     """The structure that names and shapes show; an error lists every tensor that fits nowhere or twice."""
-    named, unknown = read_names(iter(shapes))
-    problems = [f"{name} {list(shapes[name])} has a name that no part of MoEP has" for name in unknown]
-    modules = _modules(named, problems)
+    problems: list[str] = []
+    modules = _modules(shapes, problems)
     outer = modules.pop("", Module(""))
     for part in ("embedding", "positions"):
         if len(shapes.get(outer.tensors.get((part, "weight"), ""), ())) != 2:
@@ -165,15 +157,19 @@ def raise_problems(problems: Sequence[str]) -> None:
         raise BraidError(f"this is not a MoEP checkpoint that Braid can read:{bullet_list(problems)}")
 
 
-def _modules(tensors: Iterable[NamedTensor], problems: list[str]) -> dict[str, Module]:
-    """Modules with their tensors; two tensors for the same part are a problem."""
+def _modules(shapes: Shapes, problems: list[str]) -> dict[str, Module]:
+    """Modules with their tensors; a tensor of an unknown name, and two for the same part, are a problem."""
     modules: dict[str, Module] = {}
-    for tensor in tensors:
+    for name, shape in shapes.items():
+        tensor = read_name(name)
+        if tensor is None:
+            problems.append(f"{name} {list(shape)} has a name that no part of MoEP has")
+            continue
         module = modules.setdefault(tensor.container, Module(tensor.container))
         key = (tensor.part if tensor.number is None else f"{tensor.part} {tensor.number}", tensor.kind)
         if key in module.tensors:
-            problems.append(f"{module.tensors[key]} and {tensor.name} both look like the same {' '.join(key)}")
-        module.tensors[key] = tensor.name
+            problems.append(f"{module.tensors[key]} and {name} both look like the same {' '.join(key)}")
+        module.tensors[key] = name
     return modules
 
 

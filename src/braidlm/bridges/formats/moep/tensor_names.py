@@ -1,7 +1,6 @@
 """What the tensors of a MoEP checkpoint are by their names, which differ between versions of the code."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 WRAPPERS = r"^(?:(?:module|_orig_mod|transformer|model|moep|backbone|decoder)\.)+"
@@ -53,8 +52,6 @@ BARE = r"(?:^|(?<=[._]))(?:routers?|gat(?:e|es|ing)|experts?)(?:$|(?=[._]))"
 class NamedTensor:
     """A tensor as its name describes it."""
 
-    name: str
-    """Its name in the file."""
     container: str
     """The name of the block, expert or router that it belongs to; empty for the embeddings, last norm and head."""
     part: str
@@ -62,12 +59,6 @@ class NamedTensor:
     """`weight` or `bias`."""
     number: int | None = None
     """The number of a numbered part."""
-
-
-def read_names(names: Iterator[str]) -> tuple[list[NamedTensor], list[str]]:
-    """Tensors whose names are understood, and the names that are not."""
-    read = {name: read_name(name) for name in names}
-    return [named for named in read.values() if named is not None], [name for name in read if read[name] is None]
 
 
 def read_name(name: str) -> NamedTensor | None:
@@ -80,7 +71,7 @@ def read_name(name: str) -> NamedTensor | None:
             number = None if groups.get("number") is None else int(groups["number"])
             if part == "gate" and not _is_feed_gate(bare, container):
                 part, container = "router", f"{container}.gate"
-            return NamedTensor(name, container, part, groups["kind"], number)
+            return NamedTensor(container, part, groups["kind"], number)
     return None
 
 

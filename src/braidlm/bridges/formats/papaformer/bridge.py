@@ -17,7 +17,7 @@ from braidlm.bridges.formats.papaformer.structure import (
 )
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import read_json
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
@@ -53,20 +53,16 @@ class PaPaformerBridge(Bridge):
         checkpoint.rename(lambda name: re.sub(WRAPPERS, "", name))
         where = str(location.config or location.path)
         config = _read_config(location)
-        try:
+        with errors_at(str(location.path)):
             structure = read_structure(checkpoint.shapes)
-        except BraidError as error:
-            raise BraidError(error.what, str(location.path)) from error
         if problems := contradictions(config, structure):
             raise BraidError(
                 f"this configuration contradicts the tensors of {location.name}:{bullet_list(problems)}",
                 where,
                 "Weights and configuration must come from the same model.",
             )
-        try:
+        with errors_at(where):
             heads = read_heads(config, structure)
-        except BraidError as error:
-            raise BraidError(error.what, where, error.todo) from error
         architecture = _architecture(config, structure, heads)
         ours = BraidConfig(architecture, vocab_size=structure.vocab_size, pad_token_id=config.pad_id)
         notes = [f"the files do not say how long texts may be; {CONTEXT} tokens, the paper's length, are written"]
