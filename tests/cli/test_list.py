@@ -39,7 +39,7 @@ def test_help_text_comes_from_under_the_attributes():
     docs = attribute_docs(SoftmaxAttention.Config)
     assert docs["heads"] == "Query heads."
     inherited = {option["name"]: option for option in list_options(BlockStage.Config)}
-    assert inherited["layers"]["about"] == "How many blocks in a row."
+    assert inherited["layers"]["about"] == "Number of blocks in a row."
     assert inherited["norm"] == {
         "name": "norm",
         "default": "rms",

@@ -3,6 +3,10 @@
 import argparse
 from typing import Any
 
+from braidlm.cli.settings import options_of
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+
 HELP = "make one model of several that were trained apart, as parallel paths with a join"
 EPILOG = """examples:
   braid compose runs/stories runs/maths --out models/both --dry-run
@@ -13,8 +17,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `braid compose`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add(
         "sources",
@@ -41,21 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compose as the arguments say."""
-    from braidlm.core import console
     from braidlm.edits.compose import compose
 
-    folder = compose(
-        args.sources,
-        args.out,
-        names=args.names,
-        join=read_join(args.join),
-        layers=args.layers,
-        blocks=args.blocks,
-        freeze=args.freeze,
-        seed=args.seed,
-        dry_run=args.dry_run,
-        start=args.start,
-    )
+    folder = compose(**options_of(args) | {"join": read_join(args.join)})
     if folder is not None:
         console.show(str(folder))
 
@@ -63,8 +53,6 @@ def run(args: argparse.Namespace) -> None:
 def read_join(text: str) -> Any:
     """A kind, or a mapping as in a recipe."""
     import yaml
-
-    from braidlm.core.errors import BraidError
 
     try:
         return yaml.safe_load(text)

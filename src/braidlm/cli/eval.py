@@ -1,11 +1,15 @@
 """`braid eval`: scores."""
 
 import argparse
-import json
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from braidlm.cli.settings import add_settings, settings_from
+from braidlm.core.console import set_quiet, show, show_json, table
+from braidlm.core.errors import BraidError, did_you_mean
+
 if TYPE_CHECKING:
-    from braidlm.core.errors import BraidError
     from braidlm.evals.babylm.predictions import WrittenFiles
     from braidlm.evals.results import Evaluation
 
@@ -24,11 +28,8 @@ is ./NAME
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from braidlm.cli.settings import add_settings
     from braidlm.evals.evaluated_model import Settings
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("words", nargs="+", metavar="MODEL|TASK", help="model folders or run folders, and tasks or suites")
     add(
@@ -63,13 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, then show the results as a table or as JSON."""
-    from braidlm.cli.settings import settings_from
-    from braidlm.core import console
+    from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings
 
     if args.json:
-        console.set_quiet(True)
+        set_quiet(True)
     harness = [name for name in (args.harness or "").split(",") if name]
     models, tasks = _models_and_tasks(args.words, bool(harness))
     root, own = _data(args.data or [])
@@ -89,9 +89,11 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         dtype=args.dtype,
     )
-    written = _leaderboard(evaluation, args) if args.leaderboard else None
+    written = None
+    if args.leaderboard:
+        written = write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
     if args.json:
-        console.show(json.dumps(evaluation.facts(), ensure_ascii=False, indent=2))
+        show_json(evaluation.facts())
     else:
         _show(evaluation, args.out)
         if written is not None:
@@ -100,9 +102,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
     """Split the words into models and tasks; a word that is neither is most probably a misspelled task."""
-    from pathlib import Path
-
-    from braidlm.core.errors import BraidError
     from braidlm.evals.suites import SUITES
     from braidlm.evals.tasks import TASKS
 
@@ -121,13 +120,8 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
     return models, tasks
 
 
-def _unknown(word: str, tasks: list[str]) -> "BraidError":
+def _unknown(word: str, tasks: list[str]) -> BraidError:
     """The error for a word that is neither: a folder if it looks like a path, else most probably a misspelled task."""
-    from difflib import get_close_matches
-    from pathlib import Path
-
-    from braidlm.core.errors import BraidError, did_you_mean
-
     folder = Path(word)
     if len(folder.parts) > 1:
         siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
@@ -141,7 +135,6 @@ def _unknown(word: str, tasks: list[str]) -> "BraidError":
 
 def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:
     """The data folder, and the data of single tasks."""
-    from braidlm.core.errors import BraidError
     from braidlm.evals.tasks import TASKS
 
     roots, own = [], {}
@@ -158,9 +151,6 @@ def _data(items: list[str]) -> tuple[str | None, dict[str, str]]:
 
 def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
     """Check, before anything is scored, that there are BabyLM tasks and that the folder can be written."""
-    from pathlib import Path
-
-    from braidlm.core.errors import BraidError
     from braidlm.evals.babylm.predictions import check_babylm_tasks
 
     if args.leaderboard is None:
@@ -172,16 +162,8 @@ def _check_leaderboard(args: argparse.Namespace, tasks: list[str]) -> None:
         raise BraidError("this is not a folder", args.leaderboard, "Choose another folder for --leaderboard.")
 
 
-def _leaderboard(evaluation: "Evaluation", args: argparse.Namespace) -> "WrittenFiles":
-    from braidlm.evals.babylm.predictions import write_babylm_results
-
-    return write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
-
-
 def _show_leaderboard(written: "WrittenFiles", with_ewok: bool) -> None:
     """Show the path of the file to submit, and what it still lacks."""
-    from braidlm.core.console import show
-
     for path, missing in zip(written.collated, written.missing.values(), strict=True):
         show(str(path))
         if missing:
@@ -203,7 +185,6 @@ def _shortened(missing: list[str]) -> list[str]:
 def _show(evaluation: "Evaluation", out: str) -> None:
     from rich.markup import escape
 
-    from braidlm.core.console import show, table
     from braidlm.core.report.page import Strong
     from braidlm.evals.babylm.averages import averages
     from braidlm.evals.reports.dynamics import run_dynamics

@@ -1,16 +1,17 @@
 """`braid generate`: text from a model, as it comes; or from several models, side by side."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
 
+from braidlm.cli.settings import options_of
+from braidlm.core.console import say, show, show_json, table
+from braidlm.core.errors import BraidError
+
 HELP = "continue a text with a model, and show what may come next"
 USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
        %(prog)s --prompts FILE --models MODEL [MODEL ...] [--out REPORT] [options]"""
-OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "greedy", "top_next", "paths", "device")
-"""Options that are passed on; an omitted one keeps the function's default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """One of the two forms."""
-    from braidlm.core.errors import BraidError
-
     study = args.file is not None or args.models is not None
     forms = "Either `braid generate MODEL PROMPT ...`, or `braid generate --prompts FILE --models MODEL ...`."
     if study and (args.model is not None or args.prompt):
@@ -66,12 +65,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    """The options that both forms have; an omitted one keeps the function's default."""
+    options = options_of(args, "model", "prompt", "file", "models", "out")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first as it is generated, the others when it is complete."""
-    from braidlm.core.console import say, show, table
     from braidlm.serving.generate import generate
 
     live = not args.json
@@ -90,7 +90,7 @@ def _generate(args: argparse.Namespace) -> None:
 
     result = generate(args.model, args.prompt, **_options(args), on_text=on_text)
     if args.json:
-        show(_json(asdict(result) | {"tokens_per_second": result.tokens_per_second}))
+        show_json(asdict(result) | {"tokens_per_second": result.tokens_per_second})
         return
     write("\n" if started else args.prompt[0] + "\n")
     for text in result.texts[1:]:
@@ -111,7 +111,6 @@ def _generate(args: argparse.Namespace) -> None:
 
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
-    from braidlm.core.console import say, show
     from braidlm.serving.generate import prompt_study
     from braidlm.serving.prompt_study import as_text
 
@@ -121,12 +120,8 @@ def _study(args: argparse.Namespace) -> None:
 
     study = prompt_study(args.models, args.file, **_options(args), out=args.out, on_model=on_model)
     if args.json:
-        show(_json(asdict(study)))
+        show_json(asdict(study))
         return
     show("\n" + as_text(study))
     if args.out is not None:
         say(f"Written to {args.out}.")
-
-
-def _json(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, ensure_ascii=False, indent=2)

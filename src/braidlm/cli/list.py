@@ -6,6 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from braidlm.core.console import show, show_json, table
+from braidlm.core.errors import BraidError, did_you_mean
+
 HELP = "list what exists: recipes, parts, data, tasks"
 
 Row = dict[str, Any]
@@ -20,9 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from braidlm.core.console import show
-    from braidlm.core.errors import BraidError, did_you_mean
-
     if args.what not in WHAT:
         raise BraidError(f"there is no list of '{args.what}'.{did_you_mean(args.what, WHAT)}")
     collect, display = WHAT[args.what]
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
         raise BraidError(f"--data is for `braid list tasks`, not for {args.what}")
     rows = _tasks(args.data) if args.what == "tasks" else collect()
     if args.json:
-        show(json.dumps(rows, ensure_ascii=False, indent=2))
+        show_json(rows)
     else:
         display(rows)
 
@@ -42,8 +42,6 @@ def _recipes() -> list[Row]:
 
 
 def _show_recipes(rows: list[Row]) -> None:
-    from braidlm.core.console import table
-
     table(("recipe", ""), [(row["name"], row["about"]) for row in rows])
 
 
@@ -68,7 +66,6 @@ def _data() -> list[Row]:
 
 
 def _show_data(rows: list[Row]) -> None:
-    from braidlm.core.console import show, table
     from braidlm.data.sources.files import COMPRESSIONS
     from braidlm.data.sources.hub import PREFIX
 
@@ -86,8 +83,6 @@ def _parts() -> list[Row]:
 
 
 def _show_parts(rows: list[Row]) -> None:
-    from braidlm.core.console import show, table
-
     for kind in dict.fromkeys(row["kind"] for row in rows):
         lines: list[tuple[str, str, str, str]] = []
         for part in (row for row in rows if row["kind"] == kind):
@@ -113,7 +108,6 @@ def _tasks(root: str | None = None) -> list[Row]:
 
 
 def _show_tasks(rows: list[Row]) -> None:
-    from braidlm.core.console import show, table
     from braidlm.evals.suites import SUITES
 
     table(("task", "data", ""), [(row["name"], _where(row), _task_text(row)) for row in rows])

@@ -5,6 +5,8 @@ import importlib
 import sys
 
 from braidlm import __version__
+from braidlm.core import console
+from braidlm.core.errors import BraidError
 
 VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list")
 """In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
@@ -18,9 +20,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.verb is None:
         parser.print_help()
         return 0
-    from braidlm.core import console
-    from braidlm.core.errors import BraidError
-
     console.set_quiet(args.quiet)
     try:
         args.run(args)
@@ -59,6 +58,8 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
             verbs.add_parser(verb, help=f"(does not load: {error})")
             continue
         sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, parents=[common])
+        if examples := getattr(module, "EPILOG", None):
+            sub.epilog, sub.formatter_class = examples, argparse.RawDescriptionHelpFormatter
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return parser

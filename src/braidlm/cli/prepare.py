@@ -2,6 +2,9 @@
 
 import argparse
 
+from braidlm.cli.settings import options_of
+from braidlm.core.console import table
+
 HELP = "text, JSONL, parquet or a Hub data set, into packed token files (parallel, resumable)"
 EPILOG = """examples:
   braid prepare stories --documents 20000 --vocab-size 1024 --out data/stories
@@ -13,8 +16,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths")
     add("--out", required=True, metavar="DIR", help="the folder to write")
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group("--vocab-size", type=int, metavar="N", help="tokens of a trained one (16384)")
     group(
         "--special",
+        dest="special_tokens",
         action="append",
         metavar="[ROLE=]TOKEN",
         help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading").add_argument
     group(
         "--field",
+        dest="fields",
         action="append",
         metavar="NAME",
         help="JSONL, parquet, Hub: field with the text (text); several: joined",
@@ -55,33 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prepare, then show the result."""
-    from braidlm.core.console import table
     from braidlm.data.packing.prepare import prepare
     from braidlm.data.tokenizing.build import load_tokenizer
 
-    data = prepare(
-        args.sources,
-        args.out,
-        name=args.name,
-        tokenizer=args.tokenizer,
-        vocab_size=args.vocab_size,
-        special_tokens=args.special,
-        fields=args.field or ("text",),
-        joiner=_unescaped(args.joiner),
-        separator=_unescaped(args.separator),
-        encoding=args.encoding,
-        errors=args.errors,
-        documents=args.documents,
-        first=args.first,
-        seed=args.seed,
-        split=args.split,
-        subset=args.subset,
-        limit_documents=args.limit_documents,
-        limit_words=args.limit_words,
-        sample_mb=args.sample_mb,
-        workers=args.workers,
-        replace=args.replace,
-    )
+    texts = {name: _unescaped(getattr(args, name)) for name in ("joiner", "separator")}
+    data = prepare(**options_of(args) | texts | {"fields": args.fields or ("text",)})
     facts = data.manifest
     vocabulary = load_tokenizer(data.tokenizer_folder)
     rows = [

@@ -1,8 +1,11 @@
 """`braid routes`: who goes where."""
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
+
+from braidlm.cli.settings import options_of
+from braidlm.core.console import set_quiet, show, show_json, table
+from braidlm.core.errors import BraidError
 
 if TYPE_CHECKING:
     from braidlm.routes.measures import LayerTally
@@ -20,8 +23,6 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="a model folder, or a run folder (its newest checkpoint)")
     add(
@@ -45,33 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Collect the routes, then show them as tables or as JSON."""
-    from braidlm.core import console
     from braidlm.routes.routes import routes
 
     if args.json:
-        console.set_quiet(True)
-    report = routes(
-        args.models,
-        args.prompts,
-        _pairs(args.data, "--data"),
-        paths=args.paths,
-        domains=_pairs(args.domains, "--domains"),
-        tokens=args.tokens,
-        held_out=args.held_out,
-        out=args.out,
-        device=args.device,
-    )
+        set_quiet(True)
+    pairs = {"data": _pairs(args.data, "--data"), "domains": _pairs(args.domains, "--domains")}
+    report = routes(**options_of(args) | pairs)
     if args.json:
-        console.show(json.dumps(report.facts(), ensure_ascii=False, indent=2))
+        show_json(report.facts())
         return
     _show(report)
     if args.out:
-        console.show(f"{args.out}/routes.html")
+        show(f"{args.out}/routes.html")
 
 
 def _pairs(items: list[str] | None, option: str) -> dict[str, str]:
-    from braidlm.core.errors import BraidError
-
     pairs: dict[str, str] = {}
     for item in items or []:
         name, equals, value = item.partition("=")
@@ -84,7 +73,6 @@ def _pairs(items: list[str] | None, option: str) -> dict[str, str]:
 
 
 def _show(report: "RoutingReport") -> None:
-    from braidlm.core.console import show
     from braidlm.routes.report import RoutingReport, verdicts
 
     if report.models[0].prompts:
@@ -100,8 +88,6 @@ def _show(report: "RoutingReport") -> None:
 def _show_prompts(report: "RoutingReport") -> None:
     """PaPaformer's Table 6: choices by number."""
     from rich.markup import escape
-
-    from braidlm.core.console import show, table
 
     numbers = {name: str(number) for number, name in enumerate(report.choices, 1)}
     rows = [
@@ -125,26 +111,17 @@ def _decisions(prompt: "PromptRoutes", numbers: dict[str, str]) -> str:
 
 def _show_shares(report: "RoutingReport") -> None:
     """Over all layers: what each choice has, a column for each model."""
-    from braidlm.core.console import show, table
-    from braidlm.routes.report import capital, percent
+    from braidlm.routes.report import capital, share_rows
 
     for at, tally in enumerate(report.models[0].tallies):
-        tallies = [model.tallies[at] for model in report.models]
-        named = [name for name in report.choices if any(name in t.shares for t in tallies)]
-        if not named:  # the layers have different experts
-            continue
-        rows: list[tuple[Any, ...]] = [(name, *(percent(t.shares.get(name)) for t in tallies)) for name in named]
-        if any(t.accuracy is not None for t in tallies):
-            rows.append(("right", *(percent(t.accuracy) for t in tallies)))
-            rows.append(("right by chance", *(percent(t.accuracy_by_chance) for t in tallies)))
-        show(f"{capital(tally.what)}, over all layers")
-        table(("", *(model.name for model in report.models)), rows)
-        show("")
+        if rows := share_rows(report, at):
+            show(f"{capital(tally.what)}, over all layers")
+            table(("", *(model.name for model in report.models)), rows)
+            show("")
 
 
 def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
     """What each layer did: the load of every choice, or of the most and least used of many."""
-    from braidlm.core.console import show, table
     from braidlm.routes.report import percent
 
     tally = model.tallies[-1]

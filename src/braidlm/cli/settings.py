@@ -1,4 +1,4 @@
-"""Command-line options from the fields of a settings dataclass: names, types, defaults and help texts."""
+"""Between command-line options and Python: options from the fields of a settings dataclass, arguments for a verb."""
 
 import argparse
 import dataclasses
@@ -6,6 +6,8 @@ import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+COMMON = ("verb", "run", "quiet", "debug", "json")
+"""Arguments of the command line that the functions of the verbs do not have."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -32,6 +34,11 @@ def settings_from(args: argparse.Namespace, settings: type[T]) -> T:
     fields = dataclasses.fields(settings)  # type: ignore[arg-type]
     options = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
     return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+
+
+def options_of(args: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """The arguments of a verb, which has a function with parameters of the same names, without `others`."""
+    return {name: value for name, value in vars(args).items() if name not in (*COMMON, *others)}
 
 
 def _values(hint: Any) -> dict[str, Any]:

@@ -4,6 +4,9 @@ import argparse
 import json
 from typing import Any
 
+from braidlm.core import console
+from braidlm.core.console import count, table
+
 HELP = "look at a recipe, a model folder, a run or packed data: stages, parameters, FLOPs, memory, lineage, problems"
 MEMORY = {
     "weights_float32": "weights, float32",
@@ -21,31 +24,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from braidlm.core import console
     from braidlm.studies.show import show
 
     facts = show(args.x, args.overrides, args.length)
     if args.json:
-        console.show(json.dumps(facts, ensure_ascii=False, indent=2))
-    elif facts["kind"] == "data":
+        console.show_json(facts)
+        return
+    if facts["kind"] == "data":
         _print_data(facts)
     elif facts["kind"] == "study":
         _print_study(facts)
     else:
         _print_model(facts)
-    if not args.json:
-        if facts["notes"] or facts["problems"]:
-            console.show("")
-        for note in facts["notes"]:
-            console.show(f"note: {note}")
-        for problem in facts["problems"]:
-            console.show(f"problem: {problem}")
+    if facts["notes"] or facts["problems"]:
+        console.show("")
+    for note in facts["notes"]:
+        console.show(f"note: {note}")
+    for problem in facts["problems"]:
+        console.show(f"problem: {problem}")
 
 
 def _print_model(facts: dict[str, Any]) -> None:
-    from braidlm.core.console import count, show, table
-
-    show(f"{facts['kind']} {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
+    console.show(f"{facts['kind']} {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
     columns = ("stage", "layers", "parameters", "active", "FLOPs per token")
     keys = ("parameters", "active_parameters", "flops_per_token")
     rows = [(_stage_name(row), row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
@@ -66,9 +66,7 @@ def _print_model(facts: dict[str, Any]) -> None:
 
 
 def _print_study(facts: dict[str, Any]) -> None:
-    from braidlm.core.console import show, table
-
-    show(f"study {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
+    console.show(f"study {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
     keys = ("parameters", "active_parameters", "flops_per_token")
     rows = [
         (row["name"], row["kind"], row["layers"], row["width"], *(row[key] for key in keys)) for row in facts["models"]
@@ -117,9 +115,7 @@ def _described(source: dict[str, Any]) -> str:
 
 
 def _print_data(facts: dict[str, Any]) -> None:
-    from braidlm.core.console import show, table
-
-    show(f"packed data {facts['name']}")
+    console.show(f"packed data {facts['name']}")
     counts = ("tokens", "documents", "words", "bytes", "vocab_size")
     rows: list[tuple[str, str]] = [(key, _number(facts[key])) for key in counts if key in facts]
     if facts.get("words"):

@@ -2,6 +2,9 @@
 
 import argparse
 
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+
 HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
 STOPPED = 130
 """The exit code of a run that was stopped: saved, but not finished."""
@@ -28,7 +31,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from braidlm.core import console
     from braidlm.training.parallel import is_main_process
     from braidlm.training.train import train
 
@@ -41,7 +43,6 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _study(args: argparse.Namespace) -> None:
-    from braidlm.core import console
     from braidlm.studies.report import study
 
     results = study(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
@@ -49,7 +50,6 @@ def _study(args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from braidlm.core.errors import BraidError
     from braidlm.training.sweep import show_sweep, sweep
 
     runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
