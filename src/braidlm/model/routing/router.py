@@ -22,20 +22,20 @@ class RouterConfig:
     """How a router chooses."""
 
     top_k: int = 2
-    """How many things serve each token."""
+    """The number of choices for each token."""
     renormalise: bool = True
-    """Whether the chosen things' weights are made to add up to 1 (MoEP), or stay as the softmax gave them."""
+    """Whether the weights of the chosen are normalised to a sum of 1 (MoEP), or stay as the softmax gives them."""
     norm: Annotated[Choice, PartOf(norms)] | None = None
-    """A normalisation of what the router reads; by default it reads what it is given."""
+    """A normalisation of the router's input; by default none."""
     bias: bool = True
     """Whether the scores have a bias."""
     noise: float = 0.0
-    """Standard deviation of noise on the scores in training; it changes what is chosen, not what it then counts."""
+    """Standard deviation of noise on the scores in training; it changes the choice, not the weights."""
     losses: dict[str, float] = field(default_factory=lambda: {"switch": 0.01})
     """Routing losses and their weights."""
     balance_rate: float = 0.0
-    """Balancing without a loss: after each step, things with too many tokens become so much less likely to be chosen,
-    and those with too few more likely; what a chosen thing counts does not change. 0.001 is usual."""
+    """Balancing without a loss: after each step the ranking of choices with too many tokens is lowered by this much, and
+    that of choices with too few is raised; weights do not change. 0.001 is common."""
     compute: Compute = "measured"
     """Whether only the chosen are computed or all of them; by default the faster, which training measures."""
 
@@ -67,7 +67,7 @@ class TopKRouter(nn.Module):
         self.address = ""
         """The model's name for this router; the model sets it."""
         self.inactive: frozenset[str] = frozenset()
-        """Things that are never chosen."""
+        """Choices that are never selected."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.scores = ScoreLinear(width, len(self.choices), bias=config.bias)
         if config.balance_rate:
@@ -105,7 +105,7 @@ class TopKRouter(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, load_N: Tensor) -> None:
-        """After a step in which the choices had these shares of the picks."""
+        """Adjust the ranking after a step in which the choices had these shares of the selections."""
         if self.balance is not None:
             self.balance += self.config.balance_rate * (load_N.mean() - load_N).sign()
 
