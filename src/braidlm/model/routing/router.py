@@ -34,8 +34,8 @@ class RouterConfig:
     losses: dict[str, float] = field(default_factory=lambda: {"switch": 0.01})
     """Routing losses and their weights."""
     balance_rate: float = 0.0
-    """Balancing without a loss: after each step the ranking of choices with too many tokens is lowered by this much, and
-    that of choices with too few is raised; weights do not change. 0.001 is common."""
+    """Balancing without a loss: after each step the ranking of choices with too many tokens is lowered by this much,
+    and that of choices with too few is raised; weights do not change. 0.001 is common."""
     compute: Compute = "measured"
     """Whether only the chosen are computed or all of them; by default the faster, which training measures."""
 
