@@ -14,7 +14,7 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/braid demo --out demo
 
 test: check
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses auto
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks docs

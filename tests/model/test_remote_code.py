@@ -20,65 +20,59 @@ from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.model import bundle as bundling
 from braidlm.model.bundle import bundle
+from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import random_ids, tiny_model
 
-pytestmark = pytest.mark.xdist_group("remote code")  # one worker, for its tests share one process
 MAX_BYTES = 200_000
 OLD_FOLDERS = sorted((Path(__file__).parent / "folders" / "before_bundle").iterdir())
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> TinyFolders:
-    return save_tiny_folders(tmp_path_factory.mktemp("saved") / "folders")
-
-
-@pytest.fixture(scope="module")
-def alone(saved: TinyFolders) -> tuple[Path, dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Where one process without braidlm saved its models, what it says, and what it computed."""
-    out = saved.root.parent / "alone"
-    return (out, *check_without_braid(saved.root, out))
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_a_folder_computes_the_same_without_braidlm(name: str, saved: TinyFolders, alone: Any) -> None:
-    _, facts, measured = alone
-    assert facts["modules"] == []
-    assert facts[name]["classes"] == ["BraidForCausalLM", "BraidModel", "BraidForSequenceClassification"]
-    assert measured[name].keys() == saved.measured[name].keys()
-    different = [key for key, tensor in saved.measured[name].items() if not torch.equal(tensor, measured[name][key])]
-    assert not different
-    assert facts[name]["text"] == saved.text[name]
-    assert facts[name]["example"].startswith("Once upon a time")
-    assert facts[name]["new_head"] == [len(TEXTS), LABELS]
-    assert max(facts[name]["half"]) < 0.05
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_transformers_generates_what_the_decoder_does(name: str, saved: TinyFolders, alone: Any) -> None:
-    generated, model = alone[2][name]["generated"], saved.models[name]
-    prompt = generated[:1, :-NEW_TOKENS]  # the first text has no padding
-    eos = model.config.eos_token_id
-    decoder = Decoder(model, 1, generated.shape[1])
-    decoded = [t[0] for t, _ in decode_tokens(decoder, prompt.tolist(), NEW_TOKENS, Sampling(0), eos_id=eos)]
-    assert generated[0, prompt.shape[1] :].tolist()[: len(decoded)] == decoded
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_what_is_saved_again_is_whole(name: str, saved: TinyFolders, alone: Any) -> None:
-    out, facts, _ = alone
-    assert facts[name]["code"] == ["modeling_braid.py"]
-    assert facts[name]["again"]
-    assert (out / name / "modeling_braid.py").read_text() == bundle()
-    ids = random_ids(2, 9)
-    with torch.no_grad():
-        assert torch.equal(load_model(out / name)(ids).logits, saved.models[name](ids).logits)
-
-
-def test_a_folder_has_one_file_of_code(saved: TinyFolders) -> None:
+def test_every_tiny_folder_works_without_braidlm(tmp_path: Path) -> None:
+    """One test, since all folders are opened in one process."""
+    saved = save_tiny_folders(tmp_path / "folders")
     for name in TINY:
         (code,) = (saved.root / name).rglob("*.py")
         assert code.name == "modeling_braid.py"
         assert code.stat().st_size <= MAX_BYTES
+    facts, measured = check_without_braid(saved.root, tmp_path / "alone")
+    assert facts["modules"] == []
+    for name in TINY:
+        _assert_same_numbers(name, saved, measured[name])
+        _assert_same_decoding(name, saved.models[name], measured[name]["generated"])
+        _assert_facts(name, saved, facts[name])
+        _assert_saved_again(tmp_path / "alone" / name, saved.models[name], facts[name])
+
+
+def _assert_same_numbers(name: str, saved: TinyFolders, measured: dict[str, Tensor]) -> None:
+    expected = saved.measured[name]
+    assert measured.keys() == expected.keys(), name
+    assert not [key for key, tensor in expected.items() if not torch.equal(tensor, measured[key])], name
+
+
+def _assert_same_decoding(name: str, model: BraidForCausalLM, generated: Tensor) -> None:
+    """transformers' `generate` and the package's own decoder, which is what `braid generate` runs."""
+    prompt = generated[:1, :-NEW_TOKENS]  # the first text has no padding
+    eos = model.config.eos_token_id
+    decoder = Decoder(model, 1, generated.shape[1])
+    decoded = [t[0] for t, _ in decode_tokens(decoder, prompt.tolist(), NEW_TOKENS, Sampling(0), eos_id=eos)]
+    assert generated[0, prompt.shape[1] :].tolist()[: len(decoded)] == decoded, name
+
+
+def _assert_facts(name: str, saved: TinyFolders, facts: dict[str, Any]) -> None:
+    assert facts["classes"] == ["BraidForCausalLM", "BraidModel", "BraidForSequenceClassification"], name
+    assert facts["text"] == saved.text[name]
+    assert facts["example"].startswith("Once upon a time"), name
+    assert facts["new_head"] == [len(TEXTS), LABELS], name
+    assert max(facts["half"]) < 0.05, name
+
+
+def _assert_saved_again(folder: Path, model: BraidForCausalLM, facts: dict[str, Any]) -> None:
+    assert facts["code"] == ["modeling_braid.py"], folder
+    assert facts["again"], folder
+    assert (folder / "modeling_braid.py").read_text() == bundle()
+    ids = random_ids(2, 9)
+    with torch.no_grad():
+        assert torch.equal(load_model(folder)(ids).logits, model(ids).logits), folder
 
 
 def test_the_code_is_formatted_and_clean(tmp_path: Path) -> None:
