@@ -38,7 +38,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.ready-demo
 
 # What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.
-.venvs/transformers-%/.ready: tests/compat/requirements/%.txt $(VENV)/.ready
+.venvs/transformers-%/.ready: tests/compat/requirements/%.txt | $(VENV)/.ready
 	rm -rf $(@D)
 	$(BIN)/python -m venv $(@D)
 	$(BIN)/python $(PURELIB) > "$$($(@D)/bin/python $(PURELIB))/shared.pth"
