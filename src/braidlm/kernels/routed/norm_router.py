@@ -20,7 +20,7 @@ from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.norm import plain_add_norm
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.routed.router import plain_route, score_gradient, select_top_k
+from braidlm.kernels.routed.router import plain_route, router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.side_stream import DeferredGradient
 
 MAX_CHOICES = 8
@@ -31,34 +31,6 @@ VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 4
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
-
-
-@triton.jit
-def _router_scores(  # type: ignore[no-untyped-def]
-    x, weight, bias, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
-):
-    """Scores [choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
-    column = tl.arange(0, COLUMNS)
-    choice = tl.arange(0, CHOICES)
-    choice_mask = choice < choices
-    matrix = weight + choice[:, None] * width + column[None, :]
-    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
-    s = tl.sum(x[None, :, :] * w[:, None, :], 2)
-    if bias is not None:
-        s += tl.load(bias + choice, mask=choice_mask, other=0.0)[:, None]
-    return s
-
-
-@triton.jit
-def _store_sums(  # type: ignore[no-untyped-def]
-    sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
-):
-    """Store a program's gradients of weight [choice, row, column] and bias [choice, row], summed over its rows."""
-    column = tl.arange(0, COLUMNS)
-    choice = tl.arange(0, CHOICES)
-    mask = (choice < choices)[:, None] & (column < width)[None, :]
-    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=mask)
-    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
 
 
 @triton.jit
@@ -107,7 +79,7 @@ def _forward(  # type: ignore[no-untyped-def]
     read = x
     if READS_NORMED:
         read = tl.where(mask, rounded_normed.to(tl.float32), 0.0)
-    s = _router_scores(read, router, router_bias, width, choices, COLUMNS, CHOICES)
+    s = router_scores(read, router, router_bias, width, choices, COLUMNS, CHOICES)
     select_top_k(
         s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES
     )  # fmt: skip
@@ -192,7 +164,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(sums + width + column, tl.sum(bias_sum, 0), mask=column < width)
     if DELTA_BIASED:
         tl.store(sums + 2 * width + column, tl.sum(delta_bias_sum, 0), mask=column < width)
-    _store_sums(sums + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
+    store_sums(sums + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 @dataclass(frozen=True)

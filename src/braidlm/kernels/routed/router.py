@@ -16,12 +16,32 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 
-ROWS, COLUMNS, WARPS = 64, 64, 4
-"""The block of the stream that a program reads at once."""
+MAX_FEW = 8
+"""Choices for which a program reads whole rows and holds a sum for each choice; for more it computes by blocks."""
+ELEMENTS, WARPS = 512, 4
+"""With few choices: elements of a warp's tile. A row that fits into one warp needs no synchronization with others."""
+ROWS, COLUMNS = 64, 64
+"""With many choices: the block of the stream that a program reads at once."""
 MIN_CHOICES = 16
 """A matrix product has no fewer rows; those beyond the choices are masked."""
-PROGRAMS_PER_SM = 4
-"""A maximum, backward: each program writes partial sums, which are summed in a second stage."""
+PROGRAMS_PER_SM, PROGRAMS_PER_SM_FEW, TILES_PER_PROGRAM_FEW = 4, 8, 2
+"""Maxima and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
+
+
+@triton.jit
+def router_scores(  # type: ignore[no-untyped-def]
+    x, weight, bias, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
+):
+    """Scores [choice, row] of x [row, column]: choices come first, so that sums over the width stay within a warp."""
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    choice_mask = choice < choices
+    matrix = weight + choice[:, None] * width + column[None, :]
+    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
+    s = tl.sum(x[None, :, :] * w[:, None, :], 2)
+    if bias is not None:
+        s += tl.load(bias + choice, mask=choice_mask, other=0.0)[:, None]
+    return s
 
 
 @triton.jit
@@ -98,6 +118,65 @@ def score_gradient(  # type: ignore[no-untyped-def]
     if scores_gradient is not None:
         ds += tl.load(scores_gradient + offsets, mask=mask, other=0.0)
     return tl.where(mask, ds, 0.0)
+
+
+@triton.jit
+def store_sums(  # type: ignore[no-untyped-def]
+    sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
+):
+    """Store a program's gradients of weight [choice, row, column] and bias [choice, row], summed over its rows."""
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    mask = (choice < choices)[:, None] & (column < width)[None, :]
+    tl.store(sums + choice[:, None] * width + column[None, :], tl.sum(weight_sum, 1), mask=mask)
+    tl.store(sums + choices * width + choice, tl.sum(bias_sum, 1), mask=choice < choices)
+
+
+@triton.jit
+def _route_few_forward(  # type: ignore[no-untyped-def]
+    stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    s = router_scores(x, weight, bias, width, choices, COLUMNS, CHOICES)
+    select_top_k(
+        s, balance, scores, probabilities, chosen, weights, row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES
+    )
+
+
+@triton.jit
+def _route_few_backward(  # type: ignore[no-untyped-def]
+    stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
+    scores_gradient, gradient, sums, rows, width, choices,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)
+    choice = tl.arange(0, CHOICES)
+    choice_mask = choice < choices
+    matrix = weight + choice[:, None] * width + column[None, :]
+    w = tl.load(matrix, mask=choice_mask[:, None] & (column < width)[None, :], other=0.0)
+    weight_sum = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = (begin + tl.arange(0, ROWS)).to(tl.int64)
+        ds = score_gradient(
+            probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+            row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
+        )  # fmt: skip
+        offset = row[:, None] * width + column[None, :]
+        stream_mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + offset, mask=stream_mask, other=0.0).to(tl.float32)
+        dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
+        if stream_gradient is not None:
+            dx += tl.load(stream_gradient + offset, mask=stream_mask, other=0.0).to(tl.float32)
+        tl.store(gradient + offset, dx.to(gradient.dtype.element_ty), mask=stream_mask)
+        weight_sum += ds[:, :, None] * x[None, :, :]
+        bias_sum += ds
+    store_sums(sums + program * choices * (width + 1), weight_sum, bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 @triton.jit
@@ -182,9 +261,11 @@ class Route(torch.autograd.Function):
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
         probabilities, weights = torch.empty_like(scores), scores.new_empty(rows, top_k)
         chosen = torch.empty(rows, top_k, dtype=torch.int64, device=stream.device)
-        _route_forward[(triton.cdiv(rows, ROWS),)](
+        block = _block(width, choices)
+        kernel = _route_few_forward if choices <= MAX_FEW else _route_forward
+        kernel[(triton.cdiv(rows, block["ROWS"]),)](
             stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
-            top_k, renormalise, ROWS, COLUMNS, _padded(choices), num_warps=WARPS,
+            top_k, renormalise, **block,
         )  # fmt: skip
         ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
         ctx.renormalise, ctx.sums, ctx.biased, ctx.slot = renormalise, sums, bias is not None, slot
@@ -204,14 +285,18 @@ class Route(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
         (rows, width), choices = stream.shape, len(weight)
-        blocks = triton.cdiv(width, COLUMNS)
-        programs = programs_for(stream.device, PROGRAMS_PER_SM, blocks * triton.cdiv(rows, ROWS)) // blocks or 1
+        block, few = _block(width, choices), choices <= MAX_FEW
+        tiles, columns = triton.cdiv(rows, block["ROWS"]), triton.cdiv(width, block["COLUMNS"])
+        if few:
+            tiles = triton.cdiv(tiles, TILES_PER_PROGRAM_FEW)
+        per_sm = PROGRAMS_PER_SM_FEW if few else PROGRAMS_PER_SM
+        programs = programs_for(stream.device, per_sm, columns * tiles) // columns or 1
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
         upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
-        _route_backward[(programs, blocks)](
+        (_route_few_backward if few else _route_backward)[(programs, columns)](
             stream, weight, saved_probabilities, chosen, saved_weights, *upstream, gradient, sums, rows, width, choices,
-            chosen.shape[1], ctx.renormalise, ROWS, COLUMNS, _padded(choices), num_warps=WARPS,
+            chosen.shape[1], ctx.renormalise, **block,
         )  # fmt: skip
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
@@ -219,8 +304,14 @@ class Route(torch.autograd.Function):
         return gradient, weight_gradient, bias_gradient, *[None] * 5
 
 
-def _padded(choices: int) -> int:
-    return max(MIN_CHOICES, triton.next_power_of_2(choices))
+def _block(width: int, choices: int) -> dict[str, int]:
+    padded = triton.next_power_of_2(choices)
+    if choices > MAX_FEW:
+        return {"ROWS": ROWS, "COLUMNS": COLUMNS, "CHOICES": max(MIN_CHOICES, padded), "num_warps": WARPS}
+    columns = triton.next_power_of_2(width)
+    # In the backward pass a program holds a sum for every choice in registers: with more choices it has fewer rows.
+    elements = max(ELEMENTS, min(ELEMENTS * WARPS, 4 * ELEMENTS * WARPS // padded))
+    return {"ROWS": max(1, elements // columns), "COLUMNS": columns, "CHOICES": padded, "num_warps": WARPS}
 
 
 def plain_route(
