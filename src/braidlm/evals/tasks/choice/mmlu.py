@@ -11,7 +11,7 @@ from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, Rows, rows_of
 from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
 from braidlm.evals.formats.multiple_choice import Question, endings
-from braidlm.evals.tasks.choice_task import ChoiceTask
+from braidlm.evals.tasks.choice.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 
 LETTERS = ("A", "B", "C", "D")

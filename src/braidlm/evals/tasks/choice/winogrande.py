@@ -4,7 +4,7 @@ from braidlm.evals.files.choice_rows import numbered_options
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row
 from braidlm.evals.formats.multiple_choice import Question, beginnings
-from braidlm.evals.tasks.choice_task import ChoiceTask
+from braidlm.evals.tasks.choice.choice_task import ChoiceTask
 from braidlm.evals.tasks.task import TASKS
 
 

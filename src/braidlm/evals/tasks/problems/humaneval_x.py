@@ -9,7 +9,7 @@ from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
 from braidlm.evals.formats.code_texts import x_is_finished, x_program
 from braidlm.evals.sandbox.languages import LANGUAGES
-from braidlm.evals.tasks.humaneval import CODE_SETTINGS
+from braidlm.evals.tasks.problems.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"task_id": "CPP/0", "prompt": "int f(int x){\\n", "test": "int main(){ ... }"}'

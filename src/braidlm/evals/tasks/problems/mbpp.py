@@ -11,7 +11,7 @@ from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
 from braidlm.evals.formats.code_texts import MBPP_STOPS, mbpp_program, mbpp_prompt
 from braidlm.evals.scoring.stop_strings import contains_any
-from braidlm.evals.tasks.humaneval import CODE_SETTINGS
+from braidlm.evals.tasks.problems.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
 
 EXAMPLE = '{"task_id": 11, "text": "Write ...", "code": "def f(): ...", "test_list": ["assert f() == 1"]}'

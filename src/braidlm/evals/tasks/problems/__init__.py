@@ -1,0 +1,1 @@
+"""Problems whose solutions a model writes: maths and code."""
