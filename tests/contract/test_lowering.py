@@ -134,3 +134,9 @@ def test_a_layer_that_is_refused_costs_no_other_layer_its_kernels() -> None:
     lowered = assert_lowered_equals_plain(model).lowered
     assert set(lowered.refusals) == {"stages.1", "stages.2.layers.0", "stages.3.layers.0.feed"}
     assert model.model.stages[3].layers[0].attention in lowered.parts
+
+
+def test_the_summary_counts_layers_by_their_whole_address() -> None:
+    model = tiny_model(stages=[{"block": {"layers": 11}}])
+    model.model.stages[0].layers[10].feed.register_forward_hook(lambda *_: None)
+    assert Lowered(model).summary().startswith("kernels serve 10 of 11 layers whole; plain: stages.0.layers.10.feed (")

@@ -4,7 +4,7 @@ A part with any other option set is refused and runs its own plain forward insid
 is slower, and an option that a kernel does not know can never be ignored. Nothing here needs Triton.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -56,6 +56,8 @@ class Lowered:
         """By the address of a part in the model."""
         self.layers: list[tuple[Any, nn.Module]] = []
         """Stage and layer, in order; a stage that has no layers of its own is its only layer."""
+        self.addresses: list[str] = []
+        """Of the layers."""
         positions = refusal(self.body.positions, self.body)
         self._add("embedding", self.body.embedding, positions and f"positions: {positions}")
         for index, stage in enumerate(self.body.stages):
@@ -79,9 +81,8 @@ class Lowered:
         plain: dict[str, list[str]] = {}
         for address, reason in self.refusals.items():
             plain.setdefault(reason, []).append(address)
-        addresses = [address for _, layer in self.layers for address in [self._address(layer)]]
-        whole = sum(not any(refused.startswith(address) for refused in self.refusals) for address in addresses)
-        text = f"kernels serve {whole} of {len(addresses)} layers whole"
+        partly = {address for address in self.addresses for refused in self.refusals if _is_in(refused, address)}
+        text = f"kernels serve {len(self.addresses) - len(partly)} of {len(self.addresses)} layers whole"
         for reason, refused in plain.items():
             shown = ", ".join(refused[:3]) + (f" and {len(refused) - 3} more" if len(refused) > 3 else "")
             text += f"; plain: {shown} ({reason})"
@@ -89,6 +90,7 @@ class Lowered:
 
     def _add_layer(self, address: str, stage: Any, layer: Any) -> None:
         self.layers.append((stage, layer))
+        self.addresses.append(address)
         if self._add(address, layer) and isinstance(layer, Block):
             for name, norm in (("attention", layer.attention_norm), ("feed", layer.feed_norm)):
                 reason = refusal(norm, self.body)
@@ -102,8 +104,9 @@ class Lowered:
             self.refusals[address] = reason
         return reason is None
 
-    def _address(self, layer: nn.Module) -> str:
-        return next(name for name, module in self.body.named_modules() if module is layer)
+
+def _is_in(part: str, layer: str) -> bool:
+    return part == layer or part.startswith(f"{layer}.")
 
 
 NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
@@ -113,9 +116,7 @@ ROUTER = frozenset({"top_k", "renormalise", "bias", "losses", "balance_rate", "c
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
 
-def lowers(
-    part: type[nn.Module], honours: set[str] | frozenset[str] = frozenset(), reject: Reject | None = None
-) -> None:
+def lowers(part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | None = None) -> None:
     """Declare that there are kernels for a class."""
     LOWERINGS[part] = Lowering(frozenset(honours), reject)
 
@@ -128,9 +129,8 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     for option in set_options(part.config):
         if option not in lowering.honours:
             return f"its kernels do not know the option {option}"
-    children = (
-        [("", part)] if isinstance(part, Block) else part.named_modules()
-    )  # a block's parts are lowered one by one
+    # The parts of a block are lowered or refused one by one.
+    children: Iterable[tuple[str, nn.Module]] = [("", part)] if isinstance(part, Block) else part.named_modules()
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
