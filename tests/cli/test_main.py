@@ -1,6 +1,8 @@
 """The command itself: where overrides may stand, and what a broken verb does to the others."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -65,3 +67,13 @@ def test_only_the_chosen_verb_is_imported(braid, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(sys.modules, "braidlm.cli.generate", Exploding("braidlm.cli.generate"))
     assert braid("list", "recipes").code == 0
+
+
+def test_python_m_imports_nothing_from_the_current_folder(tmp_path: Path):
+    (tmp_path / "argparse.py").write_text("raise SystemExit('a module of the current folder was imported')")
+    (tmp_path / "rich.py").write_text("raise SystemExit('a module of the current folder was imported')")
+    done = subprocess.run(
+        [sys.executable, "-m", "braidlm", "list", "recipes"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tiny/llama" in done.stdout

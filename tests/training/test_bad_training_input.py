@@ -211,6 +211,31 @@ def test_a_folder_that_is_not_a_run_is_never_touched(
     assert (tmp_path / "photos" / "a.jpg").read_text() == "dear"
 
 
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "../../x", "a/b", "a\\b", "x" * 300])
+def test_a_name_is_one_folders_name(name: str, braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    answer = braid("train", recipe, f"name='{name}'", "out=null", "--fresh")
+    assert answer.code == 2
+    assert "name: " in answer.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_fresh_removes_what_a_run_writes_and_nothing_else(
+    braid: Callable[..., Any], recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "here" / "run"
+    assert braid("train", recipe, "training.budget=2").code == 0
+    (folder / "notes.txt").write_text("mine")
+    (folder / "another").mkdir()
+    (folder / "another" / "recipe.yaml").write_text("a run inside a run")
+    answer = braid("train", recipe, "training.budget=1", "--fresh")
+    assert answer.code == 0
+    assert "not of the run, and kept: another; notes.txt" in answer.out + answer.err
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "another" / "recipe.yaml").is_file()
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000001"]
+
+
 def test_a_loss_that_is_not_finite(braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     options = ["training.optimizer.lr=1e30", "training.warmup=0", "training.schedule=constant", "checkpoints.every=1"]
     answer = braid("train", recipe, *options)

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 from braidlm.model.errors import BraidError, did_you_mean
 
-__all__ = ["BraidError", "check_at_least_1", "collecting", "did_you_mean", "errors_at"]
+__all__ = ["BraidError", "check_at_least_1", "check_folder_name", "collecting", "did_you_mean", "errors_at"]
+
+MAX_NAME_BYTES = 200
+"""File systems allow 255; a name also gets suffixes."""
 
 
 def check_at_least_1(**numbers: int | None) -> None:
@@ -13,6 +16,14 @@ def check_at_least_1(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise BraidError(f"{name} must be at least 1, got {number}")
+
+
+def check_folder_name(key: str, name: str) -> None:
+    """Refuse a name that is not the name of one folder: it would be made, or emptied, somewhere else."""
+    if not name.strip() or name in (".", "..") or any(character in name for character in "/\\\0"):
+        raise BraidError(f"{key}: expected the name of one folder, got '{name}'", todo="Use out=DIR for another place.")
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise BraidError(f"{key}: a name may have at most {MAX_NAME_BYTES} bytes, got '{name[:20]}...'")
 
 
 @contextmanager

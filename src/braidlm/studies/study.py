@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError, collecting
+from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.models.presets import decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
@@ -104,6 +104,10 @@ class Study:
             raise BraidError("paths: at least two domains are needed, one for each path")
         if not self.whole and self.paths is None:
             raise BraidError("nothing to train: give `whole` models, or `paths`")
+        check_folder_name("name", self.name)
+        for key, names in (("domains", self.domains), ("whole", self.whole), ("composed", self.composed)):
+            for name in names:
+                check_folder_name(key, name)
         for twice in sorted(set(self.whole) & set(self.composed)):
             raise BraidError(f"'{twice}' is the name of a whole model and of a composed one")
 

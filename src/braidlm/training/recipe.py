@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError, check_at_least_1, collecting
+from braidlm.core.errors import BraidError, check_at_least_1, check_folder_name, collecting
 from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.config import DataConfig
@@ -160,6 +160,9 @@ class Recipe:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check_folder_name("name", self.name)
 
     @property
     def folder(self) -> str:

@@ -9,10 +9,14 @@ from typing import Any
 
 import yaml
 
+from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, write_text
-from braidlm.core.models.runs import RECIPE, is_run
+from braidlm.core.models.runs import CHECKPOINTS, METRICS, RECIPE, is_run
+
+RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
+"""What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
@@ -32,6 +36,18 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
 
 
+def _remove_run(folder: Path) -> None:
+    """Remove what a run writes; anything else in its folder is somebody's own."""
+    for name in RUN_ENTRIES:
+        item = folder / name
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink(missing_ok=True)
+    if others := sorted(item.name for item in folder.iterdir()):
+        console.warn(f"{folder}: not of the run, and kept: {listed(others)}")
+
+
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
     """Create the folder with this run's recipe, and hold its lock while the block runs."""
@@ -41,8 +57,7 @@ def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]
     try:
         lock_or_refuse(handle, folder, "train", "with out=DIR")
         if fresh:
-            for item in folder.iterdir():
-                shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+            _remove_run(folder)
         if not is_run(folder):
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield
