@@ -40,7 +40,7 @@ def labels(folder: Path) -> list[str]:
             ],
         ),
         (["training.budget=2 steps,100 tokens"], ["training.budget=2 steps", "training.budget=100 tokens"]),
-        (["name='a/b','a b'"], ["name=a%2Fb", "name=a b"]),
+        (["log.project='a/b','a b'"], ["log.project=a%2Fb", "log.project=a b"]),
     ],
 )
 def test_combinations(overrides: list[str], expected: list[str], recipe: Path, tmp_path: Path) -> None:
