@@ -59,3 +59,12 @@ def _same_seed() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _not_quiet() -> Iterator[None]:
+    """A command with --quiet or --json that ran in this process must not silence the tests after it."""
+    from braidlm.core import console
+
+    yield
+    console.set_quiet(False)

@@ -6,7 +6,6 @@ import pytest
 
 import braidlm
 from braidlm.cli.main import main
-from braidlm.core import console
 from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.training.train import train
 
@@ -18,7 +17,6 @@ def braid(capsys):
     def run(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main(["compose", *map(str, words)])
-        console.set_quiet(False)
         return code, *capsys.readouterr()
 
     return run

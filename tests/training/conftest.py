@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
-from braidlm.core import console
 from braidlm.data.packing.prepare import prepare
 
 
@@ -43,7 +42,6 @@ def braid(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     def run(*arguments: str | Path) -> Answer:
         capsys.readouterr()
         code = main(list(map(str, arguments)))
-        console.set_quiet(False)
         seen = capsys.readouterr()
         return Answer(code, seen.out, seen.err)
 
