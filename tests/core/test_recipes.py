@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from braidlm.core import recipes
 from braidlm.core.errors import BraidError
@@ -78,6 +79,24 @@ def test_defaults_are_followed_and_interpolations_resolved(root: Path) -> None:
         "steps": 10,
         "label": "8 wide",
     }
+
+
+def test_a_recipe_reads_the_environment_only_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    path = written(tmp_path, "name: ${oc.env:SECRET_TOKEN}\nother: [{deep: 'x${oc.env:HOME,none}'}]\n")
+    answer = refused(path)
+    assert "this recipe reads the environment: SECRET_TOKEN, HOME" in answer
+    assert "Set BRAID_ALLOW_ENV=1 if you trust it." in answer
+    assert "s3cret" not in answer
+    named = written(tmp_path, "defaults: ['${oc.env:SECRET_TOKEN}']\n", "defaults.yaml")
+    assert "s3cret" not in refused(named)
+    plain = written(tmp_path, "a: 1", "plain.yaml")
+    assert "reads the environment: SECRET_TOKEN" in refused(plain, "b=${oc.env:SECRET_TOKEN}")
+    monkeypatch.setenv("BRAID_ALLOW_ENV", "1")
+    assert compose_recipe(str(path))["name"] == "s3cret"
+    assert OmegaConf.create({"a": "${oc.env:SECRET_TOKEN}"}).a == "s3cret", "elsewhere it is as it was"
 
 
 def test_a_recipe_outside_finds_braids_own_parts(root: Path, tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """Recipes: YAML files found by name, composed by Hydra with `key=value` overrides, then decoded strictly elsewhere."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 
+ALLOW_ENVIRONMENT = "BRAID_ALLOW_ENV"
+"""The environment variable that lets recipes read others."""
 _PLAIN_OVERRIDE = re.compile(r"^([A-Za-z_][\w.\[\]-]*)=(.*)$", re.DOTALL)
 _INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
@@ -54,19 +59,55 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     from yaml import YAMLError
 
     path = find_recipe(name)
+    variables: list[str] = []
     try:
         # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
         # defaults list is found through the search path.
-        with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+        with (
+            _recorded_environment(variables),
+            initialize_config_dir(config_dir=str(path.parent), version_base="1.3"),
+        ):
             config = compose(path.stem, overrides=hydra_overrides(overrides))
-        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        _check_environment(variables, path)
         first = str(error).strip().split("\n")[0]
         raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
+    _check_environment(variables, path)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+@contextmanager
+def _recorded_environment(variables: list[str]) -> Iterator[None]:
+    """Record the variables that `${oc.env:NAME}` names, and give the recipe an empty text, unless that is allowed."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def record(name: str, default: str | None = None) -> str:
+        variables.append(name)
+        return ""
+
+    if os.environ.get(ALLOW_ENVIRONMENT) == "1":
+        yield
+        return
+    OmegaConf.register_new_resolver("oc.env", record, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _check_environment(variables: list[str], path: Path) -> None:
+    """A recipe may be a stranger's, and what it reads is written to files: the environment has tokens and passwords."""
+    if variables:
+        raise BraidError(
+            f"this recipe reads the environment: {', '.join(dict.fromkeys(variables))}",
+            str(path),
+            f"Set {ALLOW_ENVIRONMENT}=1 if you trust it.",
+        )
 
 
 def hydra_overrides(overrides: list[str] | None) -> list[str]:
