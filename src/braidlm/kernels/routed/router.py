@@ -17,7 +17,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 
 MAX_FEW = 8
-"""Choices up to which a program that reads whole rows is faster (on an H200, LOG.md) than one that computes by blocks."""
+"""Choices up to which a program that reads whole rows is faster (H200, LOG.md) than one that computes by blocks."""
 ELEMENTS, WARPS = 512, 4
 """With few choices: elements of a warp's tile. A row that fits into one warp needs no synchronization with others."""
 ROWS, COLUMNS = 64, 64
