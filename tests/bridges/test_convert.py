@@ -135,7 +135,7 @@ def _bad_index(folder):
         (_no_weights, ["there are no weights here"]),
         (_bad_json, ["config.json: this is not valid JSON"]),
         (_no_config, ["this is not a model folder (no config.json)"]),
-        (_bad_index, ["this index has no weight_map"]),
+        (_bad_index, ["expected an object, found a list"]),
     ],
 )
 def test_broken_sources(tmp_path, checkpoint, capsys, spoil, texts):

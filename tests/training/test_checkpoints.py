@@ -11,8 +11,8 @@ import yaml
 from tiny_runs import records, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
 from braidlm.core.models.folders import load_model
+from braidlm.core.reading import read_json
 from braidlm.training import checkpoints, loop
 from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.parallel import Rank
@@ -61,7 +61,7 @@ DAMAGES = {
     "no position": (Path.unlink, f"{STATE}/position.json", "position.json is missing"),
     "a truncated manifest": (truncate, f"{STATE}/manifest.json", "manifest.json: this is not valid JSON"),
     "no manifest": (Path.unlink, f"{STATE}/manifest.json", "manifest.json: this file does not exist"),
-    "an odd manifest": (lambda path: path.write_text("[]"), f"{STATE}/manifest.json", "manifest.json is damaged"),
+    "an odd manifest": (lambda path: path.write_text("[]"), f"{STATE}/manifest.json", "manifest.json: expected an object"),
 }
 
 

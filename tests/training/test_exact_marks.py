@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import records, tiny_recipe
 
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.data.loading.loader import Loader
 from braidlm.training.train import train
 

@@ -12,8 +12,8 @@ from test_data_parallel import torchrun
 from tiny_runs import finish, records, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
 from braidlm.core.models.folders import load_model, save_model
+from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode

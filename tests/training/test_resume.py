@@ -15,7 +15,7 @@ import torch
 from tiny_runs import finish, records, start, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.training import checkpoints
 from braidlm.training.loop import Trainer
 from braidlm.training.train import train

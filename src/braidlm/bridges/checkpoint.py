@@ -1,7 +1,7 @@
 """A checkpoint's tensors, read one by one: of a folder (safetensors, in one file or in shards) or of one file."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, sha256_of
+from braidlm.core.files import sha256_of
+from braidlm.core.reading import read_json
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -164,14 +165,26 @@ def _contents(data: Any) -> str:
     return ", ".join(f"'{key}' ({type(value).__name__})" for key, value in list(data.items())[:12]) or "nothing"
 
 
+def _indexed_files(path: Path) -> list[str]:
+    """The names of the files that an index lists; a name that leads out of the folder is none."""
+    weight_map = read_json(path).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) and _all_text(weight_map.values()) else set()
+    if not names:
+        raise BraidError("this index has no weight_map", str(path))
+    if outside := sorted(name for name in names if Path(name).name != name):
+        raise BraidError(f"this index lists a file that is not in the folder: {outside[0]!r}", str(path))
+    return sorted(names)
+
+
+def _all_text(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).is_file():
-        index = read_json(folder / INDEX_FILE)
-        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            raise BraidError("this index has no weight_map", str(folder / INDEX_FILE))
-        paths = [folder / name for name in sorted(set(index["weight_map"].values()))]
+        paths = [folder / name for name in _indexed_files(folder / INDEX_FILE)]
         if missing := [path.name for path in paths if not path.is_file()]:
             raise BraidError(
                 f"of {len(paths)} files of weights {len(missing)} are not there: {', '.join(missing)}",

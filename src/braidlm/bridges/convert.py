@@ -10,7 +10,8 @@ from braidlm.bridges.locate import find_file, find_model, find_tokenizer
 from braidlm.bridges.plan import ConversionPlan
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import check_new_folder, read_json
+from braidlm.core.files import check_new_folder
+from braidlm.core.reading import read_json
 from braidlm.model.config.registry import import_files
 
 import_files("braidlm.bridges.formats")
@@ -68,8 +69,7 @@ def _check_export_format(to: str) -> None:
 
 def _format_of(folder: Path) -> str:
     """The format that a folder's config.json names."""
-    data = read_json(folder / "config.json")
-    kind = data.get("model_type") if isinstance(data, dict) else None
+    kind = read_json(folder / "config.json").get("model_type")
     known = ", ".join(folder_formats())
     if kind == "braid":
         raise BraidError(

@@ -12,7 +12,7 @@ from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -99,8 +99,6 @@ class HuggingFaceBridge(Bridge):
 def read_config(folder: Path, model_type: str) -> dict[str, Any]:
     """The config.json of a folder, which must be of this model type where it names one."""
     data = read_json(folder / "config.json")
-    if not isinstance(data, dict):
-        raise BraidError("this is not a model's configuration", str(folder / "config.json"))
     if (other := data.get("model_type", model_type)) != model_type:
         raise BraidError(f"this folder holds a '{other}' model, not a '{model_type}' model", str(folder))
     return data

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> None:
 
 def read_join(text: str) -> Any:
     """A kind, or a mapping as in a recipe."""
-    import yaml
+    from braidlm.core.reading import parse_yaml
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
+        return parse_yaml(text, f"--join {text}", expect=object)
+    except BraidError as error:
+        reason = " ".join(error.what.split())
         raise BraidError(f"this is neither a kind of join nor a mapping ({reason})", f"--join {text}") from None

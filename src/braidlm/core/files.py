@@ -32,7 +32,7 @@ def atomic_folder(target: Path | str, replace: bool = False) -> Iterator[Path]:
     if not replace:
         check_new_folder(target)
     with explained_disk_errors(target):
-        _make_folder(target.parent)
+        make_folder(target.parent)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
         with explained_disk_errors(target), _locked(scratch):
@@ -59,15 +59,15 @@ def make_final(part: Path, target: Path) -> None:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a whole file atomically, in UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write a whole file atomically, in UTF-8; bytes of file names that are not UTF-8 are written as escapes."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
     """Write a whole file atomically."""
     path = Path(path)
     with explained_disk_errors(path):
-        _make_folder(path.parent)
+        make_folder(path.parent)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -83,17 +83,6 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def write_json(path: Path | str, data: Any) -> None:
     """Write JSON atomically, for people to read."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path | str) -> Any:
-    """Read JSON, or say which file is missing or broken."""
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BraidError("this file does not exist", str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BraidError(f"this is not valid JSON ({error})", str(path)) from None
 
 
 def sha256_of(path: Path | str) -> str:
@@ -131,7 +120,8 @@ def _error_number(error: OSError | SafetensorError) -> int | None:
     return int(match[1]) if match else None
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there yet."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -15,9 +15,10 @@ from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import Location, find_tokenizer
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, sha256_of
+from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage
 from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder
+from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
 
@@ -48,8 +49,7 @@ class Located:
 def locate(path: str | Path) -> Located:
     """A model folder, a run folder (its newest checkpoint), or a Hugging Face folder of a format that Braid reads."""
     folder = model_folder(Path(path).expanduser())
-    data = read_json(folder / "config.json")
-    kind = data.get("model_type") if isinstance(data, dict) else None
+    kind = read_json(folder / "config.json").get("model_type")
     if kind is None:
         raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
     known = (BRAID, *folder_formats())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, sha256_of
+from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import (
     check_vocabulary,
     check_weights,
@@ -17,6 +17,7 @@ from braidlm.core.models.folders import (
     load_model,
 )
 from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder, short_names
+from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name

@@ -26,8 +26,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, make_final, read_json, sha256_of, write_json
+from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
 from braidlm.core.models.folders import WEIGHTS, load_lineage, write_model_files
+from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.parallel import Rank, wait_for_all

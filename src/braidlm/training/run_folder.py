@@ -12,8 +12,9 @@ import yaml
 from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, lock_or_refuse, write_text
+from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
 from braidlm.core.models.runs import CHECKPOINTS, METRICS, RECIPE, is_run
+from braidlm.core.reading import read_yaml
 
 RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
@@ -24,7 +25,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
-        before = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+        before = {} if fresh else read_yaml(folder / RECIPE)
         changed = [] if fresh else changes(before, recipe)
         if changed:
             raise BraidError(
@@ -52,12 +53,13 @@ def _remove_run(folder: Path) -> None:
 def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]:
     """Create the folder with this run's recipe, and hold its lock while the block runs."""
     with explained_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = os.open(folder, os.O_RDONLY)
     try:
         lock_or_refuse(handle, folder, "train", "with out=DIR")
         if fresh:
-            _remove_run(folder)
+            with explained_disk_errors(folder):
+                _remove_run(folder)
         if not is_run(folder):
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield

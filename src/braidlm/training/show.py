@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
-from braidlm.core.files import read_json
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import check_weights, load_config, load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
+from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed

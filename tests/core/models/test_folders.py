@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from braidlm import __version__
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, sha256_of
+from braidlm.core.files import sha256_of
 from braidlm.core.models import folders
 from braidlm.core.models.folders import load_config, load_lineage, load_model, save_model
+from braidlm.core.reading import read_json
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import ToyTokenizer, random_ids, tiny_model
 

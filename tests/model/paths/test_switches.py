@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import braidlm
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
 from braidlm.core.models.folders import load_model, save_model
+from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from braidlm.model.paths.joins import joins

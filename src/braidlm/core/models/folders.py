@@ -16,9 +16,10 @@ from transformers.utils import logging as transformers_logging
 from braidlm import __version__
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.files import atomic_folder, read_json, sha256_of, write_json, write_text
+from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
+from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import ADVICE
@@ -115,8 +116,7 @@ def load_config(folder: Path | str) -> BraidConfig:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise BraidError("this is not a model folder (no config.json)", str(folder))
-    data = read_json(folder / "config.json")
-    kind = data.get("model_type") if isinstance(data, dict) else None
+    kind = read_json(folder / "config.json").get("model_type")
     if kind is None:
         raise BraidError("this is not a model folder (its config.json has no model_type)", str(folder))
     if kind != BraidConfig.model_type:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 
 RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
 

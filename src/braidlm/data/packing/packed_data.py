@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 
 FORMAT = 1
 MANIFEST = "data.json"

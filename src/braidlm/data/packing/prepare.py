@@ -17,7 +17,8 @@ from typing import Any
 
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, read_json
+from braidlm.core.files import explained_disk_errors
+from braidlm.core.reading import read_json
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
 from braidlm.data.packing.shards import ShardCounts, finished_shard

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, write_json
+from braidlm.core.files import write_json
+from braidlm.core.reading import read_json
 from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard, read_documents
 from braidlm.data.tokenizing.build import load_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
 from braidlm.data.tokenizing.words import split_long_text
 

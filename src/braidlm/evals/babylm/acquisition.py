@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.evals.evaluated_model import EvaluatedModel
@@ -146,11 +146,8 @@ def read_acquisition(path: Path | str) -> Acquisition:
 
 
 def _contexts(path: Path) -> dict[str, list[str]]:
-    facts = read_json(path)
-    if not isinstance(facts, dict):
-        raise BraidError("this is to be an object of words", str(path))
     by_word = {}
-    for word, contexts in facts.items():
+    for word, contexts in read_json(path).items():
         if not isinstance(contexts, list) or not all(isinstance(each, dict) and "context" in each for each in contexts):
             example = json.dumps({"airplane": [{"context": "Look, there is an"}]})
             raise BraidError(f"the contexts of '{word}' cannot be read", str(path), f"The file looks like {example}.")

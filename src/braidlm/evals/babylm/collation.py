@@ -7,7 +7,7 @@ scores of checkpoints are read from `braid.json`, where the pipeline computes th
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE, words_in_name
 
 MAIN, BACKEND = "main", "causal"

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, write_text
+from braidlm.core.files import write_text
+from braidlm.core.reading import read_json
 from braidlm.evals.babylm.collation import COLLATED, MAIN, OURS, collate, missing_entries, zero_shot
 from braidlm.evals.babylm.conventions import AOA, FAST, FULL, GLUE
 from braidlm.evals.formats.ranked_options import predictions_by_set

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import read_json, write_json
+from braidlm.core.files import write_json
+from braidlm.core.reading import read_json
 from braidlm.evals.results import TaskResult
 
 FOLDER = "kept"

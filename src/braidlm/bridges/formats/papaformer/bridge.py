@@ -18,7 +18,7 @@ from braidlm.bridges.formats.papaformer.structure import (
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.files import read_json
+from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage

@@ -1,0 +1,176 @@
+"""Reading files that somebody else may have written: bounded in size and depth, of the expected type, or a BraidError.
+
+Every JSON and YAML file of a model folder, a run, a packed data set or a recipe is read here.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from braidlm.core.errors import BraidError
+
+MAX_BYTES = 256 << 20
+"""The largest tokenizers have 40 MB; a larger file is none of ours."""
+MAX_YAML_BYTES = 1 << 20
+MAX_DEPTH = 100
+"""Levels of nesting; what walks the values later may recurse."""
+MAX_YAML_NODES = 100_000
+"""Values of a YAML document with its aliases written out."""
+KINDS = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
+REASONS = {
+    errno.ENOENT: "this file does not exist",
+    errno.ENOTDIR: "a file stands where a folder is expected",
+    errno.EISDIR: "this is a folder, and a file is expected",
+    errno.EACCES: "no permission to open this",
+    errno.EPERM: "no permission to open this",
+    errno.EROFS: "this disk is read-only",
+    errno.ELOOP: "these links lead in a circle",
+    errno.ENAMETOOLONG: "this name is too long",
+}
+
+
+def system_error(error: OSError | ValueError, path: Path | str) -> BraidError:
+    """What the system said about a path, in words; a ValueError is its word for a name with a zero byte."""
+    if not isinstance(error, OSError):
+        return BraidError("this is not the name of a file or folder", ascii(str(path)))
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        return BraidError("this link leads to nothing", str(path), "Restore what it pointed to, or remove it.")
+    return BraidError(REASONS.get(error.errno or 0, f"the system says: {error.strerror or error}"), str(path))
+
+
+@contextmanager
+def explained_system_errors(path: Path | str) -> Iterator[None]:
+    """Let a path that cannot be opened be a BraidError."""
+    try:
+        yield
+    except BraidError:
+        raise
+    except (OSError, ValueError) as error:
+        raise system_error(error, path) from error
+
+
+def existing_folder(path: Path | str, todo: str | None = None) -> Path:
+    """A folder that is there and may be listed, or an error that says what is in its place."""
+    folder = Path(os.path.expanduser(path))
+    try:
+        with os.scandir(folder):
+            pass
+    except (OSError, ValueError) as error:
+        explained = system_error(error, path)
+        what = "there is no such folder" if explained.what == REASONS[errno.ENOENT] else explained.what
+        raise BraidError(what, explained.where, explained.todo or todo) from error
+    return folder
+
+
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """A whole file; a pipe or a device, which would never end, is none."""
+    with explained_system_errors(path):
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise BraidError(REASONS[errno.EISDIR], str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise BraidError("this is not a plain file", str(path))
+        if status.st_size > max_bytes:
+            raise BraidError(f"this file has {status.st_size:,} bytes; at most {max_bytes:,} are read", str(path))
+        return Path(path).read_bytes()
+
+
+def read_text(path: Path | str, max_bytes: int = MAX_BYTES) -> str:
+    """A whole file of UTF-8 text."""
+    try:
+        return read_bytes(path, max_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", str(path)) from None
+
+
+def read_json(path: Path | str, expect: type = dict) -> Any:
+    """The JSON value of a file, which must be of the expected type; nearly every file of ours holds an object."""
+    return parse_json(read_text(path), str(path), expect)
+
+
+def parse_json(text: str, where: str, expect: type = dict) -> Any:
+    """A JSON value of the expected type."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise BraidError("this JSON is nested too deeply", where) from None
+    except ValueError as error:  # a syntax error, or a number of thousands of digits
+        raise BraidError(f"this is not valid JSON ({error})", where) from None
+    _check_depth(value, where)
+    if not isinstance(value, expect):
+        raise BraidError(f"expected {KINDS[expect]}, found {_kind(value)}", where)
+    return value
+
+
+def read_yaml(path: Path | str, expect: type = dict) -> Any:
+    """The YAML value of a file, which must be of the expected type."""
+    return parse_yaml(read_text(path, MAX_YAML_BYTES), str(path), expect)
+
+
+def parse_yaml(text: str, where: str, expect: type = dict) -> Any:
+    """A YAML value of the expected type, made of plain data only."""
+    check_yaml(text, where)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # a date of month 13 is a ValueError
+        raise BraidError(f"this is not valid YAML: {error}", where) from None
+    if not isinstance(value, expect):
+        raise BraidError(f"expected {KINDS[expect]}, found {_kind(value)}", where)
+    return value
+
+
+def check_yaml(text: str, where: str) -> None:
+    """Refuse YAML that is not well formed, too deep, or too large once its aliases are written out.
+
+    The events of the parser are counted, since building the values is what a hostile document makes expensive.
+    """
+    sizes: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    nodes = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor not in sizes:
+                    raise BraidError(f"the alias '*{event.anchor}' stands for nothing complete", where)
+                nodes += sizes[event.anchor]
+            elif isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, nodes))
+                nodes += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = opened.pop()
+                sizes |= {anchor: nodes - before} if anchor else {}
+            elif isinstance(event, yaml.ScalarEvent):
+                sizes |= {event.anchor: 1} if event.anchor else {}
+                nodes += 1
+            if len(opened) > MAX_DEPTH:
+                raise BraidError(f"this YAML is nested too deeply; at most {MAX_DEPTH} levels are read", where)
+            if nodes > MAX_YAML_NODES:
+                raise BraidError(f"this YAML holds more than {MAX_YAML_NODES:,} values", where)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BraidError(f"this is not valid YAML: {error}", where) from None
+
+
+def _check_depth(value: Any, where: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return
+    raise BraidError(f"this JSON is nested too deeply; at most {MAX_DEPTH} levels are read", where)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else KINDS.get(type(value), f"a {type(value).__name__}")
