@@ -61,7 +61,11 @@ DAMAGES = {
     "no position": (Path.unlink, f"{STATE}/position.json", "position.json is missing"),
     "a truncated manifest": (truncate, f"{STATE}/manifest.json", "manifest.json: this is not valid JSON"),
     "no manifest": (Path.unlink, f"{STATE}/manifest.json", "manifest.json: this file does not exist"),
-    "an odd manifest": (lambda path: path.write_text("[]"), f"{STATE}/manifest.json", "manifest.json: expected an object"),
+    "an odd manifest": (
+        lambda path: path.write_text("[]"),
+        f"{STATE}/manifest.json",
+        "manifest.json: expected an object",
+    ),
 }
 
 
