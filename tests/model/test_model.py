@@ -18,17 +18,6 @@ from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 
-def test_hidden_states_are_the_stream_between_stages() -> None:
-    model, ids = tiny_model(), random_ids(2, 5)
-    output = model(ids, output_hidden_states=True)
-    assert len(output.hidden_states) == len(model.model.stages) + 1
-    assert torch.equal(output.hidden_states[0], model.model.embedding(ids))
-    assert torch.equal(model.head(output.hidden_states[-1]), output.logits)
-    assert model(ids).hidden_states is None
-    model.config.output_hidden_states = True
-    assert len(model(ids).hidden_states) == 3
-
-
 def test_outputs_are_tuples_on_request() -> None:
     model, ids = tiny_model(), random_ids(2, 5)
     loss, logits = model(ids, labels=ids, use_cache=False, return_dict=False)

@@ -1,5 +1,6 @@
 """The model, the language model and the classifier that transformers' Auto classes load."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,7 @@ from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
 from .norms import norms
 from .paths.switches import freeze, use_paths
+from .record import LayerRecord
 from .routing.losses import routing_loss
 from .routing.routing import Routings
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
@@ -60,6 +62,11 @@ class BraidPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     _supports_sdpa = True
     _skip_keys_device_placement = ["past_key_values"]
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """Yes: transformers guesses from the source text, and would ignore `set_attn_implementation`."""
+        return True
 
     @cached_property
     def _initialise(self) -> Initialisation:
@@ -112,7 +119,6 @@ class BraidModel(BraidPreTrainedModel):
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
             attention.cache_slot = slot
-        config.num_hidden_layers = max(1, len(self.attentions))  # the number of layers in transformers' caches
         for name, module in self.named_modules():
             module.writes_stream = name.endswith((".attention.out", ".feed.out", ".bank.out", ".shared.out"))
             if hasattr(module, "address"):
@@ -138,6 +144,7 @@ class BraidModel(BraidPreTrainedModel):
         past_key_values: KeyValueCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -145,34 +152,45 @@ class BraidModel(BraidPreTrainedModel):
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
-        hidden_states: list[Tensor] | None = [] if output_hidden_states else None
-        span = self.span(hidden, attention_mask, position_ids, cache)
-        hidden, routings = self.stream(hidden, span, hidden_states)
+        record = self._record(output_hidden_states, output_attentions)
+        span = self.span(hidden, attention_mask, position_ids, cache, record)
+        hidden, routings = self.stream(hidden, span)
         output = BraidModelOutput(
             last_hidden_state=hidden,
             past_key_values=cache,
-            hidden_states=tuple(hidden_states) if hidden_states is not None else None,
+            hidden_states=None if record.hidden_states is None else tuple(record.hidden_states),
+            attentions=None if record.attentions is None else tuple(record.attentions),
             routings=routings or None,
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def stream(self, hidden: Tensor, span: Span, hidden_states: list[Tensor] | None = None) -> tuple[Tensor, Routings]:
-        """From embedded tokens to the normalised stream; `hidden_states`, if given, collects each stage's input."""
+    def _record(self, hidden_states: bool | None, attentions: bool | None) -> LayerRecord:
+        """An empty record of what the caller, or else the configuration, asks for."""
+        hidden_states = self.config.output_hidden_states if hidden_states is None else hidden_states
+        attentions = self.config.output_attentions if attentions is None else attentions
+        if attentions:
+            for name, part in self.named_modules():
+                if hasattr(part, "cache_slot") and not getattr(part, "records_weights", False):
+                    raise BraidError(
+                        f"{type(part).__name__} has no attention weights to show", name, "Leave out output_attentions."
+                    )
+        return LayerRecord([] if hidden_states else None, [] if attentions else None)
+
+    def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """From embedded tokens to the normalised stream."""
         # Under autocast the stream itself has autocast's type: half the memory traffic, and trials showed no loss of
         # quality (docs/results.md); norms and losses still compute in float32.
         hidden = self.drop(self.positions.embed(hidden, span.positions)).to(_compute_dtype(hidden))
+        if span.record is not None:
+            span.record.begin(hidden)
         routings: Routings = ()
         for stage in self.stages:
-            if hidden_states is not None:
-                hidden_states.append(hidden)
             hidden, stage_routings = stage(hidden, span)
             routings += stage_routings
         hidden = self.norm(hidden)
-        if hidden_states is not None:
-            hidden_states.append(hidden)
+        if span.record is not None:
+            span.record.end(hidden)
         return hidden, routings
 
     def span(
@@ -181,6 +199,7 @@ class BraidModel(BraidPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        record: LayerRecord | None = None,
     ) -> Span:
         """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
         time, device = hidden.shape[1], hidden.device
@@ -190,6 +209,7 @@ class BraidModel(BraidPreTrainedModel):
                 "Braid models do not support transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
+        _add_cache_layers(cache, len(self.attentions))
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
         padding = _mask_if_padded(attention_mask)
@@ -200,13 +220,16 @@ class BraidModel(BraidPreTrainedModel):
                 position_ids = positions_from_mask(padding, time)
             else:
                 position_ids = torch.arange(past, past + time, device=device)[None]
-        return Span(
+        span = Span(
             positions=position_ids,
             masks=make_masks(self.windows, time, past, padding, device),
             causal=past == 0 and time > 1,
             cache=cache,
             rotations=rotations_for(self.head_dims, self.positions, position_ids, _compute_dtype(hidden)),
+            record=record,
         )
+        span.eager = span.needs_weights or self.config._attn_implementation == "eager"
+        return span
 
     def _check_length(self, length: int) -> None:
         limit = self.positions.limit
@@ -247,6 +270,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -259,6 +283,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
         slice_indices = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -297,6 +322,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -310,6 +336,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
         hidden = outputs.last_hidden_state
@@ -334,7 +361,17 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
 
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
     """The fields that all three outputs share."""
-    return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "routings")}
+    return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions", "routings")}
+
+
+def _add_cache_layers(cache: Any, slots: int) -> None:
+    """Give each attention a layer of a cache in which transformers made one for each layer of the model.
+
+    A layer of parallel paths has several attentions; caches that grow by themselves need nothing.
+    """
+    layers = getattr(cache, "layers", None)
+    if layers and getattr(cache, "layer_class_to_replicate", None) is None:
+        layers.extend(deepcopy(layers[-1]) for _ in range(slots - len(layers)))
 
 
 def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .attention.positions import Positions, Rotation
+from .record import LayerRecord
 
 
 class KeyValueCache(Protocol):
@@ -35,10 +36,19 @@ class Span:
     """By head size."""
     present: Tensor | None = None
     """[member, batch, time]: the tokens that each path or expert sees; None: all of them."""
+    eager: bool = False
+    """Whether attention is computed by plain products."""
+    record: LayerRecord | None = None
+    """What the caller asked to see of each layer."""
 
     @property
     def time(self) -> int:
         return self.positions.shape[-1]
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether attention weights are recorded: every attention then runs for every token."""
+        return self.record is not None and self.record.attentions is not None
 
 
 def positions_from_mask(mask: Tensor, time: int) -> Tensor:

@@ -38,6 +38,8 @@ class Stage(nn.Module):
         for layer in self.layers:
             hidden, layer_routings = self.run(layer, hidden, span)
             routings += layer_routings
+            if span.record is not None:
+                span.record.end_layer(hidden)
         return hidden, routings
 
 

@@ -17,6 +17,7 @@ from ..routing.stacked import linear
 from ..span import Span
 from .compact import compact_attention, supports_compact_attention
 
+from .eager import eager_attention
 attentions = Registry("attention", third_party=True)
 
 Scope = Literal["all", "routed"]
@@ -39,6 +40,8 @@ class SoftmaxAttention(nn.Module):
 
     stackable = True
 
+    records_weights = True
+    """Whether it can show its attention weights."""
     @dataclass
     class Config:
         heads: int = 8
@@ -110,7 +113,8 @@ class SoftmaxAttention(nn.Module):
     def _attend_rows(self, query_RW: Tensor, kv_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
         """Attention of the rows' queries to the concatenated keys and values of all tokens for each member."""
         plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
-        if not (plain and self.kv_heads == self.heads and supports_compact_attention(query_RW, span.time)):
+        compact = not span.eager and supports_compact_attention(query_RW, span.time)
+        if not (plain and compact and self.kv_heads == self.heads):
             query_MBTW = permutation.scatter_per_expert(query_RW).unflatten(1, (-1, span.time))
             qkv = torch.cat((query_MBTW, kv_MBTW), dim=-1)
             return permutation.gather_per_expert(self._attend(qkv, span).flatten(1, 2))
@@ -144,15 +148,21 @@ class SoftmaxAttention(nn.Module):
             key, value = span.cache.update(key, value, self.cache_slot)
         if present is not None:
             key, mask = self._mask_absent_keys(key, mask, span)
-        output = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=self.drop.probability,
-            is_causal=mask is None and span.causal,
-            enable_gqa=self.kv_heads != self.heads,
-        )
+        if span.eager:
+            output, weights = eager_attention(query, key, value, mask, span.causal, self.drop.probability)
+            if span.record is not None:
+                weights = weights if folded or self.stack is None else self._as_heads(weights)
+                span.record.add_weights(weights if present is None else weights * self._present_queries(present))
+        else:
+            output = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                dropout_p=self.drop.probability,
+                is_causal=mask is None and span.causal,
+                enable_gqa=self.kv_heads != self.heads,
+            )
         if folded:
             output = self._as_batch(output)
         return output.transpose(1, 2).reshape(*qkv.shape[:-1], self.heads * self.head_dim)
@@ -166,6 +176,10 @@ class SoftmaxAttention(nn.Module):
             mask = mask.tril(keys - time) if span.causal else mask
         allowed_BNTS = (
             mask & present_BNS[:, :: self.kv_heads, None]
+    def _present_queries(self, present_MBT: Tensor) -> Tensor:
+        """[batch, member x head, time, 1]: whether a member sees the token, and so attends to anything for it."""
+        return present_MBT.transpose(0, 1).repeat_interleave(self.heads, dim=1)[..., None]
+
         )  # a token is present in all heads of a member or none
         # An absent token may see no key at all: its output is not used, but NaN would spread through gradients.
         allowed_BNTS = allowed_BNTS | ~allowed_BNTS.any(-1, keepdim=True)

@@ -176,7 +176,7 @@ class ParallelLayer(nn.Module):
         """Run the router first, then the chosen blocks only or all of them."""
         routing = join.router(hidden)
         span = span_for_scope(routing, span, join.scope)
-        if self._can_be_sparse(join) and is_sparse(self.compute, hidden):
+        if self._can_be_sparse(join) and is_sparse(self.compute, hidden) and not span.needs_weights:
             return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
         outputs, routings = self.outputs(hidden, span)
         joined = join.weigh(outputs, routing)
