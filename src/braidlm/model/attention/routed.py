@@ -39,9 +39,8 @@ class RoutedAttention(nn.Module):
     def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routing = self.router(normed)
         sparse = is_sparse(self.compute, normed) and not span.needs_weights
-        return (self._sparse if sparse else self._dense)(normed, routing, span_for_scope(routing, span, self.scope)), (
-            routing,
-        )
+        attend = self._sparse if sparse else self._dense
+        return attend(normed, routing, span_for_scope(routing, span, self.scope)), (routing,)
 
     def _sparse(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
