@@ -26,7 +26,7 @@ from braidlm.kernels.routed.grouped_products import Blocks, grouped_backward, gr
 from braidlm.kernels.routed.grouped_weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import permute
 
-BATCHES = {8192: 16, 65536: 128}
+BATCHES = {8192: 16, 32768: 32, 65536: 128}
 """Sequences, by the number of tokens."""
 BLOCKS = [
     Blocks(128, 64, 64, 4, 3),
@@ -59,7 +59,9 @@ class Bank:
         return f"{self.top_k} of {self.experts}, {self.width}-{self.hidden}"
 
 
-BANKS = [Bank(4, 2, 192, 768), Bank(8, 2, 384, 768)]
+SMALL = [Bank(4, 2, 192, 768), Bank(8, 2, 384, 768)]
+BANKS = {8192: SMALL, 32768: [Bank(32, 2, 1024, 2048)], 65536: SMALL}
+"""By the number of tokens; the large one is ModuleFormer's MoLM."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
     sizes = sorted(BATCHES) if args.tokens is None else [args.tokens]
-    lines = [line for bank in BANKS for tokens in sizes for line in timed(bank, tokens)]
+    lines = [line for tokens in sizes for bank in BANKS[tokens] for line in timed(bank, tokens)]
     record("grouped_products", torch.device("cuda"), lines, args.out)
 
 

@@ -1,0 +1,169 @@
+"""The gradients of stick-breaking attention.
+
+With g = weight * (upstream . value), the gradient of key j's score is g_j - sigmoid(z_j) * (sum of g over j and the keys
+before it). The kernel of the queries reads keys from the first to the last, and stores what the tiles before each one
+sum to (`gathered`); that of the keys reads it, and so can take its queries in any order.
+"""
+
+import triton
+import triton.language as tl
+
+from braidlm.kernels.ops.stick_breaking_tiles import is_seen, load_rows, log_break, store_rows, sums_from, sums_to
+
+
+@triton.jit
+def _query_gradient_of_tile(  # type: ignore[no-untyped-def]
+    gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride, value_stride,
+    first_key, length, scale,
+    CURRENT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    key = tile * KEYS + tl.arange(0, KEYS)
+    k = load_rows(keys, key, key_stride, length, DIM, WIDE)
+    v = load_rows(values, key, value_stride, length, DIM, WIDE)
+    z = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+    if MASKED:
+        z = tl.where(is_seen(key[None, :], position[:, None], first_key, CURRENT), z, -1.0e30)
+    s = log_break(z)
+    weight = tl.exp2(z - sums_from(s, KEYS, 1, EXACT) - sum_broken[:, None])
+    g = weight * tl.dot(upstream, tl.trans(v), input_precision="ieee")
+    score_gradient = g - tl.exp2(z - s) * (sums_to(g, KEYS, 1, EXACT) + sum_gathered[:, None])
+    gradient = tl.dot(score_gradient.to(k.dtype), k, gradient, input_precision="ieee")
+    return gradient, sum_gathered + tl.sum(g, 1)
+
+
+@triton.jit
+def query_gradient(  # type: ignore[no-untyped-def]
+    queries, keys, values, first_keys, upstreams, left_gradient, broken, first_tiles, gathered, gradients,
+    time, length, heads, group, scale, plain_scale, query_stride, key_stride, value_stride,
+    CURRENT: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile of queries."""
+    part = tl.program_id(1)
+    sequence, head = part // heads, part % heads
+    query_tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = query_tile * QUERIES + tl.arange(0, QUERIES)
+    position = length - time + row
+    out_row = (sequence.to(tl.int64) * time * heads + head) * DIM
+    queries += sequence.to(tl.int64) * time * query_stride + head * DIM
+    keys += sequence.to(tl.int64) * length * key_stride + (head // group) * DIM
+    values += sequence.to(tl.int64) * length * value_stride + (head // group) * DIM
+    broken += part.to(tl.int64) * tl.cdiv(length, KEYS) * time + row
+    gathered += part.to(tl.int64) * tl.cdiv(length, KEYS) * time + row
+    first_key = 0
+    if first_keys is not None:
+        first_key = tl.load(first_keys + sequence)
+    query = load_rows(queries, row, query_stride, time, DIM, WIDE)
+    upstream = load_rows(upstreams + out_row, row, heads * DIM, time, DIM, WIDE)
+
+    gradient = tl.zeros([QUERIES, WIDE], tl.float32)
+    sum_gathered = tl.load(left_gradient + part * time + row, mask=row < time, other=0.0)
+    earliest = length - time + query_tile * QUERIES
+    end = tl.cdiv(tl.minimum(earliest + QUERIES - 1 + CURRENT, length), KEYS)
+    first_tile = tl.load(first_tiles + part * tl.num_programs(0) + query_tile)
+    whole = tl.minimum(tl.maximum(tl.cdiv(first_key, KEYS), first_tile), end)
+    unmasked = tl.maximum((earliest + CURRENT) // KEYS, whole)
+    for tile in range(first_tile, whole):
+        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
+        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
+        gradient, sum_gathered = _query_gradient_of_tile(
+            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
+            value_stride, first_key, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
+        )  # fmt: skip
+    for tile in range(whole, unmasked):
+        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
+        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
+        gradient, sum_gathered = _query_gradient_of_tile(
+            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
+            value_stride, first_key, length, scale, CURRENT, False, DIM, WIDE, KEYS, EXACT,
+        )  # fmt: skip
+    for tile in range(unmasked, end):
+        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
+        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
+        gradient, sum_gathered = _query_gradient_of_tile(
+            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
+            value_stride, first_key, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
+        )  # fmt: skip
+    store_rows(gradients + out_row, row, heads * DIM, time, gradient * plain_scale, DIM, WIDE)
+
+
+@triton.jit
+def _key_gradient_of_tile(  # type: ignore[no-untyped-def]
+    key_sum, value_sum, k, v, key, query_tile, queries, upstreams, broken, gathered, first_tiles, tile, first_key,
+    time, length, scale, query_stride, out_stride,
+    CURRENT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row = query_tile * QUERIES + tl.arange(0, QUERIES)
+    was_read = row < tl.where(tl.load(first_tiles + query_tile) <= tile, time, 0)
+    sum_broken = tl.load(broken + row, mask=was_read, other=float("inf"))  # so that missing rows have weights of 0
+    sum_gathered = tl.load(gathered + row, mask=was_read, other=0.0)
+    query = load_rows(queries, row, query_stride, time, DIM, WIDE)
+    upstream = load_rows(upstreams, row, out_stride, time, DIM, WIDE)
+    z = tl.dot(k, tl.trans(query), input_precision="ieee") * scale
+    if MASKED:
+        z = tl.where(is_seen(key[:, None], (length - time + row)[None, :], first_key, CURRENT), z, -1.0e30)
+    s = log_break(z)
+    weight = tl.exp2(z - sums_from(s, KEYS, 0, EXACT) - sum_broken[None, :])
+    value_sum = tl.dot(weight.to(upstream.dtype), upstream, value_sum, input_precision="ieee")
+    g = weight * tl.dot(v, tl.trans(upstream), input_precision="ieee")
+    score_gradient = g - tl.exp2(z - s) * (sums_to(g, KEYS, 0, EXACT) + sum_gathered[None, :])
+    key_sum = tl.dot(score_gradient.to(query.dtype), query, key_sum, input_precision="ieee")
+    return key_sum, value_sum
+
+
+@triton.jit
+def key_gradient(  # type: ignore[no-untyped-def]
+    queries, keys, values, first_keys, upstreams, broken, first_tiles, gathered, key_gradients, value_gradients,
+    query_tiles, time, length, heads, group, scale, plain_scale, query_stride, key_stride, value_stride,
+    CURRENT: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile of keys and values, which a group of heads shares."""
+    tile = tl.program_id(0)  # early keys have the most queries, so they go first
+    kv_heads = heads // group
+    sequence, kv_head = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
+    tiles = tl.cdiv(length, KEYS)
+    key = tile * KEYS + tl.arange(0, KEYS)
+    k = load_rows(
+        keys + sequence.to(tl.int64) * length * key_stride + kv_head * DIM, key, key_stride, length, DIM, WIDE
+    )
+    v = load_rows(
+        values + sequence.to(tl.int64) * length * value_stride + kv_head * DIM, key, value_stride, length, DIM, WIDE
+    )
+    first_key = 0
+    if first_keys is not None:
+        first_key = tl.load(first_keys + sequence)
+    past = length - time
+    # The first tile of queries in which any sees one of these keys, and the first in which all see all of them.
+    begin = tl.maximum(tile * KEYS + 1 - CURRENT - past, 0) // QUERIES
+    unmasked = tl.minimum(tl.cdiv(tl.maximum(tile * KEYS + KEYS - CURRENT - past, 0), QUERIES), query_tiles)
+    if tile * KEYS < first_key:
+        unmasked = query_tiles
+    begin = tl.minimum(begin, unmasked)
+
+    key_sum = tl.zeros([KEYS, WIDE], tl.float32)
+    value_sum = tl.zeros([KEYS, WIDE], tl.float32)
+    for head in range(kv_head * group, kv_head * group + group):
+        part = sequence * heads + head
+        head_queries = queries + sequence.to(tl.int64) * time * query_stride + head * DIM
+        head_upstreams = upstreams + (sequence.to(tl.int64) * time * heads + head) * DIM
+        head_broken = broken + (part.to(tl.int64) * tiles + tile) * time
+        head_gathered = gathered + (part.to(tl.int64) * tiles + tile) * time
+        head_tiles = first_tiles + part * query_tiles
+        for query_tile in range(begin, unmasked):
+            key_sum, value_sum = _key_gradient_of_tile(
+                key_sum, value_sum, k, v, key, query_tile, head_queries, head_upstreams, head_broken, head_gathered,
+                head_tiles, tile, first_key, time, length, scale, query_stride, heads * DIM,
+                CURRENT, True, DIM, WIDE, QUERIES, KEYS, EXACT,
+            )  # fmt: skip
+        for query_tile in range(unmasked, query_tiles):
+            key_sum, value_sum = _key_gradient_of_tile(
+                key_sum, value_sum, k, v, key, query_tile, head_queries, head_upstreams, head_broken, head_gathered,
+                head_tiles, tile, first_key, time, length, scale, query_stride, heads * DIM,
+                CURRENT, False, DIM, WIDE, QUERIES, KEYS, EXACT,
+            )  # fmt: skip
+    out = (sequence.to(tl.int64) * length * kv_heads + kv_head) * DIM
+    store_rows(key_gradients + out, key, kv_heads * DIM, length, key_sum * plain_scale, DIM, WIDE)
+    store_rows(value_gradients + out, key, kv_heads * DIM, length, value_sum, DIM, WIDE)
