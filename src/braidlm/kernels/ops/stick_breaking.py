@@ -1,7 +1,7 @@
 """Stick-breaking attention without a matrix of weights in memory (ModuleFormer, equation 4).
 
 A query breaks a stick from the nearest key backwards: with score z, a key gets the share sigmoid(z) of what the keys
-after it left. In base 2 and with s = log2(1 + 2^z), the weight of key j is 2^(z_j - sum of s over j and the keys after).
+after it left. In base 2 and with s = log2(1 + 2^z), the weight of key j is 2^(z_j - s_j - sum of s over later keys).
 
 Keys are read in tiles from the last to the first. What all tiles after one broke off is stored for the backward pass
 (`broken`), and so is the first tile that was read: where nothing is left of any stick the rest is not read at all.
@@ -153,7 +153,7 @@ class StickBreaking(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, left_upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, first_keys, broken, first_tiles, left = ctx.saved_tensors
-        batch, time, heads, _ = query.shape
+        batch, _, heads, _ = query.shape
         length, kv_heads = key.shape[1:3]
         upstream = upstream.contiguous()
         left_gradient = torch.zeros_like(left) if left_upstream is None else left * left_upstream
