@@ -16,8 +16,8 @@ from ..routing.routing import Routings
 from ..routing.stacked import linear
 from ..span import Span
 from .compact import compact_attention, supports_compact_attention
-
 from .eager import eager_attention
+
 attentions = Registry("attention", third_party=True)
 
 Scope = Literal["all", "routed"]
@@ -39,9 +39,9 @@ class SoftmaxAttention(nn.Module):
     """Causal attention. One product computes queries, keys and values."""
 
     stackable = True
-
     records_weights = True
     """Whether it can show its attention weights."""
+
     @dataclass
     class Config:
         heads: int = 8
@@ -176,14 +176,14 @@ class SoftmaxAttention(nn.Module):
             mask = mask.tril(keys - time) if span.causal else mask
         allowed_BNTS = (
             mask & present_BNS[:, :: self.kv_heads, None]
-    def _present_queries(self, present_MBT: Tensor) -> Tensor:
-        """[batch, member x head, time, 1]: whether a member sees the token, and so attends to anything for it."""
-        return present_MBT.transpose(0, 1).repeat_interleave(self.heads, dim=1)[..., None]
-
         )  # a token is present in all heads of a member or none
         # An absent token may see no key at all: its output is not used, but NaN would spread through gradients.
         allowed_BNTS = allowed_BNTS | ~allowed_BNTS.any(-1, keepdim=True)
         return key.masked_fill(~present_BNS[..., None], 0.0), allowed_BNTS.repeat_interleave(self.heads, dim=1)
+
+    def _present_queries(self, present_MBT: Tensor) -> Tensor:
+        """[batch, member x head, time, 1]: whether a member sees the token, and so attends to anything for it."""
+        return present_MBT.transpose(0, 1).repeat_interleave(self.heads, dim=1)[..., None]
 
     def _as_heads(self, x: Tensor) -> Tensor:
         """[member x batch, head, time, dim] to [batch, member x head, time, dim]."""
