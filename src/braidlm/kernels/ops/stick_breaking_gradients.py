@@ -1,7 +1,7 @@
 """The gradients of stick-breaking attention.
 
-With g = weight * (upstream . value), the gradient of key j's score is g_j - sigmoid(z_j) * (sum of g over j and the keys
-before it). The kernel of the queries reads keys from the first to the last, and stores what the tiles before each one
+With g = weight * (upstream . value), the gradient of key j's score is g_j - sigmoid(z_j) * (sum of g over j and earlier
+keys). The kernel of the queries reads keys from the first to the last, and stores what the tiles before each one
 sum to (`gathered`); that of the keys reads it, and so can take its queries in any order.
 """
 
@@ -126,12 +126,10 @@ def key_gradient(  # type: ignore[no-untyped-def]
     sequence, kv_head = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
     tiles = tl.cdiv(length, KEYS)
     key = tile * KEYS + tl.arange(0, KEYS)
-    k = load_rows(
-        keys + sequence.to(tl.int64) * length * key_stride + kv_head * DIM, key, key_stride, length, DIM, WIDE
-    )
-    v = load_rows(
-        values + sequence.to(tl.int64) * length * value_stride + kv_head * DIM, key, value_stride, length, DIM, WIDE
-    )
+    keys += sequence.to(tl.int64) * length * key_stride + kv_head * DIM
+    values += sequence.to(tl.int64) * length * value_stride + kv_head * DIM
+    k = load_rows(keys, key, key_stride, length, DIM, WIDE)
+    v = load_rows(values, key, value_stride, length, DIM, WIDE)
     first_key = 0
     if first_keys is not None:
         first_key = tl.load(first_keys + sequence)

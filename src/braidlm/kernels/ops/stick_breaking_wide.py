@@ -90,7 +90,7 @@ class WideStickBreaking(torch.autograd.Function):
         current: bool = True,
         first_keys: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        batch, time, heads, dim = query.shape
+        batch, time, heads, _ = query.shape
         length, kv_heads = key.shape[1:3]
         group = heads // kv_heads
         rows, keys, values = _as_rows(query, kv_heads), _as_rows(key, kv_heads), _as_rows(value, kv_heads)
