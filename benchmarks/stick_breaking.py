@@ -2,9 +2,9 @@
 
 python benchmarks/stick_breaking.py --device cuda
 
-Batch 8, 16 heads, 2048 tokens, dimension 64, bf16, unless said otherwise. How much a stick-breaking kernel reads
-depends on the scores: with random queries and keys a stick is gone after about a hundred keys; with scores around -8 it reaches
-to the first token, so nothing can be left out.
+Batch 8, 16 heads, 2048 tokens, dimension 64, bf16, unless said otherwise. How much the kernel reads depends on the
+scores: with random queries and keys a stick is gone after about a hundred keys; with scores around -8 it reaches to the
+first token, so nothing can be left out.
 """
 
 import argparse
