@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint.filesystem as dcp_files
 from tiny_runs import records, tiny_recipe, weight_bytes, written
 
 from braidlm.core.models.folders import load_model
 from braidlm.data.packing.prepare import prepare
-from braidlm.training import checkpoints
+from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
 
 
@@ -117,7 +116,7 @@ def test_mistakes(mistake: str, recipe: Path, tmp_path: Path, braid: Callable[..
 
 def test_a_recipe_that_is_not_there(braid: Callable[..., Any], recipe: Path) -> None:
     answer = braid("train", "nothing.yaml")
-    assert (answer.code, answer.err) == (2, "error: nothing.yaml: this recipe file does not exist\n")
+    assert (answer.code, answer.err) == (2, "error: nothing.yaml: this file does not exist\n")
     answer = braid("train", "tiny/lama")
     assert (answer.code, "Did you mean 'tiny/llama'?" in answer.err) == (2, True)
 
@@ -263,7 +262,7 @@ def failing(*args: Any, **kwargs: Any) -> None:
 
 FULL = {
     "the weights": (checkpoints, "write_model_files"),
-    "the optimizer": (dcp_files._FileSystemWriter, "write_data"),
+    "the optimizer": (checkpoints, "write_state"),
     "the manifest": (checkpoints, "write_json"),
     "the rename": (checkpoints, "make_final"),
 }

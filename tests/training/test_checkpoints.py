@@ -13,9 +13,10 @@ from tiny_runs import records, tiny_recipe, weight_bytes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.core.reading import read_json
-from braidlm.training import checkpoints, loop
-from braidlm.training.checkpoints import Checkpoints
+from braidlm.training import loop
 from braidlm.training.parallel import Rank
+from braidlm.training.saving import checkpoints
+from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.train import train
 
 CPU = torch.device("cpu")
@@ -55,8 +56,8 @@ DAMAGES = {
     "no weights": (Path.unlink, f"{MODEL}/model.safetensors", "model.safetensors is missing"),
     "no model folder": (shutil.rmtree, MODEL, "model.safetensors is missing"),
     "another configuration": (flip, f"{MODEL}/config.json", "config.json is damaged"),
-    "a flipped bit in the optimizer": (flip, f"{STATE}/tensors/__0_0.distcp", "__0_0.distcp is damaged"),
-    "no optimizer": (Path.unlink, f"{STATE}/tensors/__0_0.distcp", "__0_0.distcp is missing"),
+    "a flipped bit in the optimizer": (flip, f"{STATE}/optimizer.safetensors", "optimizer.safetensors is damaged"),
+    "no optimizer": (Path.unlink, f"{STATE}/optimizer.safetensors", "optimizer.safetensors is missing"),
     "a truncated position": (truncate, f"{STATE}/position.json", "position.json is damaged"),
     "no position": (Path.unlink, f"{STATE}/position.json", "position.json is missing"),
     "a truncated manifest": (truncate, f"{STATE}/manifest.json", "manifest.json: this is not valid JSON"),
@@ -87,7 +88,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 def test_all_damaged_begins_anew(copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for state in (copy / "states").iterdir():
-        flip(state / "tensors" / "__0_0.distcp")
+        flip(state / "optimizer.safetensors")
     train(yaml.safe_load((copy / "recipe.yaml").read_text()))
     shown = capsys.readouterr()
     assert shown.err.count("cannot be used") == 2

@@ -16,8 +16,8 @@ from tiny_runs import finish, records, start, tiny_recipe, weight_bytes, weights
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
-from braidlm.training import checkpoints
 from braidlm.training.loop import Trainer
+from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
 
 
@@ -67,7 +67,7 @@ def assert_same_run(folder: Path, whole: Path) -> None:
         {k: v for k, v in read_json(run / last / "position.json").items() if k != "saved"} for run in (folder, whole)
     ]
     assert kept[0] == kept[1]
-    tensors = [sorted((run / last / "tensors").glob("*.distcp")) for run in (folder, whole)]
+    tensors = [sorted((run / last).glob("*.safetensors")) for run in (folder, whole)]
     assert [path.read_bytes() for path in tensors[0]] == [path.read_bytes() for path in tensors[1]]
     assert records(folder) == records(whole)
     assert not [*folder.rglob("*.part"), *folder.rglob("*.old")]
@@ -87,7 +87,7 @@ def moments(folder: Path) -> Iterator[tuple[str, Callable[[], bool]]]:
     states, models = folder / "states", folder / "checkpoints"
     yield "before the first checkpoint", (folder / "metrics.jsonl").is_file
     yield "while a model folder is written", lambda: any(models.glob(".chck_*.part/config.json"))
-    yield "while a state is written", lambda: any(states.glob(".chck_*.part/tensors/*"))
+    yield "while a state is written", lambda: any(states.glob(".chck_*.part/*.safetensors"))
     yield "between model folder and state", (models / "chck_2400").is_dir
 
 

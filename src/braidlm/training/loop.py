@@ -14,13 +14,14 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, repetition, short
-from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.compute import Choices, choose_compute, use_compute
 from braidlm.training.optimizers import LearningRate
 from braidlm.training.parallel import Rank
 from braidlm.training.precision import choose_dtype
 from braidlm.training.progress import Progress, SpeedMeter, progress_note
 from braidlm.training.recipe import Recipe
+from braidlm.training.saving.checkpoints import Checkpoints
+from braidlm.training.saving.state import explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step import Stepper
 from braidlm.training.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
@@ -101,11 +102,12 @@ class Trainer:
 
     def restore(self, name: str) -> None:
         """Resume exactly where a checkpoint was saved."""
-        position = self.checkpoints.restore(name, self.model, self.stepper.optimizer)
-        self.progress = Progress(**position["progress"])
-        self.loader.load_state(position["loader"])
-        self.last, self.metrics.losses = position["last"], position["losses"]
-        self.compute = position.get("compute")
+        with explained_state_errors(self.checkpoints.states / name):
+            position = self.checkpoints.restore(name, self.model, self.stepper.optimizer)
+            self.progress = Progress(**position["progress"])
+            self.loader.load_state(position["loader"])
+            self.last, self.metrics.losses = position["last"], position["losses"]
+            self.compute = position.get("compute")
         self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:

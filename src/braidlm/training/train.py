@@ -9,25 +9,24 @@ from typing import Any
 
 import torch
 
+from braidlm.bridges.opening import OpenModel, open_model
 from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import WEIGHTS, check_vocabulary, check_weights, load_config
-from braidlm.core.models.runs import model_folder
+from braidlm.core.models.folders import check_vocabulary
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import freeze
-from braidlm.training.checkpoints import Checkpoints
 from braidlm.training.loop import Trainer
 from braidlm.training.parallel import Rank, join_group, wait_for_all
 from braidlm.training.progress import Progress
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
+from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.tracking import Tracker
 
 
@@ -129,7 +128,7 @@ def _check_architecture(loaded: LoadedRecipe) -> None:
 def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
-        return _start_from(model_folder(loaded.recipe.start_from), loaded, data)
+        return _start_from(open_model(loaded.recipe.start_from), loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
@@ -137,11 +136,11 @@ def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     return BraidForCausalLM(config)
 
 
-def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
-    """The folder's weights, in its own architecture or in one that differs only in how it is trained."""
-    config = load_config(start)
-    check_vocabulary(config.vocab_size, data.tokenizer, str(start))
-    _check_same_tokenizer(start, data.tokenizer)
+def _start_from(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
+    """The model's weights, in its own architecture or in one that differs only in how it is trained."""
+    config, where = start.config, str(start.folder)
+    check_vocabulary(config.vocab_size, data.tokenizer, where)
+    _check_same_tokenizer(start.folder, data.tokenizer)
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
         changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
@@ -150,13 +149,12 @@ def _start_from(start: Path, loaded: LoadedRecipe, data: OpenData) -> BraidForCa
         if changed:
             raise BraidError(
                 "the model to start from has another shape: " + listed(changed),
-                str(start),
+                where,
                 "Leave out `model` to use the folder's own architecture.",
             )
         config.architecture = wanted.architecture
     _check_length(config.max_position_embeddings, loaded.recipe.data.length)
-    check_weights(start, config)
-    return BraidForCausalLM.from_pretrained(start, config=config)
+    return start.load()
 
 
 def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
@@ -206,8 +204,7 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData) -> Any:
         {"data": s.name, "tokens": len(s), "words": s.words, "subset": vars(s.subset)} for s in data.train
     ]
     if loaded.recipe.start_from:
-        start = model_folder(loaded.recipe.start_from)
-        sources.append({"model": start.name, "sha256": sha256_of(start / WEIGHTS)})
+        sources.append(open_model(loaded.recipe.start_from).record())
 
     def lineage(training: dict[str, Any]) -> dict[str, Any]:
         return {

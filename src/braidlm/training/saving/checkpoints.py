@@ -1,28 +1,21 @@
 """Checkpoints of a run: model folders for everyone, and beside them the state from which the run resumes exactly.
 
     RUN/checkpoints/NAME/   a complete model folder
-    RUN/states/NAME/        optimizer and random states (torch.distributed.checkpoint), position.json, manifest.json
+    RUN/states/NAME/        optimizer and random states (safetensors), position.json, manifest.json
 
 A state is good when every file has the hash in its manifest and its model folder holds the weights it was saved with.
 Both are written to a scratch folder and renamed, so that a crash leaves older checkpoints untouched.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from torch import Tensor, optim
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch import optim
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
@@ -32,10 +25,10 @@ from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.parallel import Rank, wait_for_all
+from braidlm.training.saving.state import read_state, write_state
 
 STATES_KEPT = 2
-POSITION, MANIFEST, TENSORS = "position.json", "manifest.json", "tensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+POSITION, MANIFEST = "position.json", "manifest.json"
 
 
 class Checkpoints:
@@ -63,7 +56,8 @@ class Checkpoints:
                     cleanup.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
                     part.mkdir(parents=True)
             wait_for_all(self.rank)
-            write_tensors(training_tensors(model, optimizer, self.rank), state_part / TENSORS, self.rank)
+            write_state(state_part, model, optimizer, self.rank)
+            wait_for_all(self.rank)
             if self.rank.is_main:
                 write_model_files(model, model_part, tokenizer, lineage, name)
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
@@ -99,8 +93,7 @@ class Checkpoints:
         missing = [k for k in keys.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
         if missing or keys.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
-        tensors = read_tensors(self.states / name / TENSORS, self.rank)
-        put_training_tensors(tensors, model, optimizer, self.rank)
+        read_state(self.states / name, model, optimizer, self.rank)
         return position
 
     def remove_leftovers(self) -> None:
@@ -152,74 +145,6 @@ def _steps(model: Path) -> int:
         return int((load_lineage(model) or {})["training"]["steps"])
     except (BraidError, KeyError, TypeError):
         return -1
-
-
-def training_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> dict[str, Tensor]:
-    """Everything besides the weights that the next step depends on, as named tensors."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state = optimizer.state.get(parameter)
-        if not state:  # frozen, or not yet used
-            continue
-        tensors |= {f"optimizer.{name}.{key}": state[key] for key in MOMENTS}
-        tensors[f"optimizer.{name}.step"] = state["step"].cpu()
-    tensors[f"random.{rank.index}.cpu"] = torch.get_rng_state()
-    if rank.device.type == "cuda":
-        tensors[f"random.{rank.index}.cuda"] = torch.cuda.get_rng_state(rank.device)
-    return tensors
-
-
-FULL = 1 << 16
-"""A disk with fewer free bytes than this counts as full."""
-
-
-def write_tensors(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
-    """Write the tensors of all processes into one folder."""
-    try:
-        with _no_single_process_warning():
-            dcp.save(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
-    except CheckpointException as error:
-        for failure, _ in error.failures.values():
-            if isinstance(failure, OSError):  # so that a full disk is reported as one
-                raise failure from error
-        if shutil.disk_usage(folder.parent).free < FULL:  # torch's own writer does not say why it stopped
-            raise OSError(errno.ENOSPC, "no space left", str(folder)) from error
-        raise
-
-
-def read_tensors(folder: Path, rank: Rank) -> dict[str, Tensor]:
-    """The tensors of `write_tensors` that belong to this process."""
-    saved = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    own = ("optimizer.", f"random.{rank.index}.")
-    tensors: dict[str, Tensor] = {
-        name: torch.empty(facts.size, dtype=facts.properties.dtype)
-        for name, facts in saved.items()
-        if name.startswith(own) and isinstance(facts, TensorStorageMetadata)
-    }
-    with _no_single_process_warning():
-        dcp.load(tensors, checkpoint_id=str(folder), no_dist=rank.world_size == 1)
-    return tensors
-
-
-@contextlib.contextmanager
-def _no_single_process_warning() -> Iterator[None]:
-    """Silence torch's warning that a single process saves or loads."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning)
-        yield
-
-
-def put_training_tensors(
-    tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank
-) -> None:
-    """Restore what `training_tensors` returned."""
-    for name, parameter in model.named_parameters():
-        if f"optimizer.{name}.step" in tensors:
-            keys = ("step", *MOMENTS)  # fused AdamW counts its steps on the device
-            optimizer.state[parameter] = {k: tensors[f"optimizer.{name}.{k}"].to(parameter.device) for k in keys}
-    torch.set_rng_state(tensors[f"random.{rank.index}.cpu"])
-    if f"random.{rank.index}.cuda" in tensors and rank.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors[f"random.{rank.index}.cuda"], rank.device)
 
 
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""Everything besides the weights that the next step depends on, as tensors in safetensors files.
+
+optimizer.safetensors   AdamW's moments and step counts, which are equal in every process
+random-RANK.safetensors random states of one process
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, optim
+
+from braidlm.core.differences import compare_shapes, listed
+from braidlm.core.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.parallel import Rank
+from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
+
+OPTIMIZER = "optimizer.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STEP = "step"
+
+
+def random_file(rank: Rank) -> str:
+    return f"random-{rank.index}.safetensors"
+
+
+def write_state(folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> None:
+    """Write this process's share of the state."""
+    if rank.is_main:
+        save_file(dict(_optimizer_tensors(model, optimizer)), folder / OPTIMIZER)
+    save_file(_random_states(rank), folder / random_file(rank))
+
+
+def read_state(folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> None:
+    """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
+    tensors = _load(folder, rank)
+    _put_optimizer_tensors(tensors, model, optimizer)
+    _put_random_states(tensors, rank)
+
+
+@contextmanager
+def explained_state_errors(folder: Path) -> Iterator[None]:
+    """Refuse a state with correct hashes and wrong content: somebody changed it, or it is of another run."""
+    try:
+        yield
+    except (SafetensorError, LookupError, OSError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        problem = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise BraidError(
+            f"this saved state cannot be used: {problem}",
+            str(folder),
+            "Remove this folder to go on from the checkpoint before it, or start anew with --fresh.",
+        ) from error
+
+
+def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
+    if (folder / EARLIER_FORMAT).is_dir():
+        prefix = f"random.{rank.index}."
+        named = read_distcp(folder / EARLIER_FORMAT, ("optimizer.", prefix))
+        return {name.removeprefix("optimizer.").removeprefix(prefix): tensor for name, tensor in named.items()}
+    return {**load_file(folder / OPTIMIZER), **load_file(folder / random_file(rank))}
+
+
+def _optimizer_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        if state := optimizer.state.get(parameter):  # none where it is frozen
+            for key in (STEP, *MOMENTS):
+                yield f"{name}.{key}", state[key].detach().cpu().contiguous()
+
+
+def _put_optimizer_tensors(tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer) -> None:
+    for name, parameter in model.named_parameters():
+        if f"{name}.{STEP}" not in tensors:
+            continue
+        state = {key: tensors[f"{name}.{key}"] for key in (STEP, *MOMENTS)}
+        expected = {STEP: (), **dict.fromkeys(MOMENTS, tuple(parameter.shape))}
+        if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in state.items()}):
+            raise ValueError(f"it is of another model ({name}: {listed(problems)})")
+        # Fused AdamW counts its steps on the device.
+        optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in state.items()}
+
+
+def _random_states(rank: Rank) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if rank.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(rank.device)
+    return states
+
+
+def _put_random_states(tensors: dict[str, Tensor], rank: Rank) -> None:
+    torch.set_rng_state(tensors["cpu"])
+    if "cuda" in tensors and rank.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["cuda"], rank.device)
