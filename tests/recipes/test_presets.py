@@ -145,10 +145,10 @@ def test_any_size_by_overrides():
     ("overrides", "text"),
     [
         (["widht=3"], "models/gpt2-28m: unknown key 'widht'. Did you mean 'width'?"),
-        (["width=wide"], "models/gpt2-28m: width: expected a whole number, got 'wide'"),
+        (["width=wide"], "models/gpt2-28m: width: expected a whole number from 1 to 100000, got 'wide'"),
         (["block.attention.haeds=3"], "stages[0].block.attention: unknown key 'haeds'. Did you mean 'heads'?"),
-        (["vocab_size=0"], "vocab_size: expected a whole number above 0, got 0"),
-        (["vocab_size=many", "context=0"], "vocab_size: expected a whole number above 0, got 'many'\ncontext must be"),
+        (["vocab_size=0"], "vocab_size: expected a whole number from 1 to 10000000, got 0"),
+        (["vocab_size=many", "context=0"], "10000000, got 'many'\ncontext: expected a whole number from 1 to"),
         (["model.width=3"], "a model preset has its keys at the top, not under 'model'"),
     ],
 )

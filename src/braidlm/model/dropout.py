@@ -5,22 +5,17 @@ from dataclasses import dataclass, fields
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .errors import BraidError
+from .config.ranges import Rate
 
 
 @dataclass
 class BlockDropout:
     """One rate for both kinds inside a block (`dropout: 0.1`) or one each."""
 
-    attention: float = 0.0
+    attention: Rate = 0.0
     """On attention probabilities."""
-    residual: float = 0.0
+    residual: Rate = 0.0
     """On the outputs of attention and feed-forward, before they are added to the stream."""
-
-    def __post_init__(self) -> None:
-        for name, rate in vars(self).items():
-            if not 0.0 <= rate < 1.0:
-                raise BraidError(f"{name}: a dropout rate must be at least 0 and below 1, got {rate}")
 
     @classmethod
     def from_shorthand(cls, rate: float) -> dict[str, float]:
@@ -31,7 +26,7 @@ class BlockDropout:
 class DropoutConfig(BlockDropout):
     """One rate for all three kinds (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
 
-    embedding: float = 0.0
+    embedding: Rate = 0.0
     """On the sum of token and position embeddings."""
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .config.ranges import NonNegative
 from .config.registry import Registry
 from .routing.stacked import StackedLinear, fan_in, is_vector
 
@@ -52,9 +53,9 @@ class Normal(Initialisation):
 
     @dataclass
     class Config:
-        std: float = 0.02
+        std: NonNegative = 0.02
         """Standard deviation."""
-        carriers: float | None = None
+        carriers: NonNegative | None = None
         """Standard deviation of projections and joins, which have no residual around them; by default 1 / sqrt(inputs),
         which keeps the stream's scale. MoEP's code has 0.02 here too."""
 
@@ -103,9 +104,9 @@ class FanIn(Initialisation):
 
     @dataclass
     class Config:
-        gain: float = 1.0
+        gain: NonNegative = 1.0
         """Standard deviation of a matrix times the root of its inputs."""
-        embedding_std: float = 0.02
+        embedding_std: NonNegative = 0.02
         """Standard deviation of embeddings and learned positions."""
 
     def __init__(self, config: Config, shape: ModelShape):

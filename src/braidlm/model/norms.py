@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .config.ranges import Epsilon
 from .config.registry import Registry
 from .eager_cpu import RMSNormFunction, is_eager_cpu_training
 from .routing.dispatch import Groups
@@ -22,7 +23,7 @@ class LayerNorm(nn.LayerNorm):
 
     @dataclass
     class Config:
-        eps: float = 1e-5
+        eps: Epsilon = 1e-5
         """Added to the variance."""
         bias: bool = True
         """Whether a learned bias is added."""
@@ -56,7 +57,7 @@ class RMSNorm(nn.RMSNorm):
 
     @dataclass
     class Config:
-        eps: float = 1e-5
+        eps: Epsilon = 1e-5
         """Added to the mean square."""
 
     def __init__(self, config: Config, width: int, stack: int | None = None):

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .block import Block, BlockConfig
 from .config.inheritance import inherit
+from .config.ranges import Layers
 from .config.registry import Registry
-from .errors import BraidError
 from .routing.routing import Routings
 from .span import Span
 
@@ -49,12 +49,8 @@ class BlockStage(Stage):
 
     @dataclass
     class Config(BlockConfig):
-        layers: int = 1
+        layers: Layers = 1
         """Number of blocks in a row."""
-
-        def __post_init__(self) -> None:
-            if self.layers < 1:
-                raise BraidError(f"layers must be at least 1, got {self.layers}")
 
     @classmethod
     def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.attention.positions import RotaryPositions, position_kinds
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import decode
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
 from tiny_models import random_ids, randomised, tiny_model
 
@@ -57,7 +58,7 @@ def slow_attention(part: SoftmaxAttention, hidden: Tensor, mask: Tensor | None =
 
 
 def attention(**options: Any) -> SoftmaxAttention:
-    part = SoftmaxAttention(SoftmaxAttention.Config(**{"heads": 6, **options}), WIDTH)
+    part = SoftmaxAttention(decode(SoftmaxAttention.Config, {"heads": 6, **options}), WIDTH)
     return randomised(part).double()
 
 
@@ -200,11 +201,11 @@ def test_score_flops_are_counted_pair_by_pair(length: int, window: int | None) -
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"heads": 0}, "heads: expected a whole number from 1 to 1024, got 0"),
         ({"heads": 6, "kv_heads": 4}, "heads (6) must be a multiple of kv_heads (4)"),
-        ({"heads": 6, "kv_heads": 0}, "heads (6) must be a multiple of kv_heads (0)"),
-        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
-        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"heads": 6, "kv_heads": 0}, "kv_heads: expected a whole number from 1 to 1024, got 0"),
+        ({"head_dim": 0}, "head_dim: expected a whole number from 1 to 100000, got 0"),
+        ({"window": 0}, "window: expected a whole number from 1 to 100000000, got 0"),
         ({"heads": 5}, "width 12 does not divide into 5 heads; set head_dim"),
         ({"head_dim": 3, "out_projection": False}, "without out_projection heads * head_dim (18) must equal the width"),
     ],

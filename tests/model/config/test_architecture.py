@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import types
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,6 +14,7 @@ from braidlm.model.config.architecture import Architecture, read_architecture, w
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.registry import PARTS
+from braidlm.model.config.strict import plain_type
 from braidlm.model.dropout import BlockDropout
 from braidlm.model.routing.experts import ExpertsConfig
 from tiny_models import tiny_config
@@ -41,10 +42,10 @@ def test_every_problem_is_named_at_once() -> None:
     assert sorted(problems(data)) == sorted(
         [
             "model: unknown key 'widht'. Did you mean 'width'?",
-            "model.context: expected a whole number, got 'long'",
+            "model.context: expected a whole number from 1 to 100000000, got 'long'",
             "model.positions: unknown positions 'rop'. Did you mean 'rope'?",
             "model.stages[0]: unknown stage 'blok'. Did you mean 'block'?",
-            "model.stages[1].block: layers must be at least 1, got 0",
+            "model.stages[1].block.layers: expected a whole number from 1 to 1000, got 0",
         ]
     )
 
@@ -56,8 +57,8 @@ def test_every_problem_is_named_at_once() -> None:
         ({}, "model.stages: missing; it has no default"),
         ({"stages": []}, "model: stages: a model needs at least one stage, for example `- block`"),
         ({"stages": "block"}, "model.stages: expected a list, got 'block'"),
-        ({"stages": ["block"], "width": 0}, "model: width must be at least 1, got 0"),
-        ({"stages": ["block"], "context": -1}, "model: context must be at least 1, got -1"),
+        ({"stages": ["block"], "width": 0}, "model.width: expected a whole number from 1 to 100000, got 0"),
+        ({"stages": ["block"], "context": -1}, "model.context: expected a whole number from 1 to 100000000, got -1"),
         ({"stages": ["block"], "block": "rms"}, "model.block: expected a mapping, got 'rms'"),
         ({"stages": [3], "block": {"norm": "rms"}}, "model.stages[0]: expected a stage name or a mapping, got 3"),
         ({"stages": [None], "dropout": 0.1}, "model.stages[0]: expected a stage name or a mapping, got None"),
@@ -67,10 +68,13 @@ def test_every_problem_is_named_at_once() -> None:
             {"stages": ["block"], "block": {"nrom": "rms"}},
             "model.stages[0].block: unknown key 'nrom'. Did you mean 'norm'?",
         ),
-        ({"stages": ["block"], "positions": {"theta": 0}}, "model.positions: theta must be above 0, got 0.0"),
+        (
+            {"stages": ["block"], "positions": {"theta": 0}},
+            "model.positions.theta: expected a number above 0 and at most 1e12, got 0",
+        ),
         (
             {"stages": [{"block": {"dropout": {"attention": 1}}}]},
-            "model.stages[0].block.dropout: attention: a dropout rate must be at least 0 and below 1, got 1.0",
+            "model.stages[0].block.dropout.attention: expected a number of at least 0 and below 1, got 1",
         ),
     ],
 )
@@ -136,13 +140,14 @@ def values_for(hint: Any) -> st.SearchStrategy:
     """Values that fit a field of a part's Config."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
-    if get_origin(hint) is types.UnionType:
+    if get_origin(hint) in (Union, types.UnionType):
         return st.one_of(*map(values_for, get_args(hint)))
     if isinstance(hint, type) and issubclass(hint, ExpertsConfig):
         few = st.integers(2, 5)
         return few | st.fixed_dictionaries(
             {"names": few, "router": st.fixed_dictionaries({"top_k": st.integers(1, 2)})}
         )
+    hint = plain_type(hint)
     strategies = {bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
     return strategies[hint]
 

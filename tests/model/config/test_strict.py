@@ -183,6 +183,7 @@ def test_a_union_takes_the_first_arm_that_fits() -> None:
     assert decode(Drawing, {"name": "a", "pen": "ball"}).pen == "ball"
 
 
+integers = st.integers(-(2**63) + 1, 2**63 - 1)
 sides = st.tuples(st.integers(1, 9), st.integers(1, 9))
 choices = st.builds(lambda r: Choice("circle", Circle.Config(r)), st.floats(0, 9)) | st.builds(
     lambda s, label: Choice("box", Box.Config(s, label)), sides, st.none() | st.text(max_size=4)
@@ -190,18 +191,18 @@ choices = st.builds(lambda r: Choice("circle", Circle.Config(r)), st.floats(0, 9
 drawings = st.builds(
     Drawing,
     name=st.text(max_size=5),
-    scale=st.floats(allow_nan=False),
-    copies=st.integers(),
+    scale=st.floats(allow_nan=False, allow_infinity=False),
+    copies=integers,
     bold=st.booleans(),
     ink=st.sampled_from(["red", "green", "blue"]),
-    depth=st.none() | st.integers(),
-    pen=st.integers() | st.text(max_size=3),
-    size=st.builds(Size, st.integers(), st.integers()),
+    depth=st.none() | integers,
+    pen=integers | st.text(max_size=3),
+    size=st.builds(Size, integers, integers),
     shape=choices,
     extra=st.none() | choices,
     parts=st.lists(choices, max_size=3),
-    weights=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=3),
-    points=st.lists(st.integers(), max_size=3).map(tuple),
+    weights=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    points=st.lists(integers, max_size=3).map(tuple),
     free=st.none() | st.integers() | st.lists(st.text(max_size=2), max_size=2),
 )
 

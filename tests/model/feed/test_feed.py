@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.model.config.registry import Registry
+from braidlm.model.config.strict import decode
 from braidlm.model.feed.feeds import feeds, gated_hidden
 from braidlm.model.norms import norms
 from tiny_models import randomised
@@ -118,5 +119,5 @@ def test_default_sizes() -> None:
 @pytest.mark.parametrize("kind", list(feeds))
 @pytest.mark.parametrize("hidden", [0, -3])
 def test_an_inner_size_below_one_is_refused(kind: str, hidden: int) -> None:
-    with pytest.raises(BraidError, match=f"hidden must be at least 1, got {hidden}"):
-        feeds[kind].Config(hidden=hidden)
+    with pytest.raises(BraidError, match=f"hidden: expected a whole number from 1 to 100000, got {hidden}"):
+        decode(feeds[kind].Config, {"hidden": hidden})

@@ -102,10 +102,10 @@ def test_routings_have_the_module_name_of_their_router() -> None:
 @pytest.mark.parametrize(
     ("experts", "message"),
     [
-        (0, "at least one expert is needed"),
+        (0, "names: expected a whole number from 1 to 4096, got 0"),
         ({"names": ["a", "b"], "router": {"top_k": 3}}, "top_k is 3, and there are only 2 experts"),
         ({"names": ["a", "a"]}, "a name is given twice"),
-        ({"names": ["a", "b"], "router": {"top_k": 0}}, "top_k must be at least 1, got 0"),
+        ({"names": ["a", "b"], "router": {"top_k": 0}}, "top_k: expected a whole number from 1 to 4096, got 0"),
         ({"names": ["a", "b"], "kind": "swiglo"}, "'swiglo' is not one of linear, swiglu. Did you mean 'swiglu'?"),
         (
             {"names": ["a", "b"], "router": {"losses": {"swich": 1.0}}},

@@ -27,12 +27,12 @@ def refused(stage: dict[str, Any]) -> str:
     [
         ({"top_k": 5}, "top_k is 5, and there are only 4 to choose from"),
         ({"top_k": 5, "per": "sublayer"}, "top_k is 5, and there are only 4 experts"),
-        ({"top_k": 0}, f"{STAGE}.join: top_k must be at least 1, got 0"),
+        ({"top_k": 0}, f"{STAGE}.join.top_k: expected a whole number from 1 to 4096, got 0"),
         ({"scope": "routet"}, f"{STAGE}.join.scope: 'routet' is not one of all, routed. Did you mean 'routed'?"),
         ({"per": "layer"}, f"{STAGE}.join.per: 'layer' is not one of block, sublayer."),
         ({"compute": "fast"}, f"{STAGE}.join.compute: 'fast' is not one of measured, sparse, dense."),
-        ({"balance_rate": -0.1}, f"{STAGE}.join: balance_rate must be 0 or more, got -0.1"),
-        ({"noise": -1.0}, f"{STAGE}.join: noise must be 0 or more, got -1"),
+        ({"balance_rate": -0.1}, f"{STAGE}.join.balance_rate: expected a number from 0 to 1, got -0.1"),
+        ({"noise": -1.0}, f"{STAGE}.join.noise: expected a number from 0 to 1e9, got -1.0"),
         ({"losses": {"swich": 1.0}}, f"{STAGE}.join: losses: unknown routing loss 'swich'. Did you mean 'switch'?"),
         ({"topk": 2}, f"{STAGE}.join: unknown key 'topk'. Did you mean 'top_k'?"),
     ],
@@ -80,11 +80,11 @@ def test_paths_that_cannot_be_chosen_per_sublayer(parallel: dict[str, Any], text
 @pytest.mark.parametrize(
     ("part", "experts", "text"),
     [
-        ("feed", 0, f"{BLOCK}.feed.experts: at least one expert is needed"),
-        ("attention", 0, f"{BLOCK}.attention.experts: at least one expert is needed"),
+        ("feed", 0, f"{BLOCK}.feed.experts.names: expected a whole number from 1 to 4096, got 0"),
+        ("attention", [], f"{BLOCK}.attention.experts: expected a number of experts or a mapping, got '[]'"),
         ("feed", 1, f"{BLOCK}.feed.experts: top_k is 2, and there are only 1 experts"),
         ("attention", {"names": ["a", "a"]}, f"{BLOCK}.attention.experts: a name is given twice: a, a"),
-        ("feed", {"names": 2, "shared": 0}, f"{BLOCK}.feed.experts: shared must be at least 1, got 0"),
+        ("feed", {"names": 2, "shared": 0}, f"{BLOCK}.feed.experts.shared: expected a whole number from 1 to 100000"),
         ("attention", {"names": 2, "shared": 8}, f"{BLOCK}.attention.experts: unknown key 'shared'."),
         (
             "attention",
@@ -99,7 +99,7 @@ def test_paths_that_cannot_be_chosen_per_sublayer(parallel: dict[str, Any], text
         (
             "feed",
             {"names": 3, "router": {"noise": -1}},
-            f"{BLOCK}.feed.experts.router: noise must be 0 or more, got -1",
+            f"{BLOCK}.feed.experts.router.noise: expected a number from 0 to 1e9, got -1",
         ),
         ("feed", True, f"{BLOCK}.feed.experts: expected a number of experts or a mapping, got 'True'"),
     ],

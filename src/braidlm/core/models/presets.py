@@ -7,6 +7,8 @@ from braidlm.core.errors import BraidError, collecting, errors_at
 from braidlm.core.recipes import compose_recipe
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import VocabularySize
+from braidlm.model.config.strict import decode
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ def decode_model(model: "dict[str, Any] | RecipeModel", where: str = "model") ->
         return model
     problems: list[str] = []
     vocab_size = model.get("vocab_size")
-    if vocab_size is not None and (type(vocab_size) is not int or vocab_size < 1):
-        key = f"{where}.vocab_size" if where else "vocab_size"
-        problems.append(f"{key}: expected a whole number above 0, got {vocab_size!r}")
+    with collecting(problems):
+        decode(VocabularySize | None, vocab_size, f"{where}.vocab_size" if where else "vocab_size")
     with collecting(problems):
         architecture = read_architecture({k: v for k, v in model.items() if k != "vocab_size"}, where)
     if problems:

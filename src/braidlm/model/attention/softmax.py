@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config.ranges import Heads, Length, Size
 from ..config.registry import Registry
 from ..dropout import Dropout
 from ..errors import BraidError
@@ -44,30 +45,26 @@ class SoftmaxAttention(nn.Module):
 
     @dataclass
     class Config:
-        heads: int = 8
+        heads: Heads = 8
         """Query heads."""
-        kv_heads: int | None = None
+        kv_heads: Heads | None = None
         """Key and value heads: as many as `heads` (multi-head), fewer (grouped-query), or 1 (multi-query)."""
-        head_dim: int | None = None
+        head_dim: Size | None = None
         """Channels of a head; by default width / heads."""
         out_projection: bool = True
         """Whether there is an output projection; without one the heads are only concatenated (PaPaformer)."""
         bias: bool = False
         """Whether the projections have biases."""
-        window: int | None = None
+        out_bias: bool | None = None
+        """Whether the output projection has one; by default as the others."""
+        window: Length | None = None
         """Number of previous tokens, itself included, that a token attends to; by default all."""
         experts: AttentionExpertsConfig | None = None
         """The number of experts of this shape, or their names and router; by default one without a router."""
 
         def __post_init__(self) -> None:
-            if self.heads < 1:
-                raise BraidError(f"heads must be at least 1, got {self.heads}")
-            if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            if self.kv_heads and self.heads % self.kv_heads:
                 raise BraidError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
-            if self.head_dim is not None and self.head_dim < 1:
-                raise BraidError(f"head_dim must be at least 1, got {self.head_dim}")
-            if self.window is not None and self.window < 1:
-                raise BraidError(f"window must be at least 1, got {self.window}")
 
     def __init__(self, config: Config, width: int, dropout: float = 0.0, stack: int | None = None):
         super().__init__()
@@ -82,7 +79,8 @@ class SoftmaxAttention(nn.Module):
         if not config.out_projection and inner != width:
             raise BraidError(f"without out_projection heads * head_dim ({inner}) must equal the width ({width})")
         self.qkv = linear(stack, width, inner + 2 * self.kv_heads * self.head_dim, config.bias)
-        self.out = linear(stack, inner, width, config.bias) if config.out_projection else None
+        out_bias = config.bias if config.out_bias is None else config.out_bias
+        self.out = linear(stack, inner, width, out_bias) if config.out_projection else None
         self.drop = Dropout(dropout)
         self.query_share = 1.0
         """The share of the queries that is computed; less than 1 if a router chooses among the members of a stack."""

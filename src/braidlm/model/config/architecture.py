@@ -13,6 +13,7 @@ from ..initialisation import initialisations
 from ..norms import norms
 from ..stages import stage_kinds
 from .inheritance import inherit
+from .ranges import MAX_ITEMS, Length, Size
 from .registry import Choice
 from .strict import PartOf, decode, encode, part_of
 
@@ -23,9 +24,9 @@ class Architecture:
 
     stages: list[Annotated[Choice, PartOf(stage_kinds, by_key=True)]]
     """The layers of the model, from the embedding to the head."""
-    width: int = 256
+    width: Size = 256
     """Channels of the stream at the embedding."""
-    context: int = 512
+    context: Length = 512
     """Context length, in tokens."""
     embedding: Annotated[Choice, PartOf(embeddings, "tokens")] = "tokens"  # type: ignore[assignment]
     """From tokens to vectors."""
@@ -43,9 +44,6 @@ class Architecture:
     """How weights are initialised."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "context"):
-            if getattr(self, name) < 1:
-                raise BraidError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.stages:
             raise BraidError("stages: a model needs at least one stage, for example `- block`")
 
@@ -55,13 +53,13 @@ class Architecture:
         return sum(getattr(stage.options, "layers", 0) for stage in self.stages)
 
 
-def read_architecture(data: dict[str, Any], where: str = "model") -> Architecture:
-    """Decode the architecture of a recipe or a config.json.
+def read_architecture(data: "dict[str, Any] | Architecture", where: str = "model") -> Architecture:
+    """Decode the architecture of a recipe or a config.json; one that was built in Python is checked.
 
     Stages inherit from `block` and `dropout` at the top; `norm` at the top is by default the block's.
     """
     if not isinstance(data, dict):
-        return decode(Architecture, data, where)  # it raises the error
+        return decode(Architecture, data, where)  # it checks what is built already, and refuses anything else
     data = dict(data)
     template = data.pop("block", None) or {}
     if not isinstance(template, dict):
@@ -74,8 +72,10 @@ def read_architecture(data: dict[str, Any], where: str = "model") -> Architectur
         template = inherit(rates, template)
     if "norm" in template:
         data.setdefault("norm", template["norm"])
-    if isinstance(data.get("stages"), list):
-        data["stages"] = [_inherited(stage, template) for stage in data["stages"]]
+    stages = data.get("stages")
+    if isinstance(stages, list) and len(stages) <= MAX_ITEMS:
+        at = f"{where}.stages" if where else "stages"
+        data["stages"] = [_inherited(stage, template, f"{at}[{index}]") for index, stage in enumerate(stages)]
     return decode(Architecture, data, where)
 
 
@@ -97,7 +97,7 @@ def _with_kinds(template: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _inherited(stage: Any, template: dict[str, Any]) -> Any:
+def _inherited(stage: Any, template: dict[str, Any], where: str) -> Any:
     """A stage with the options that it inherits from the template; its kind defines which."""
     mapping = {stage: {}} if isinstance(stage, str) else stage
     if not isinstance(mapping, dict) or len(mapping) != 1:
@@ -108,4 +108,7 @@ def _inherited(stage: Any, template: dict[str, Any]) -> Any:
     inherit_in_stage = getattr(stage_kinds[kind], "inherit", None)
     if inherit_in_stage is None or not isinstance(options or {}, dict):
         return stage
-    return {kind: inherit_in_stage(options or {}, template)}
+    try:
+        return {kind: inherit_in_stage(options or {}, template)}
+    except BraidError as error:
+        raise BraidError(f"{where}.{kind}.{error.what}", todo=error.todo) from error

@@ -7,6 +7,8 @@ from transformers import PretrainedConfig
 
 from ..folder_code import CODE_FILE, write_folder_code
 from .architecture import Architecture, read_architecture, write_architecture
+from .ranges import VocabularySize
+from .strict import decode
 
 CLASSES = {
     "AutoConfig": "BraidConfig",
@@ -24,7 +26,7 @@ class BraidConfig(PretrainedConfig):
 
     def __init__(self, architecture: Architecture | dict | None = None, vocab_size: int = 256, **kwargs: Any):
         self.architecture = architecture or {"stages": ["block"]}
-        self.vocab_size = vocab_size
+        self.vocab_size = decode(VocabularySize, vocab_size, "vocab_size")
         derived = {
             "hidden_size": self.decoded.width,
             "max_position_embeddings": self.decoded.context,
@@ -54,7 +56,7 @@ class BraidConfig(PretrainedConfig):
 
     @architecture.setter
     def architecture(self, value: Architecture | dict[str, Any]) -> None:
-        self.decoded = value if isinstance(value, Architecture) else read_architecture(value)
+        self.decoded = read_architecture(value)
 
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()

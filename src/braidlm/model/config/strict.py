@@ -1,12 +1,22 @@
 """Strict decoding of plain data into typed dataclasses, and back; errors list all problems, each with its path."""
 
 import dataclasses
+import sys
 import types
 from dataclasses import MISSING, dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import BraidError, did_you_mean
+from .ranges import MAX_INTEGER, MAX_ITEMS, Range
 from .registry import ADVICE, Choice, Registry
+
+NUMBERS = {
+    int: Range(at_least=-MAX_INTEGER, at_most=MAX_INTEGER),
+    float: Range(at_least=-sys.float_info.max, at_most=sys.float_info.max),
+}
+"""The ranges of numbers whose fields declare none."""
+WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,22 @@ class PartOf:
 
 
 def decode(cls: Any, data: Any, where: str = "") -> Any:
-    """`data` (from YAML or JSON) as an instance of the dataclass `cls`; raises one BraidError with every problem."""
+    """`data` (from YAML or JSON) as an instance of the dataclass `cls`; raises one BraidError with every problem.
+
+    Data may be, or contain, what is decoded already or was built in Python: its values are checked, and it is kept.
+    A type of a field will do too: `decode(Count, tokens, "tokens")` checks an argument.
+    """
     problems: list[str] = []
     value = _decode(cls, data, where, problems)
     if problems:
         raise BraidError("\n".join(sorted(problems, key=ADVICE.__eq__)))  # advice comes last
     return value
+
+
+@cache
+def type_hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their ranges and registries."""
+    return get_type_hints(cls, include_extras=True)
 
 
 def encode(value: Any) -> Any:
@@ -38,7 +58,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Choice):
         return {"kind": value.kind, **encode(value.options)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = get_type_hints(type(value), include_extras=True)
+        hints = type_hints(type(value))
         return {f.name: _encode_as(hints[f.name], getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(k): encode(v) for k, v in value.items()}
@@ -65,11 +85,13 @@ def part_of(hint: Any) -> PartOf | None:
 
 
 def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
+    part = part_of(hint) if get_origin(hint) is Annotated else None
+    if part is not None:
+        return _decode_choice(part, data, where, problems)
+    if plain_type(hint) in NUMBERS:
+        return _decode_number(hint, data, where, problems)
     if get_origin(hint) is Annotated:
-        part = part_of(hint)
-        return (
-            _decode_choice(part, data, where, problems) if part else _decode(get_args(hint)[0], data, where, problems)
-        )
+        return _decode(plain_type(hint), data, where, problems)
     if hint is Any:
         return data
     origin = get_origin(hint)
@@ -83,7 +105,7 @@ def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
         return _decode_sequence(hint, origin, data, where, problems)
     if origin is dict:
         return _decode_mapping(hint, data, where, problems)
-    return _decode_scalar(hint, data, where, problems)
+    return _decode_plain(hint, data, where, problems)
 
 
 def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
@@ -95,20 +117,20 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
             problems.append(f"{_at(where)}{error.what.rstrip('.') if advice else error.what}{advice}")
             return None
     if isinstance(data, cls):
-        return data
+        return _checked(data, where, problems)
     data = {} if data is None else data
     if not isinstance(data, dict):
         problems.append(f"{_at(where)}expected a mapping, got {_show(data)}")
         return None
     before = len(problems)
-    hints = get_type_hints(cls, include_extras=True)
+    hints = type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
         if key not in fields:
             problems.append(f"{_at(where)}unknown key '{key}'.{did_you_mean(key, fields)}")
     values = {}
     for name, declared in fields.items():
-        path = f"{where}.{name}" if where else name
+        path = _join(where, name)
         if name in data:
             values[name] = _decode(hints[name], data[name], path, problems)
         elif declared.default is MISSING and declared.default_factory is MISSING:
@@ -124,8 +146,17 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
         return None
 
 
+def _checked(instance: Any, where: str, problems: list[str]) -> Any:
+    """A dataclass whose fields are checked as decoding would check them."""
+    hints = type_hints(instance.__class__)
+    for name in (f.name for f in dataclasses.fields(instance)):
+        _decode(hints[name], getattr(instance, name), _join(where, name), problems)
+    return instance
+
+
 def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> Any:
     if isinstance(data, Choice):
+        _checked(data.options, _join(where, data.kind) if part.by_key else where, problems)
         return data
     kind, options = part.default, data
     if isinstance(data, str):
@@ -154,7 +185,7 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
         if "Did you mean" not in problem:  # the name is not merely misspelled
             problems.extend(line for line in advice if line not in problems)
         return None
-    inside = f"{where}.{kind}" if part.by_key else where
+    inside = _join(where, kind) if part.by_key else where
     return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems))
 
 
@@ -165,12 +196,15 @@ def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     rest = [a for a in arms if a is not type(None)]
     if len(rest) == 1:
         return _decode(rest[0], data, where, problems)
+    found: list[str] = []
     for arm in rest:
         trial: list[str] = []
         value = _decode(arm, data, where, trial)
         if not trial:
             return value
-    problems.append(f"{_at(where)}expected {' or '.join(_name(a) for a in rest)}, got {_show(data)}")
+        if _is_of_type(arm, data):  # what is wrong with it is inside
+            found = found or trial
+    problems.extend(found or [f"{_at(where)}expected {' or '.join(_name(a) for a in rest)}, got {_show(data)}"])
     return None
 
 
@@ -187,6 +221,8 @@ def _decode_sequence(hint: Any, origin: Any, data: Any, where: str, problems: li
     if not isinstance(data, (list, tuple)):
         problems.append(f"{_at(where)}expected a list, got {_show(data)}")
         return None
+    if _is_too_long(data, where, problems):
+        return None
     args = [a for a in get_args(hint) if a is not Ellipsis]
     if origin is tuple and len(args) > 1 and len(args) != len(data):
         problems.append(f"{_at(where)}expected {len(args)} values, got {len(data)}")
@@ -199,22 +235,68 @@ def _decode_mapping(hint: Any, data: Any, where: str, problems: list[str]) -> An
     if not isinstance(data, dict):
         problems.append(f"{_at(where)}expected a mapping, got {_show(data)}")
         return None
+    if _is_too_long(data, where, problems):
+        return None
     inner = get_args(hint)[1]
-    return {str(k): _decode(inner, v, f"{where}.{k}" if where else str(k), problems) for k, v in data.items()}
+    return {str(k): _decode(inner, v, _join(where, k), problems) for k, v in data.items()}
 
 
-def _decode_scalar(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
-    if hint is float and isinstance(data, (int, float)) and not isinstance(data, bool):
-        return float(data)
-    if hint is float and isinstance(data, str):
-        try:
-            return float(data)  # YAML 1.1 reads 3e-4 as text
-        except ValueError:
-            pass
-    if isinstance(data, hint) and not (hint is int and isinstance(data, bool)):
+def _is_too_long(data: Any, where: str, problems: list[str]) -> bool:
+    if len(data) > MAX_ITEMS:
+        problems.append(f"{_at(where)}expected at most {MAX_ITEMS} elements, got {len(data)}")
+    return len(data) > MAX_ITEMS
+
+
+def _decode_number(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
+    """The one place that checks numbers: the type, and the range that the field declares."""
+    kind = plain_type(hint)
+    number = _as_number(kind, data)
+    for allowed in (range_of(hint) or NUMBERS[kind], NUMBERS[kind]):
+        if number is None or number not in allowed:
+            expected = _name(hint) if number is None else f"{WORDS[kind]} {allowed}"
+            problems.append(f"{_at(where)}expected {expected}, got {_show(data)}")
+            return None
+    return number
+
+
+def _as_number(kind: type, data: Any) -> float | None:
+    """The number that is written; None for what is no number of this kind."""
+    if isinstance(data, bool) or not isinstance(data, int if kind is int else (int, float, str)):
+        return None
+    try:
+        return kind(data)  # YAML 1.1 reads 3e-4 as text
+    except (ValueError, OverflowError):
+        return None
+
+
+def range_of(hint: Any) -> Range | None:
+    """The range that an annotation declares."""
+    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Range)), None)
+
+
+def plain_type(hint: Any) -> Any:
+    """An annotation's type without its marks."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _is_of_type(hint: Any, data: Any) -> bool:
+    """Whether data is of the plain type of an annotation, whatever is in it."""
+    kind = plain_type(hint)
+    if kind in NUMBERS:
+        return _as_number(kind, data) is not None
+    return isinstance(data, get_origin(kind) or kind)
+
+
+def _decode_plain(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
+    """Text, or true and false."""
+    if isinstance(data, hint):
         return data
     problems.append(f"{_at(where)}expected {_name(hint)}, got {_show(data)}")
     return None
+
+
+def _join(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
 
 
 def _at(where: str) -> str:
@@ -222,12 +304,16 @@ def _at(where: str) -> str:
 
 
 def _name(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}
     if dataclasses.is_dataclass(hint):
         return "a mapping"
-    return words.get(hint, words.get(get_origin(hint), str(getattr(hint, "__name__", hint))))
+    if allowed := range_of(hint):
+        return f"{WORDS[plain_type(hint)]} {allowed}"
+    hint = plain_type(hint)
+    return WORDS.get(hint, WORDS.get(get_origin(hint), str(getattr(hint, "__name__", hint))))
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to write very long ones
+        return f"a number of {value.bit_length()} bits"
     text = f"'{value}'" if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

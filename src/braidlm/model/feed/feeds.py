@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config.ranges import Size
 from ..config.registry import Registry
 from ..eager_cpu import SiluProductFunction, is_eager_cpu_training
-from ..errors import BraidError
 from ..routing.dispatch import Groups
 from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
@@ -35,27 +35,18 @@ def gated_hidden(width: int) -> int:
 class FeedExpertsConfig(ExpertsConfig):
     """A bank of feed-forward parts."""
 
-    shared: int | None = None
+    shared: Size | None = None
     """Inner size of a shared expert, which every token uses beside those chosen; by default there is none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shared is not None and self.shared < 1:
-            raise BraidError(f"shared must be at least 1, got {self.shared}")
 
 
 @dataclass
 class FeedConfig:
     """The options of every feed-forward part."""
 
-    hidden: int | None = None
+    hidden: Size | None = None
     """Inner size."""
     experts: FeedExpertsConfig | None = None
     """The number of experts of this shape, or their names and router; by default one without a router."""
-
-    def __post_init__(self) -> None:
-        if self.hidden is not None and self.hidden < 1:
-            raise BraidError(f"hidden must be at least 1, got {self.hidden}")
 
 
 @feeds.register("mlp")
@@ -66,7 +57,7 @@ class MLP(nn.Module):
 
     @dataclass
     class Config(FeedConfig):
-        hidden: int | None = None
+        hidden: Size | None = None
         """Inner size; by default 4 x width."""
         activation: Literal["gelu", "gelu_new", "relu"] = "gelu"
         """gelu_new is the tanh approximation that GPT-2 uses."""
@@ -92,7 +83,7 @@ class SwiGLU(nn.Module):
 
     @dataclass
     class Config(FeedConfig):
-        hidden: int | None = None
+        hidden: Size | None = None
         """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
         bias: bool = False
         """Whether the matrices have biases."""
@@ -126,7 +117,7 @@ class GEGLU(nn.Module):
 
     @dataclass
     class Config(FeedConfig):
-        hidden: int | None = None
+        hidden: Size | None = None
         """Inner size; by default 8/3 x width, rounded up to a multiple of 64."""
         bias: bool = False
         """Whether the matrices have biases."""

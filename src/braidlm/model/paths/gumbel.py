@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..config.ranges import NonNegative, Positive
 from ..errors import BraidError
 from ..routing.losses import check_losses
 from ..routing.routing import Routing, Routings
@@ -29,14 +30,12 @@ class GumbelJoin(SameWidthJoin):
         """gumbel: sampled choices in training; softmax: no noise, every choice is weighted by its probability."""
         hard: bool = True
         """With gumbel: one choice per token forward, straight-through gradients; otherwise soft weights."""
-        temperature: float = 1.0
+        temperature: Positive = 1.0
         """Sharpness of the weights: lower is sharper. With gumbel, `training.temperature` gives it a schedule."""
-        losses: dict[str, float] = field(default_factory=dict)
+        losses: dict[str, NonNegative] = field(default_factory=dict)
         """Routing losses and their weights, e.g. {token_entropy: 0.01, load_balance: 0.01}."""
 
         def __post_init__(self) -> None:
-            if self.temperature <= 0:
-                raise BraidError(f"temperature must be above 0, got {self.temperature:g}")
             check_losses(self.losses)
 
     def __init__(self, config: Config, shape: JoinShape):

@@ -1,5 +1,6 @@
 """Parallel: layers of named paths, joined into one stream after each layer."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
@@ -11,8 +12,9 @@ from ..attention.routed import set_active_attention_share, span_for_scope
 from ..attention.softmax import AttentionExpertsConfig
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
+from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
 from ..config.registry import Choice
-from ..config.strict import PartOf
+from ..config.strict import PartOf, decode
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
 from ..routing.dispatch import Compute, is_sparse, sort_by_expert
@@ -34,9 +36,9 @@ class PathConfig(BlockConfig):
 
     name: str = ""
     """Name of the path."""
-    width: int | None = None
+    width: Size | None = None
     """Channels of its blocks; by default the stream's, or with concat an equal slice of it."""
-    depth: int | None = None
+    depth: Layers | None = None
     """Number of blocks; by default one per layer."""
 
     def __post_init__(self) -> None:
@@ -44,10 +46,6 @@ class PathConfig(BlockConfig):
             raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
         if hasattr(nn.ModuleDict, self.name):
             raise BraidError(f"a path cannot be called '{self.name}': torch reserves that name")
-        for key in ("width", "depth"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise BraidError(f"{key} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,20 @@ class ParallelStage(Stage):
     class Config:
         paths: list[PathConfig]
         """Names, or names with options; by default these are the stage's, then those of the model's `block`."""
-        layers: int = 1
+        layers: Layers = 1
         """Number of layers, each of which runs the paths in parallel and joins them."""
         join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
         """How the paths become one stream after each layer."""
-        to: int | None = None
+        to: Size | None = None
         """Width after the last layer; by default that of the stage's input (concat: the sum of the paths' widths)."""
         stacked: bool = True
         """Whether paths of one shape are computed as a stack; false keeps a module for each, the plain reference."""
 
         def __post_init__(self) -> None:
-            if self.layers < 1:
-                raise BraidError(f"layers must be at least 1, got {self.layers}")
             if not self.paths:
                 raise BraidError("paths: at least one is needed")
-            names = [path.name for path in self.paths]
-            for twice in sorted({name for name in names if names.count(name) > 1}):
+            counts = Counter(path.name for path in self.paths)
+            for twice in sorted(name for name, count in counts.items() if count > 1):
                 raise BraidError(f"paths: '{twice}' is listed twice")
 
     @classmethod
@@ -283,10 +279,10 @@ def _of_one_shape(paths: list[SizedPath]) -> bool:
 def _inherited_paths(paths: Any, shared: dict[str, Any]) -> Any:
     """`2`, `[stories, maths]` or `{stories: {width: 64}, maths: }` as a list of paths with all their options."""
     if isinstance(paths, int) and not isinstance(paths, bool):
-        paths = [f"path_{number + 1}" for number in range(paths)]
+        paths = [f"path_{number + 1}" for number in range(decode(Choices, paths, "paths"))]
     if isinstance(paths, dict):
         paths = [{"name": name, **(own or {})} if isinstance(own or {}, dict) else own for name, own in paths.items()]
-    if not isinstance(paths, list):
+    if not isinstance(paths, list) or len(paths) > MAX_ITEMS:
         return paths  # decoding raises the error
     named = [{"name": path} if isinstance(path, str) else path for path in paths]
     return [inherit(shared, path) if isinstance(path, dict) else path for path in named]

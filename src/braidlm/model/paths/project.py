@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import BraidError
+from ..config.ranges import Size
 from ..routing.dispatch import Groups, dispatch, is_sparse
 from ..routing.experts import ExpertsConfig, set_active_share
 from ..routing.router import TopKRouter
@@ -23,7 +23,7 @@ class ProjectionExpertsConfig(ExpertsConfig):
 
     kind: Literal["linear", "swiglu"] = "linear"
     """Whether an expert is one matrix or a Swish-gated unit."""
-    hidden: int | None = None
+    hidden: Size | None = None
     """Inner size of a gated expert; by default 4 x the output width."""
 
 
@@ -70,16 +70,12 @@ class ProjectStage(Stage):
 
     @dataclass
     class Config:
-        to: int
+        to: Size
         """Output width."""
         bias: bool = False
         """Whether the layer, or each expert, has a bias."""
         experts: ProjectionExpertsConfig | None = None
         """The number of experts, or their names, kind and router; by default none: one layer for all tokens."""
-
-        def __post_init__(self) -> None:
-            if self.to < 1:
-                raise BraidError(f"to must be at least 1, got {self.to}")
 
     def __init__(self, config: Config, width: int):
         super().__init__()

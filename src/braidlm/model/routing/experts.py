@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ..config.ranges import Choices
 from ..config.registry import Choice, Registry
 from ..errors import BraidError
 from .router import RouterConfig
@@ -15,7 +16,7 @@ from .stacked import StackedLinear
 class ExpertsConfig:
     """The experts' names and their router."""
 
-    names: list[str] | int
+    names: list[str] | Choices
     """The names of the experts, or their number: they are then called expert_1, expert_2 and so on."""
     router: RouterConfig = field(default_factory=RouterConfig)
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config.ranges import Choices, NonNegative, Share
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
@@ -21,7 +22,7 @@ from .routing import Routing
 class RouterConfig:
     """How a router chooses."""
 
-    top_k: int = 2
+    top_k: Choices = 2
     """The number of choices for each token."""
     renormalise: bool = True
     """Whether the weights of the chosen are normalised to a sum of 1 (MoEP), or stay as the softmax gives them."""
@@ -29,22 +30,17 @@ class RouterConfig:
     """A normalisation of the router's input; by default none."""
     bias: bool = True
     """Whether the scores have a bias."""
-    noise: float = 0.0
+    noise: NonNegative = 0.0
     """Standard deviation of noise on the scores in training; it changes the choice, not the weights."""
-    losses: dict[str, float] = field(default_factory=lambda: {"switch": 0.01})
+    losses: dict[str, NonNegative] = field(default_factory=lambda: {"switch": 0.01})
     """Routing losses and their weights."""
-    balance_rate: float = 0.0
+    balance_rate: Share = 0.0
     """Balancing without a loss: after each step the ranking of choices with too many tokens is lowered by this much,
     and that of choices with too few is raised; weights do not change. 0.001 is common."""
     compute: Compute = "measured"
     """Whether only the chosen are computed or all of them; by default the faster, which training measures."""
 
     def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise BraidError(f"top_k must be at least 1, got {self.top_k}")
-        for name in ("noise", "balance_rate"):
-            if getattr(self, name) < 0:
-                raise BraidError(f"{name} must be 0 or more, got {getattr(self, name):g}")
         check_losses(self.losses)
 
 
