@@ -41,11 +41,17 @@ CALLS = {
     "x86_64": {"read": 0, "openat": 257, "execve": 59, "mmap": 9, "futex": 202, "exit_group": 231, "pipe2": 293}
     | {"socket": 41, "connect": 42, "ptrace": 101, "mount": 165, "unshare": 272, "setns": 308, "bpf": 321}
     | {"memfd_create": 319, "io_uring_setup": 425, "clone3": 435, "clone": 56, "kill": 62, "tgkill": 234}
-    | {"prlimit64": 302, "socketpair": 53, "shmget": 29, "init_module": 175, "pidfd_send_signal": 424},
+    | {"prlimit64": 302, "socketpair": 53, "shmget": 29, "init_module": 175, "pidfd_send_signal": 424}
+    | {"fchmod": 91, "fchmodat": 268, "fchownat": 260, "utimensat": 280, "setxattr": 188, "fremovexattr": 199}
+    | {"setpriority": 141, "sched_setaffinity": 203, "ioprio_set": 251, "shmat": 30, "truncate": 76}
+    | {"openat2": 437, "io_setup": 206, "fcntl": 72, "ioctl": 16},
     "aarch64": {"read": 63, "openat": 56, "execve": 221, "mmap": 222, "futex": 98, "exit_group": 94, "pipe2": 59}
     | {"socket": 198, "connect": 203, "ptrace": 117, "mount": 40, "unshare": 97, "setns": 268, "bpf": 280}
     | {"memfd_create": 279, "io_uring_setup": 425, "clone3": 435, "clone": 220, "kill": 129, "tgkill": 131}
-    | {"prlimit64": 261, "socketpair": 199, "shmget": 194, "init_module": 105, "pidfd_send_signal": 424},
+    | {"prlimit64": 261, "socketpair": 199, "shmget": 194, "init_module": 105, "pidfd_send_signal": 424}
+    | {"fchmod": 52, "fchmodat": 53, "fchownat": 54, "utimensat": 88, "setxattr": 5, "fremovexattr": 16}
+    | {"setpriority": 140, "sched_setaffinity": 122, "ioprio_set": 30, "shmat": 196, "truncate": 45}
+    | {"openat2": 437, "io_setup": 0, "fcntl": 25, "ioctl": 29},
 }
 """From the kernel's tables."""
 
@@ -57,9 +63,50 @@ def test_what_is_allowed_and_what_is_not(machine: str) -> None:
         assert verdict(machine, calls[name]) == ALLOW, name
     for name in ("socket", "connect", "ptrace", "mount", "unshare", "setns", "bpf", "shmget", "init_module"):
         assert verdict(machine, calls[name]) == "EPERM", name
-    for name in ("memfd_create", "io_uring_setup", "clone3"):
+    for name in ("memfd_create", "io_uring_setup", "clone3", "openat2", "io_setup"):
         assert verdict(machine, calls[name]) == "ENOSYS", name
     assert verdict(machine, calls["pidfd_send_signal"]) == "EPERM"
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_what_landlock_does_not_protect(machine: str) -> None:
+    calls = CALLS[machine]
+    for name in ("fchmod", "fchmodat", "fchownat", "utimensat", "setxattr", "fremovexattr", "truncate"):
+        assert verdict(machine, calls[name]) == "EPERM", name
+    for name in ("setpriority", "sched_setaffinity", "ioprio_set", "shmat"):
+        assert verdict(machine, calls[name]) == "EPERM", name
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_files_are_truncated_only_by_those_who_may_write(machine: str) -> None:
+    read, write, both, truncate, create = 0, 1, 2, 0o1000, 0o100
+    for flags in (read, create, write | truncate, both | truncate | create):
+        assert verdict(machine, CALLS[machine]["openat"], 0, 0, flags) == ALLOW
+    assert verdict(machine, CALLS[machine]["openat"], 0, 0, read | truncate) == "EPERM"
+
+
+def test_the_older_open_of_x86() -> None:
+    assert verdict("x86_64", 2, 0, 0o1000) == "EPERM"
+    assert verdict("x86_64", 2, 0, 0o1001) == ALLOW
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_descriptors_send_no_signals_and_set_no_attributes(machine: str) -> None:
+    get_flags, set_owner, set_signal, lease = 3, 8, 10, 1024
+    assert verdict(machine, CALLS[machine]["fcntl"], 1, get_flags) == ALLOW
+    for command in (set_owner, set_signal, 15, 1026, lease):
+        assert verdict(machine, CALLS[machine]["fcntl"], 1, command) == "EPERM"
+    for request in (0x5401, 0x541B, 0x5421, 0x5451):
+        assert verdict(machine, CALLS[machine]["ioctl"], 1, request) == ALLOW
+    for request in (0x40086602, 0x401C5820, 0x8901, 0x5412):
+        assert verdict(machine, CALLS[machine]["ioctl"], 1, request) == "ENOTTY"
+
+
+@pytest.mark.parametrize("machine", kernel.SUPPORTED)
+def test_calls_of_later_kernels_do_not_exist(machine: str) -> None:
+    assert verdict(machine, 469) == "EPERM"
+    for number in (470, 1000, 0x40000000 | 41):
+        assert verdict(machine, number) == "ENOSYS"
 
 
 @pytest.mark.parametrize("machine", kernel.SUPPORTED)
@@ -100,4 +147,3 @@ def test_pairs_of_sockets_are_streams(machine: str) -> None:
 
 def test_other_ways_to_call() -> None:
     assert verdict("x86_64", 0, arch=0x40000003) == KILL, "the calls of 32 bits have other numbers"
-    assert verdict("x86_64", 0x40000000 | 41) == "ENOSYS"

@@ -298,24 +298,47 @@ def test_limits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_system_that_cannot_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     opened("none", monkeypatch)
-    monkeypatch.setattr(sandbox_module, "_problem", lambda sandbox, supported: "not here")
+    tested = sandbox_module._tested
+
+    def only_limits(sandbox: Sandbox) -> tuple[list[str], str | None]:
+        return tested(sandbox) if sandbox.isolation == "none" else ([], "not here")
+
+    monkeypatch.setattr(sandbox_module, "_tested", only_limits)
     with pytest.raises(BraidError) as error:
         Sandbox.open()
     assert "no way to isolate programs (namespaces: not here; landlock: not here)" in str(error.value)
-    assert "code_isolation=best runs programs with limits alone" in str(error.value)
+    assert "code_isolation=best runs programs with what there is" in str(error.value)
     best = Sandbox.open("best")
     assert best.isolation == "none"
     assert "NOT prevented: reading files outside its folder, " in best.statement[-1]
-    assert best.statement[0] == "files and network: NOT isolated"
+    assert best.statement[:2] == ["isolation: seccomp and limits", "files and network: NOT isolated"]
 
 
-def test_a_fence_with_a_hole_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_isolation_with_a_hole_is_used_only_as_the_best_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    holes = {"namespaces": None, "landlock": ["opening a socket"], "none": ["opening a socket", "starting a process"]}
+
+    def tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
+        found = holes[sandbox.isolation]
+        return ([], "not here") if found is None else (found, None)
+
+    monkeypatch.setattr(sandbox_module, "_tested", tested)
+    with pytest.raises(BraidError, match="namespaces: not here; landlock: does not prevent opening a socket"):
+        Sandbox.open()
+    best = Sandbox.open("best")
+    assert (best.isolation, best.failures) == ("landlock", ("opening a socket",))
+    assert best.statement[0] == "isolation: Landlock, seccomp and limits"
+    holes.update(landlock=None, none=None)
+    with pytest.raises(BraidError, match="programs cannot be run on this system"):
+        Sandbox.open("best")
+
+
+def test_a_hole_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     opened("none", monkeypatch)
     sandbox = Sandbox("none", True, ())
-    assert sandbox_module._problem(sandbox, supported=True) == (
-        "does not prevent reading files outside its folder, writing outside its folder"
-    )
-    assert "not known" in str(sandbox_module._problem(sandbox, supported=False))
+    failures, problem = sandbox_module._tested(sandbox)
+    assert (failures, problem) == (["reading files outside its folder", "writing outside its folder"], None)
+    monkeypatch.setattr(sandbox_module.kernel, "MACHINE", "riscv64")
+    assert "not known" in str(sandbox_module._tested(sandbox)[1])
 
 
 def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

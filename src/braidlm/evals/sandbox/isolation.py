@@ -8,14 +8,13 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from braidlm.evals.sandbox import kernel, landlock
+from braidlm.evals.sandbox import kernel, landlock, scratch
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SCRATCH = "/scratch"
@@ -66,16 +65,11 @@ class Isolation:
             except ChildProcessError:
                 break
             time.sleep(0.001)
-        _delete(self.scratch)
+        scratch.delete(self.scratch)
 
-    def disk_used(self) -> int:
-        """Bytes in the scratch folder, where no file system limits them."""
-        total = 0
-        for root, _, names in os.walk(self.scratch):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(root, name)).st_blocks * 512
-        return total
+    def disk_limit_exceeded(self) -> str | None:
+        """Which limit of the scratch folder is exceeded, where no file system enforces them."""
+        return scratch.exceeded(self.scratch, self.job["disk"])
 
     def process_limit(self, processes: int) -> int | None:
         """The value of RLIMIT_NPROC, which counts all processes of a user; None for no limit."""
@@ -121,8 +115,8 @@ class Namespaces(Isolation):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(starter, 0)
 
-    def disk_used(self) -> int:
-        return 0  # its file system has a size
+    def disk_limit_exceeded(self) -> str | None:
+        return None  # its file system has a size and a number of inodes
 
     def process_limit(self, processes: int) -> int | None:
         return processes + 2  # the step runner is counted too
@@ -208,7 +202,8 @@ def _new_root(readable: Iterable[str], disk: int) -> None:
     with contextlib.suppress(OSError):  # in a container that hides parts of /proc this is not allowed
         kernel.mount("proc", "/proc", "proc", flags | kernel.READ_ONLY)
     os.mkdir(SCRATCH)
-    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.NO_SETUID | kernel.NO_DEVICES, f"mode=777,size={disk},nr_inodes=10k")
+    options = f"mode=777,size={disk},nr_inodes={scratch.MAX_ENTRIES}"
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.NO_SETUID | kernel.NO_DEVICES, options)
     if not os.path.lexists("/tmp"):  # a toolchain may lie there
         os.symlink(SCRATCH, "/tmp")
     kernel.detach(OLD)
@@ -253,12 +248,3 @@ def _tasks_of(user: int) -> int:
             if entry.name.isdigit() and entry.stat().st_uid == user:
                 count += len(os.listdir(f"/proc/{entry.name}/task"))
     return count
-
-
-def _delete(folder: str) -> None:
-    """Delete a folder whose permissions a program may have changed."""
-    for _ in range(2):
-        shutil.rmtree(folder, ignore_errors=True)
-        for root, _, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                os.chmod(root, 0o700)

@@ -4,9 +4,11 @@ ATTEMPTS = {
     "read": "reading files outside its folder",
     "home": "reading the user's home",
     "write": "writing outside its folder",
+    "mode": "changing modes and times of files outside its folder",
     "socket": "opening a socket",
     "process": "starting a process",
     "signal": "reaching other processes",
+    "priority": "changing the priority of other processes",
 }
 _PROBE = """
 import json, os
@@ -42,9 +44,12 @@ if home:
     attempt("home", lambda: open(home, "rb").read(1))
 attempt("write", write)
 attempt("write", beside)
+attempt("mode", lambda: os.chmod(canary, 0o644))
+attempt("mode", lambda: os.utime(canary))
 attempt("socket", socket)
 attempt("process", process)
 attempt("signal", lambda: os.kill(other, 0))
+attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, other, 1))
 with open("here", "w") as file:
     file.write("what is allowed")
 print(json.dumps(found))

@@ -16,13 +16,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.sandbox import kernel, landlock
 from braidlm.evals.sandbox.probe import ATTEMPTS, probe
+from braidlm.evals.sandbox.scratch import MAX_ENTRIES, MAX_FOLDERS, scratch_folder
 
 IsolationPolicy = Literal["required", "best"]
 MEGABYTE = 1 << 20
@@ -109,7 +110,7 @@ class Sandbox:
     filter: bool
     readable: tuple[str, ...]
     failures: tuple[str, ...] = ()
-    """What it does not prevent, with the policy `best`."""
+    """What it does not prevent; with the policy `best` alone there may be something."""
 
     @classmethod
     def open(cls, policy: IsolationPolicy = "required", toolchains: Iterable[str] = ()) -> "Sandbox":
@@ -121,33 +122,42 @@ class Sandbox:
                 "Evaluate in a Linux container or virtual machine.",
             )
         readable = tuple(_readable(toolchains))
-        supported = kernel.MACHINE in kernel.SUPPORTED
-        problems = []
+        problems, usable = [], []
         for isolation in ("namespaces", "landlock"):
-            sandbox = cls(isolation, True, readable)
-            problem = _problem(sandbox, supported)
-            if problem is None:
+            failures, problem = _tested(sandbox := cls(isolation, True, readable))
+            if problem is None and not failures:
                 return sandbox
-            problems.append(f"{isolation}: {problem}")
+            if problem is None:
+                usable.append(replace(sandbox, failures=tuple(failures)))
+            problems.append(f"{isolation}: {problem or 'does not prevent ' + ', '.join(failures)}")
         if policy == "required":
             raise BraidError(
                 "this system offers no way to isolate programs (" + "; ".join(problems) + ")",
                 "code execution",
                 "Run on a system with user namespaces or Landlock (Linux 5.13), or as root in a virtual machine. In a "
-                "throw-away machine without secrets, code_isolation=best runs programs with limits alone.",
+                "throw-away machine without secrets, code_isolation=best runs programs with what there is.",
             )
-        sandbox = cls("none", supported and not _run_probe(cls("none", True, readable))[1], readable)
-        failures, problem = _run_probe(sandbox)
-        if problem:
+        for filtered in (True, False):
+            failures, problem = _tested(sandbox := cls("none", filtered, readable))
+            if problem is None:
+                usable.append(replace(sandbox, failures=tuple(failures)))
+                break
+        if not usable:
             raise BraidError(f"programs cannot be run on this system ({problem})", "code execution")
-        return cls("none", sandbox.filter, readable, tuple(failures))
+        return min(usable, key=lambda sandbox: len(sandbox.failures))
+
+    @property
+    def name(self) -> str:
+        """The kernel's mechanisms that are in use."""
+        mechanisms = [*_MECHANISMS[self.isolation], *(["seccomp"] if self.filter else []), "limits"]
+        return " and ".join([", ".join(mechanisms[:-1]), mechanisms[-1]]) if mechanisms[:-1] else "limits alone"
 
     @property
     def statement(self) -> list[str]:
         """What is enforced on this system."""
-        lines = list(_STATEMENTS[self.isolation])
+        lines = [f"isolation: {self.name}", *_STATEMENTS[self.isolation]]
         if self.filter:
-            lines.append("system calls: no sockets, no signals to others, no tracing, no mounts (seccomp)")
+            lines.append("system calls: no sockets, no signals to others, no tracing, no mounts, no modes (seccomp)")
         lines.append("limits on processor time, time, memory, processes, open files, file sizes and output")
         if self.failures:
             lines.append(f"NOT prevented: {', '.join(self.failures)}")
@@ -156,7 +166,7 @@ class Sandbox:
     def run(self, program: Program) -> Outcome:
         """Run one program; returns when all of its processes and files are gone."""
         needs_folder = self.isolation != "namespaces"
-        with tempfile.TemporaryDirectory(prefix="braid-") if needs_folder else contextlib.nullcontext() as scratch:
+        with scratch_folder() if needs_folder else contextlib.nullcontext() as scratch:
             job = {
                 "isolation": self.isolation,
                 "filter": self.filter,
@@ -184,6 +194,7 @@ class Sandbox:
             return list(pool.map(self.run, programs))  # after an error those that have not begun are cancelled
 
 
+_MECHANISMS: dict[str, tuple[str, ...]] = {"namespaces": ("namespaces",), "landlock": ("Landlock",), "none": ()}
 _STATEMENTS = {
     "namespaces": (
         "files: its own root folder, with toolchains read-only, a scratch folder and nothing else (mount namespace)",
@@ -198,23 +209,23 @@ _STATEMENTS = {
 }
 
 
-def _problem(sandbox: Sandbox, supported: bool) -> str | None:
-    """Why an isolation cannot be used."""
-    if not supported:
-        return f"its system calls on {kernel.MACHINE} are not known"
+def _tested(sandbox: Sandbox) -> tuple[list[str], str | None]:
+    """What a program can do in this sandbox that it must not, and why the sandbox cannot be used at all."""
+    if sandbox.filter and kernel.MACHINE not in kernel.SUPPORTED:
+        return [], f"its system calls on {kernel.MACHINE} are not known"
     if sandbox.isolation == "landlock" and landlock.version() == 0:
-        return "the kernel has none"
-    failures, problem = _run_probe(sandbox)
-    return problem or (f"does not prevent {', '.join(failures)}" if failures else None)
+        return [], "the kernel has none"
+    return _run_probe(sandbox)
 
 
 def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
-    """What a program can do in this sandbox that it must not, and why it could not be tested."""
+    """The same, found by running a program that tries."""
     with tempfile.TemporaryDirectory(prefix="braid-") as folder:
         os.chmod(folder, 0o755)
         canary = Path(folder) / "canary"
         canary.write_text("a bird")
         canary.chmod(0o666)
+        mode = canary.stat().st_mode
         program = Program(
             {"probe.py": probe(str(canary), _a_file_at_home(sandbox.readable), os.getpid())},
             [Step([python(), "-I", "-S", "{scratch}/probe.py"], Limits(wall=20))],
@@ -226,9 +237,11 @@ def _run_probe(sandbox: Sandbox) -> tuple[list[str], str | None]:
             return [], error.what
         except ValueError:
             return [], f"Python does not run in it ({outcome.reason})"
-        changed = canary.read_text() != "a bird" or len(list(Path(folder).iterdir())) > 1
-    failures = [ATTEMPTS[name] for name in succeeded if name in ATTEMPTS]
-    return failures + (["writing outside its folder"] if changed and "write" not in succeeded else []), None
+        if canary.read_text() != "a bird" or len(list(Path(folder).iterdir())) > 1:
+            succeeded.append("write")
+        if canary.stat().st_mode != mode:
+            succeeded.append("mode")
+    return list(dict.fromkeys(ATTEMPTS[name] for name in succeeded if name in ATTEMPTS)), None
 
 
 def python() -> str:
@@ -301,6 +314,7 @@ def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
         "wall": f"took longer than {limits.wall:g} seconds",
         "memory": f"used more than {limits.memory // MEGABYTE:,} MB of memory",
         "disk": f"wrote more than {disk // MEGABYTE:,} MB of files",
+        "entries": f"made more than {MAX_ENTRIES:,} files or {MAX_FOLDERS:,} folders, or nested them too deeply",
         "output": f"printed more than {limits.output:,} bytes",
     }
     if step["stopped"]:
