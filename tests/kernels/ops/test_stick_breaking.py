@@ -18,7 +18,7 @@ from braidlm.kernels.ops.stick_breaking_wide import WideStickBreaking
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "stick-breaking.safetensors"
 LAUNCH = Tile(warps=4, stages=1)
-SMALL = Tiles(16, 16, LAUNCH, LAUNCH, LAUNCH)
+SMALL = Tiles(16, 16, 2, LAUNCH, LAUNCH, LAUNCH)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ VALUES: dict[str, tuple[float, float, float]] = {
     "load_balance_as_printed": (math.log(3), 0.0, math.log(3)),
     "load_balance_as_coded": (math.log(3), 0.0, math.log(3)),
     "switch": (1.0, 3.0, 1.0),
+    "mutual_information": (0.0, 0.0, -math.log(3)),
+    "load_concentration": (math.log(3), 0.0, math.log(3)),
     "z_loss": (0.0, 0.0, 0.0),
 }
 """Of each loss at EVEN, ONE_FOR_ALL, EACH_ITS_OWN. Minimised, so the plain names want the even and the printed load
@@ -75,7 +77,14 @@ def test_values_at_the_extremes(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "wants_balance"),
-    [("load_balance", True), ("switch", True), ("load_balance_as_printed", False), ("load_balance_as_coded", False)],
+    [
+        ("load_balance", True),
+        ("switch", True),
+        ("mutual_information", True),
+        ("load_balance_as_printed", False),
+        ("load_balance_as_coded", False),
+        ("load_concentration", False),
+    ],
 )
 def test_balanced_against_collapsed(name: str, wants_balance: bool) -> None:
     balanced, collapsed = (routing_losses[name](routing(p), torch.ones(2, 6)) for p in (EACH_ITS_OWN, ONE_FOR_ALL))
@@ -127,6 +136,16 @@ def test_load_balance_evens_the_use_without_softening_tokens() -> None:
     assert shares(before).max() > 0.6
     torch.testing.assert_close(shares(after), torch.full((3,), 1 / 3), rtol=0.0, atol=0.01)
     assert sharpness(after) > 0.5
+
+
+def test_mutual_information_evens_the_use_and_makes_tokens_sharp() -> None:
+    before, after = after_training("mutual_information", 0), after_training("mutual_information")
+    assert shares(after).max() < shares(before).max() - 0.1
+    assert sharpness(after) > 0.99
+
+
+def test_load_concentration_gives_all_tokens_to_few() -> None:
+    assert shares(after_training("load_concentration")).max() > 0.99
 
 
 def test_switch_pushes_tokens_away_from_a_crowded_choice() -> None:

@@ -50,8 +50,8 @@ def _attend_tile(  # type: ignore[no-untyped-def]
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     queries, keys, values, first_keys, out, broken, first_tiles, left, time, length, heads, group, scale,
-    query_stride, key_stride, value_stride, CURRENT: tl.constexpr, GONE: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
+    query_stride, key_stride, value_stride, CURRENT: tl.constexpr, GONE: tl.constexpr, SPAN: tl.constexpr,
+    DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(1)
     sequence, head = part // heads, part % heads
@@ -83,13 +83,15 @@ def _attend(  # type: ignore[no-untyped-def]
         tile -= 1
     reach = tl.min(sum_broken, 0)
     while (tile >= whole) & (reach < GONE):
-        tl.store(broken + tile * time, sum_broken, mask=row < time)
-        acc, sum_broken = _attend_tile(
-            acc, sum_broken, tile, query, position, keys, values, key_stride, value_stride, first_key, length, scale,
-            CURRENT, False, DIM, WIDE, KEYS, EXACT,
-        )  # fmt: skip
+        end = tl.maximum(tile - SPAN, whole - 1)  # a loop of known length, whose loads run ahead
+        for back in range(0, tile - end):
+            tl.store(broken + (tile - back) * time, sum_broken, mask=row < time)
+            acc, sum_broken = _attend_tile(
+                acc, sum_broken, tile - back, query, position, keys, values, key_stride, value_stride, first_key,
+                length, scale, CURRENT, False, DIM, WIDE, KEYS, EXACT,
+            )  # fmt: skip
         reach = tl.min(sum_broken, 0)
-        tile -= 1
+        tile = end
     if (tile >= lowest) & (reach < GONE):
         tl.store(broken + tile * time, sum_broken, mask=row < time)
         acc, sum_broken = _attend_tile(
@@ -143,7 +145,7 @@ class StickBreaking(torch.autograd.Function):
         }  # fmt: skip
         _attend[(query_tiles, batch * heads)](
             query, key, value, first_keys, out, broken, first_tiles, left, *sizes, scale * LOG2_E, *strides,
-            **options, GONE=GONE, num_warps=tiles.attend.warps, num_stages=tiles.attend.stages,
+            **options, GONE=GONE, SPAN=tiles.span, num_warps=tiles.attend.warps, num_stages=tiles.attend.stages,
         )  # fmt: skip
         ctx.save_for_backward(query, key, value, first_keys, broken, first_tiles, left)
         ctx.scale, ctx.sizes, ctx.strides, ctx.options, ctx.tiles = scale, sizes, strides, options, tiles
@@ -169,6 +171,7 @@ class StickBreaking(torch.autograd.Function):
         key_gradient[(triton.cdiv(length, ctx.tiles.keys), batch * kv_heads)](
             query, key, value, first_keys, upstream, *shared, key_gradient_, value_gradient_,
             first_tiles.shape[1], *ctx.sizes, *scales, *ctx.strides,
+            TILES=triton.next_power_of_2(first_tiles.shape[1]),
             **ctx.options, num_warps=by_key.warps, num_stages=by_key.stages,
         )  # fmt: skip
         return query_gradient_, key_gradient_, value_gradient_, *[None] * 4

@@ -117,8 +117,8 @@ def _key_gradient_of_tile(  # type: ignore[no-untyped-def]
 def key_gradient(  # type: ignore[no-untyped-def]
     queries, keys, values, first_keys, upstreams, broken, first_tiles, gathered, key_gradients, value_gradients,
     query_tiles, time, length, heads, group, scale, plain_scale, query_stride, key_stride, value_stride,
-    CURRENT: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    EXACT: tl.constexpr,
+    TILES: tl.constexpr, CURRENT: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of keys and values, which a group of heads shares."""
     tile = tl.program_id(0)  # early keys have the most queries, so they go first
@@ -150,13 +150,16 @@ def key_gradient(  # type: ignore[no-untyped-def]
         head_broken = broken + (part.to(tl.int64) * tiles + tile) * time
         head_gathered = gathered + (part.to(tl.int64) * tiles + tile) * time
         head_tiles = first_tiles + part * query_tiles
-        for query_tile in range(begin, unmasked):
+        index = tl.arange(0, TILES)
+        readers = tl.load(head_tiles + index, mask=index < query_tiles, other=tile + 1) <= tile
+        end = tl.max(tl.where(readers, index + 1, 0), 0)  # sticks that are gone earlier do not reach this tile
+        for query_tile in range(begin, tl.minimum(unmasked, end)):
             key_sum, value_sum = _key_gradient_of_tile(
                 key_sum, value_sum, k, v, key, query_tile, head_queries, head_upstreams, head_broken, head_gathered,
                 head_tiles, tile, first_key, time, length, scale, query_stride, heads * DIM,
                 CURRENT, True, DIM, WIDE, QUERIES, KEYS, EXACT,
             )  # fmt: skip
-        for query_tile in range(unmasked, query_tiles):
+        for query_tile in range(unmasked, end):
             key_sum, value_sum = _key_gradient_of_tile(
                 key_sum, value_sum, k, v, key, query_tile, head_queries, head_upstreams, head_broken, head_gathered,
                 head_tiles, tile, first_key, time, length, scale, query_stride, heads * DIM,

@@ -20,14 +20,16 @@ class Tiles:
 
     queries: int
     keys: int
+    span: int
+    """Tiles of keys after which the forward pass looks whether anything is left of the sticks."""
     attend: Tile
     query_gradient: Tile
     key_gradient: Tile
 
 
 TILES = {
-    2: Tiles(64, 64, attend=Tile(4, 3), query_gradient=Tile(4, 2), key_gradient=Tile(4, 2)),
-    4: Tiles(32, 32, attend=Tile(4, 2), query_gradient=Tile(4, 1), key_gradient=Tile(4, 1)),
+    2: Tiles(64, 64, 2, attend=Tile(4, 3), query_gradient=Tile(4, 2), key_gradient=Tile(4, 2)),
+    4: Tiles(32, 32, 2, attend=Tile(4, 2), query_gradient=Tile(4, 1), key_gradient=Tile(4, 1)),
 }
 """By bytes of an element; tuned for heads of 64 on an H200."""
 
@@ -73,27 +75,21 @@ def sums_from(s, KEYS: tl.constexpr, AXIS: tl.constexpr, EXACT: tl.constexpr):  
     A product with ones; in half precision, whose 11 bits are more than the 8 that the weights are rounded to.
     """
     i, j = tl.arange(0, KEYS)[:, None], tl.arange(0, KEYS)[None, :]
+    narrow = s if EXACT else tl.minimum(s, 60000.0).to(tl.float16)
     if AXIS == 1:
-        ones = i >= j
-        if EXACT:
-            return tl.dot(s, ones.to(tl.float32), input_precision="ieee")
-        return tl.dot(tl.minimum(s, 60000.0).to(tl.float16), ones.to(tl.float16))
-    ones = i <= j
-    if EXACT:
-        return tl.dot(ones.to(tl.float32), s, input_precision="ieee")
-    return tl.dot(ones.to(tl.float16), tl.minimum(s, 60000.0).to(tl.float16))
+        sums = tl.dot(narrow, (i >= j).to(narrow.dtype), input_precision="ieee")
+    else:
+        sums = tl.dot((i <= j).to(narrow.dtype), narrow, input_precision="ieee")
+    return sums
 
 
 @triton.jit
 def sums_to(g, KEYS: tl.constexpr, AXIS: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """For each key of a tile (along AXIS): the sum of g over it and the keys before it; gradients need bf16's range."""
     i, j = tl.arange(0, KEYS)[:, None], tl.arange(0, KEYS)[None, :]
+    narrow = g if EXACT else g.to(tl.bfloat16)
     if AXIS == 1:
-        ones = i <= j
-        if EXACT:
-            return tl.dot(g, ones.to(tl.float32), input_precision="ieee")
-        return tl.dot(g.to(tl.bfloat16), ones.to(tl.float32).to(tl.bfloat16))
-    ones = i >= j
-    if EXACT:
-        return tl.dot(ones.to(tl.float32), g, input_precision="ieee")
-    return tl.dot(ones.to(tl.float32).to(tl.bfloat16), g.to(tl.bfloat16))
+        sums = tl.dot(narrow, (i <= j).to(tl.float32).to(narrow.dtype), input_precision="ieee")
+    else:
+        sums = tl.dot((i >= j).to(tl.float32).to(narrow.dtype), narrow, input_precision="ieee")
+    return sums

@@ -68,6 +68,20 @@ def switch(routing: Routing, real_BT: Tensor) -> Tensor:
     return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
 
 
+@routing_losses.register("mutual_information")
+def mutual_information(routing: Routing, real_BT: Tensor) -> Tensor:
+    """ModuleFormer's, for pretraining: minus the mutual information of tokens and choices. 0 when a choice says nothing
+    about its token, -log N when every token is certain and all choices are used equally."""
+    tokens, together = (_entropy(p) for p in (routing.probabilities_BTN, _mean(routing.probabilities_BTN, real_BT)))
+    return _mean(tokens, real_BT) - together
+
+
+@routing_losses.register("load_concentration")
+def load_concentration(routing: Routing, real_BT: Tensor) -> Tensor:
+    """ModuleFormer's, for fine-tuning before pruning: 0 when one choice has all tokens, log N when the use is even."""
+    return _entropy(_mean(routing.probabilities_BTN, real_BT))
+
+
 @routing_losses.register("z_loss")
 def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     """Keeps the router's scores small: the mean square of their log-sum-exp."""
