@@ -67,7 +67,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest(root: Path) -> None:
         "there is no recipe 'tiny/gtp2'. Did you mean 'tiny/gpt2'?\n"
         "`braid list recipes` shows those that come with Braid; a recipe of your own is given as FILE.yaml."
     )
-    with pytest.raises(BraidError, match=r"no/such\.yaml: this recipe file does not exist"):
+    with pytest.raises(BraidError, match=r"no/such\.yaml: this file does not exist"):
         find_recipe("no/such.yaml")
     with pytest.raises(BraidError, match=r"a recipe file ends in \.yaml"):
         find_recipe(str(written(root, "a: 1", "mine.yml")))
@@ -160,14 +160,24 @@ def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("a: [1\nb: 2\n", "this recipe is not valid YAML: while parsing a flow sequence"),
-        ("a: {b: 1}}\n", "this recipe is not valid YAML: "),
-        (b"a: \xff\xfe\n", "this recipe is not valid YAML: 'utf-8' codec can't decode byte 0xff"),
+        ("a: [1\nb: 2\n", "this is not valid YAML: while parsing a flow sequence"),
+        ("a: {b: 1}}\n", "this is not valid YAML: "),
+        (b"a: \xff\xfe\n", "this is not UTF-8 text (invalid start byte at byte 3)"),
         ("a: 1\na: 2\n", "found duplicate key a"),
         ("- 1\n- 2\n", "this recipe cannot be composed: "),
         ("a: ${nowhere}\n", "this recipe cannot be composed: Interpolation key 'nowhere' not found"),
         ("a: ???\n", "this recipe cannot be composed: Missing mandatory value: a"),
         ("defaults:\n  - /models/nope@model\n", "Could not load 'models/nope'"),
+        ("defaults: [mine]\n", "its defaults lists or interpolations lead in a circle"),
+        ("defaults: 3\n", "defaults must be a list"),
+        ("hydra: null\n", "a recipe cannot configure Hydra"),
+        ("hydra: {callbacks: {run: {_target_: os.abort}}}\n", "a recipe cannot configure Hydra"),
+        ("42\n", "this recipe cannot be composed: "),
+        ("a: " + "[" * 200 + "]" * 200, "this YAML is nested more than 100 levels deep"),
+        ("a: !!python/object/apply:os.abort []\n", "could not determine a constructor"),
+        ("a: !!set {x}\n", "this recipe cannot be composed: Value 'set' is not a supported"),
+        ("a: '${oc.create:'\n", "this recipe cannot be composed: mismatched"),
+        ("".join(f"a{i}: '${{a{i + 1}}}${{a{i + 1}}}'\n" for i in range(20)) + "a20: x\n", "more than 2,000 interpol"),
     ],
 )
 def test_a_broken_recipe_is_named(root: Path, tmp_path: Path, content: str | bytes, text: str) -> None:

@@ -54,7 +54,7 @@ def test_combinations(overrides: list[str], expected: list[str], recipe: Path, t
     [
         (["seed=3"], "--multirun needs something to vary\nGive several values: training.optimizer.lr=0.001,0.003"),
         (["training.batch=4,many,0"], "training.batch=many: training.batch: expected a whole number, got 'many'"),
-        (["training.batch=4,many,0"], "training.batch=0: training: batch must be at least 1, got 0"),
+        (["training.batch=4,many,0"], "training.batch=0: training.batch: expected a whole number from 1 to 1000000, got 0"),
         (["sed=1,2"], "sed=1: unknown key 'sed'. Did you mean 'seed'?\nsed=2: unknown key"),
         (["seed=interval(1,2)"], "these overrides cannot be swept: BasicSweeper does not support sweep type"),
         (["seed=1,2)"], "these overrides cannot be swept:"),
@@ -131,3 +131,14 @@ def test_not_under_torchrun(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BraidError, match="--multirun does not run under torchrun"):
         sweep(str(recipe), ["seed=1,2"])
+
+
+def test_a_recipe_cannot_let_hydra_run_something(recipe: Path, tmp_path: Path) -> None:
+    """Hydra calls what its callbacks name; a defaults list can place them where no file has the key `hydra`."""
+    ran = tmp_path / "ran"
+    (tmp_path / "callbacks.yaml").write_text(f"mine: {{_target_: os.mkdir, path: '{ran}'}}\n")
+    hostile = tmp_path / "hostile.yaml"
+    hostile.write_text(f"defaults: [{recipe.stem}, callbacks@hydra.callbacks]\n")
+    with pytest.raises(BraidError, match=r"hostile\.yaml: this recipe configures Hydra"):
+        sweep(str(hostile), ["seed=1,2"])
+    assert not ran.exists()

@@ -98,15 +98,24 @@ def read_json(path: Path | str, expect: type = dict) -> Any:
 def parse_json(text: str, where: str, expect: type = dict) -> Any:
     """A JSON value of the expected type."""
     try:
-        value = json.loads(text)
-    except RecursionError:
-        raise BraidError("this JSON is nested too deeply", where) from None
-    except ValueError as error:  # a syntax error, or a number of thousands of digits
+        value = _loads(text)
+    except ValueError as error:
         raise BraidError(f"this is not valid JSON ({error})", where) from None
-    _check_depth(value, where)
     if not isinstance(value, expect):
         raise BraidError(f"expected {KINDS[expect]}, found {_kind(value)}", where)
     return value
+
+
+def parse_row(line: str, where: str | None = None, todo: str | None = None) -> dict[str, Any]:
+    """The object that a line of JSONL holds."""
+    try:
+        row = _loads(line)
+    except ValueError as error:
+        reason = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BraidError(f"this line is not JSON ({reason})", where, todo) from None
+    if not isinstance(row, dict):
+        raise BraidError(f"this line is not an object but {json.dumps(row)[:40]}", where, todo)
+    return row
 
 
 def read_yaml(path: Path | str, expect: type = dict) -> Any:
@@ -150,14 +159,20 @@ def check_yaml(text: str, where: str) -> None:
                 sizes |= {event.anchor: 1} if event.anchor else {}
                 nodes += 1
             if len(opened) > MAX_DEPTH:
-                raise BraidError(f"this YAML is nested too deeply; at most {MAX_DEPTH} levels are read", where)
+                raise BraidError(f"this YAML is nested more than {MAX_DEPTH} levels deep", where)
             if nodes > MAX_YAML_NODES:
                 raise BraidError(f"this YAML holds more than {MAX_YAML_NODES:,} values", where)
     except (yaml.YAMLError, RecursionError) as error:
         raise BraidError(f"this is not valid YAML: {error}", where) from None
 
 
-def _check_depth(value: Any, where: str) -> None:
+def _loads(text: str) -> Any:
+    """A JSON value, or a ValueError that says why there is none: bad syntax, depth, a number of thousands of digits."""
+    too_deep = f"it is nested more than {MAX_DEPTH} levels deep"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -168,8 +183,8 @@ def _check_depth(value: Any, where: str) -> None:
             if isinstance(child, (dict, list))
         ]
         if not level:
-            return
-    raise BraidError(f"this JSON is nested too deeply; at most {MAX_DEPTH} levels are read", where)
+            return value
+    raise ValueError(too_deep)
 
 
 def _kind(value: Any) -> str:

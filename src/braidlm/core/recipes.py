@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import MAX_YAML_BYTES, check_yaml, read_bytes, read_text
 
 ALLOW_ENVIRONMENT = "BRAID_ALLOW_ENV"
 """The environment variable that lets recipes read others."""
+MAX_INTERPOLATIONS = 2000
+"""How often `${...}` is resolved while a recipe is composed."""
 _PLAIN_OVERRIDE = re.compile(r"^([A-Za-z_][\w.\[\]-]*)=(.*)$", re.DOTALL)
+_HYDRA_RAISES = (ValueError, TypeError, AttributeError, KeyError, AssertionError, OSError, RecursionError)
 _INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
 
@@ -34,15 +38,15 @@ def list_recipes() -> list[tuple[str, str]]:
 
 def find_recipe(name: str) -> Path:
     """A recipe by its name (`tiny/gpt2`) or its file."""
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".yml":
         raise BraidError("a recipe file ends in .yaml; Hydra reads no other", name, "Rename it.")
     if path.suffix == ".yaml":
-        if path.is_file():
-            return path.resolve()
-        raise BraidError("this recipe file does not exist", name)
+        if not os.path.isfile(path):
+            read_bytes(path)  # says what is in its place
+        return path.resolve()
     known = recipe_root() / f"{name}.yaml"
-    if known.is_file():
+    if os.path.isfile(known):
         return known
     raise BraidError(
         f"there is no recipe '{name}'.{did_you_mean(name, [n for n, _ in list_recipes()])}",
@@ -59,25 +63,58 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     from yaml import YAMLError
 
     path = find_recipe(name)
+    _check_files_that_hydra_reads()
     variables: list[str] = []
     try:
         # A recipe is composed from its own folder, so that it needs no package header; `/models/gpt2@model` in its
         # defaults list is found through the search path.
         with (
             _recorded_environment(variables),
+            _bounded_interpolation(),
             initialize_config_dir(config_dir=str(path.parent), version_base="1.3"),
         ):
             config = compose(path.stem, overrides=hydra_overrides(overrides))
             data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise BraidError(f"this recipe is not valid YAML: {error}", str(path)) from error
-    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+    except BraidError:
+        raise
+    except YAMLError as error:
+        raise BraidError(f"this is not valid YAML: {error}", str(path)) from error
+    # Hydra and OmegaConf raise plain errors of many kinds for values in places where they expect others.
+    except (HydraException, OmegaConfBaseException, *_HYDRA_RAISES) as error:
         _check_environment(variables, path)
-        first = str(error).strip().split("\n")[0]
+        first = (str(error).strip() or str(error.__cause__)).split("\n")[0]
+        if isinstance(error, RecursionError):
+            first = "its defaults lists or interpolations lead in a circle"
         raise BraidError(f"this recipe cannot be composed: {first}", str(path), _hint(overrides)) from error
     _check_environment(variables, path)
-    assert isinstance(data, dict)
+    if not isinstance(data, dict):
+        raise BraidError("a recipe is a mapping of keys to values", str(path))
     return {str(key): value for key, value in data.items()}
+
+
+def _check_files_that_hydra_reads() -> None:
+    """Let Hydra read each file, also those that defaults lists name, only after it is checked.
+
+    Hydra finds the class that reads files in its registry of plugins.
+    """
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.config_source import ConfigResult
+
+    class CheckedFileSource(FileConfigSource):
+        def load_config(self, config_path: str) -> ConfigResult:
+            file = os.path.join(self.path, self._normalize_file_name(config_path))
+            if os.path.exists(file):
+                check_yaml(read_text(file, MAX_YAML_BYTES), file)
+            loaded = super().load_config(config_path)
+            if "hydra" in loaded.config:
+                todo = "Give Hydra's own settings on the command line: hydra.KEY=VALUE."
+                raise BraidError("a recipe cannot configure Hydra, which would run what it names", file, todo)
+            return loaded
+
+    Plugins.instance()  # registers Hydra's own classes
+    SourcesRegistry.instance().types["file"] = CheckedFileSource
 
 
 @contextmanager
@@ -98,6 +135,29 @@ def _recorded_environment(variables: list[str]) -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+@contextmanager
+def _bounded_interpolation() -> Iterator[None]:
+    """Refuse interpolations without end: OmegaConf resolves `${b}` anew at each use, so that a value which names
+    another twice, which names another twice, and so on, takes hours after twenty lines."""
+    from omegaconf.base import Container
+    from omegaconf.errors import InterpolationResolutionError
+
+    resolve, count = Container.resolve_parse_tree, 0
+
+    def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_INTERPOLATIONS:
+            raise InterpolationResolutionError(f"there are more than {MAX_INTERPOLATIONS:,} interpolations to resolve")
+        return resolve(self, *args, **kwargs)
+
+    Container.resolve_parse_tree = counted
+    try:
+        yield
+    finally:
+        Container.resolve_parse_tree = resolve
 
 
 def _check_environment(variables: list[str], path: Path) -> None:

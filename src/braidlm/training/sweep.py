@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hydra import initialize_config_dir
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -65,6 +65,7 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
             raise KeyboardInterrupt  # stopping a run stops the sweep
         return None
 
+    _check_hydra(path, overrides, runs[0].overrides)
     failed = _launch(path, overrides, runs[0].folder.parent, one)
     for run in runs:
         run.failed = run.label in failed
@@ -120,6 +121,27 @@ def _label(overrides: list[str], varied: set[str]) -> str:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     kept = [f"{o.key_or_group}={o.value()}" for o in parsed if o.get_key_element() in varied]
     return quote(",".join(kept), safe="=,+ ")
+
+
+def _check_hydra(path: Path, overrides: list[str], combination: list[str]) -> None:
+    """Refuse a recipe whose defaults list reaches Hydra's own settings: a launcher or callback names what to run.
+
+    The user's own overrides may set them.
+    """
+    parsed = OverridesParser.create().parse_overrides(hydra_overrides(overrides))
+    own = [override.input_line for override in parsed if override.is_hydra_override()]
+    with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+        recipe = _hydra_settings(path.stem, [*own, *combination])
+        nothing = _hydra_settings(None, own)
+    if recipe != nothing:
+        raise BraidError("this recipe configures Hydra", str(path), "Give Hydra's settings on the command line.")
+
+
+def _hydra_settings(name: str | None, overrides: list[str]) -> dict[str, Any]:
+    """Hydra's own settings, without those that say which configuration and overrides they belong to."""
+    settings: Any = OmegaConf.to_container(compose(name, overrides, return_hydra_config=True).hydra)
+    settings["job"] = {key: value for key, value in settings["job"].items() if not key.startswith(("config", "over"))}
+    return {key: value for key, value in settings.items() if key not in ("overrides", "runtime")}
 
 
 def _launch(path: Path, overrides: list[str], folder: Path, one: Callable[[Any], str | None]) -> set[str]:

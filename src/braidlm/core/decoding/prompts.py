@@ -1,11 +1,13 @@
 """Prompts for models: a file with one a line, plain or JSON, or a set that comes with Braid."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import parse_row, read_text
 from braidlm.core.recipes import recipe_root
 
 DEFAULT_PROMPTS = "papaformer"
@@ -32,10 +34,7 @@ class Prompt:
 def read_prompts(source: str | Path) -> list[Prompt]:
     """The prompts of a file (`.jsonl`: objects with `prompt`, `domain`, `name`; else a prompt a line), or a set's."""
     path = _find(source)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", str(path)) from None
+    lines = read_text(path).splitlines()
     read = _from_json if path.suffix in JSON_LINES else _from_text
     prompts = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
@@ -49,12 +48,12 @@ def shipped() -> Iterator[str]:
 
 
 def _find(source: str | Path) -> Path:
-    path = Path(source).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(source))
+    if os.path.isfile(path):
         return path
     if str(source) in shipped():
         return recipe_root() / "prompts" / f"{source}.jsonl"
-    near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = [item.name for item in path.parent.iterdir()] if os.path.isdir(path.parent) else []
     hint = did_you_mean(path.name, [*near, *shipped()])
     raise BraidError(
         f"there is no such file of prompts.{hint if 'Did you' in hint else ''}",
@@ -69,12 +68,7 @@ def _from_text(line: str, where: str) -> Prompt:
 
 def _from_json(line: str, where: str) -> Prompt:
     todo = f"A line is an object such as {EXAMPLE}."
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BraidError(f"this line is not JSON ({error.msg} at character {error.colno})", where, todo) from None
-    if not isinstance(row, dict):
-        raise BraidError(f"this line is not an object but {json.dumps(row)[:40]}", where, todo)
+    row = parse_row(line, where, todo)
     if "prompt" not in row:
         hint = did_you_mean("prompt", row)
         raise BraidError(f"there is no 'prompt'.{hint.replace('There are', 'It has')}", where, todo)

@@ -1,11 +1,11 @@
 """Rows of multiple-choice questions: options with the answer, and JSON files that hold lists instead of lines."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import parse_json
 from braidlm.evals.files.json_rows import Row, Rows, rows_of, short
 from braidlm.evals.files.text_files import TextFile, files_of, sha256_of_files
 
@@ -37,11 +37,7 @@ def numbered_options(row: Row, options: str = "choices", answer: str = "gold") -
 
 
 def _of_lists(file: TextFile, example: str) -> Iterator[Row]:
-    try:
-        content = json.loads(file.text)
-    except json.JSONDecodeError as error:
-        where = f"{file.where}, line {error.lineno}"
-        raise BraidError(f"this is not JSON ({error.msg} at character {error.colno})", where) from None
+    content = parse_json(file.text, file.where, expect=object)
     lists = {"": content} if isinstance(content, list) else content if isinstance(content, dict) else {}
     for name, items in lists.items():
         for number, item in enumerate(items if isinstance(items, list) else (), 1):

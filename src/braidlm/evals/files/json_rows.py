@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import parse_row
 from braidlm.evals.files.text_files import TextFile, sha256_of_files
 
 
@@ -112,11 +113,4 @@ def json_lines(file: TextFile, todo: str | None = None) -> Iterator[tuple[dict[s
         if not line.strip():
             continue
         where = f"{file.where}, line {number}"
-        try:
-            fields = json.loads(line)
-        except json.JSONDecodeError as error:
-            what = f"this line is not JSON ({error.msg} at character {error.colno})"
-            raise BraidError(what, where, todo) from None
-        if not isinstance(fields, dict):
-            raise BraidError(f"this line is not an object but {json.dumps(fields)[:40]}", where, todo)
-        yield fields, where
+        yield parse_row(line, where, todo), where

@@ -52,7 +52,7 @@ def _one_line(path: Path) -> bytes:
     content = path.read_bytes()
     try:
         return json.dumps(json.loads(content)).encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         return content  # the reader says what is wrong with it
 
 
