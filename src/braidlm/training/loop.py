@@ -1,13 +1,16 @@
 """The training loop: batches in, metrics, samples and checkpoints out."""
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.runs import training_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
@@ -20,6 +23,7 @@ from braidlm.training.parallel import Rank
 from braidlm.training.precision import choose_dtype
 from braidlm.training.progress import Progress, SpeedMeter, progress_note
 from braidlm.training.recipe import Recipe
+from braidlm.training.run_folder import budget_of
 from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.saving.state import explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
@@ -76,6 +80,8 @@ class Trainer:
         self.speed = SpeedMeter(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
+        self.earlier_budgets: list[dict[str, Any]] = []
+        """Budgets that the run had before it was given a larger one, each with the step that it was used up to."""
         self.compute: Choices | None = None
         self.stop = StopSignal(rank)
         self._check()
@@ -108,7 +114,23 @@ class Trainer:
             self.loader.load_state(position["loader"])
             self.last, self.metrics.losses = position["last"], position["losses"]
             self.compute = position.get("compute")
+        with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
+            self._note_larger_budget(load_lineage(self.checkpoints.models / name) or {})
         self.saved_at = self.progress.steps
+
+    def _note_larger_budget(self, lineage: dict[str, Any]) -> None:
+        """Record under which budgets the steps so far were trained, and say what a larger one means for the rate."""
+        self.earlier_budgets = list(training_of(lineage).get("earlier_budgets") or [])
+        before = budget_of(lineage.get("recipe"))
+        if before is None or before == self.budget:
+            return
+        self.earlier_budgets.append({"budget": str(before), "until_step": self.progress.steps})
+        earlier = LearningRate(replace(self.recipe.training, budget=before))
+        was, now = (rate(self.progress, self.progress) for rate in (earlier, self.learning_rate))
+        console.say(
+            f"The budget was {before} and is {self.budget}. From here on schedules are those of the larger budget: "
+            f"the learning rate was {was:.3g} and goes on at {now:.3g}."
+        )
 
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
@@ -121,7 +143,7 @@ class Trainer:
                 self._step()
                 self._after_step(before, tracker, advance if self.rank.is_main else None)
                 if not self.finished and self._stop_requested():
-                    self._save()
+                    self._save(interrupted=True)
                     return False
         return True
 
@@ -247,7 +269,8 @@ class Trainer:
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(self.progress.tokens)
 
-    def _save(self) -> None:
+    def _save(self, interrupted: bool = False) -> None:
+        """Save a checkpoint, unless this step has one; an interruption's is removed when the next is saved."""
         if self.saved_at == self.progress.steps:
             return
         self._check_finite()  # a checkpoint must be a good one
@@ -258,7 +281,10 @@ class Trainer:
             "losses": self.metrics.losses,
             "compute": self.compute,
         }
-        lineage = self.lineage({**asdict(self.progress), **self.last})
+        facts = {**asdict(self.progress), **self.last}
+        facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
+        facts |= {"interrupted": True} if interrupted else {}
+        lineage = self.lineage(facts)
         name, tokenizer = self._checkpoint_name(), self.data.tokenizer
         self.checkpoints.save(name, self.model, self.stepper.optimizer, position, tokenizer, lineage)
         self.saved_at = self.progress.steps

@@ -1,6 +1,7 @@
 """A run's folder: it belongs to one recipe, and only one process group works in it."""
 
 import contextlib
+import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
 from braidlm.core.models.runs import CHECKPOINTS, METRICS, RECIPE, is_run
 from braidlm.core.reading import read_yaml
+from braidlm.training.amounts import Amount, parse_amount
 
 RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
+NOT_IDENTITY = (("name",), ("out",), ("log",), ("samples",), ("validation", "every"), ("checkpoints", "keep"))
+"""Keys of logging, display and storage: a run whose recipe differs in these alone is the same run."""
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
@@ -26,7 +30,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
         before = {} if fresh else read_yaml(folder / RECIPE)
-        changed = [] if fresh else changes(before, recipe)
+        changed = [] if fresh else changes(identity(before, recipe), identity(recipe, recipe))
         if changed:
             raise BraidError(
                 "this run folder belongs to another recipe: " + listed(changed),
@@ -35,6 +39,33 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
+
+
+def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run the run it is. A budget that is larger `now` is the same run, which goes on."""
+    kept = copy.deepcopy(recipe)
+    for *sections, key in NOT_IDENTITY:
+        section: Any = kept
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(key, None)
+    if may_go_on(budget_of(recipe), budget_of(now)):
+        kept["training"]["budget"] = now["training"]["budget"]
+    return kept
+
+
+def budget_of(recipe: dict[str, Any] | None) -> Amount | None:
+    """The budget of a resolved recipe, as it is written; None where there is none."""
+    try:
+        return Amount(**parse_amount((recipe or {})["training"]["budget"]))
+    except (BraidError, KeyError, TypeError):
+        return None
+
+
+def may_go_on(before: Amount | None, now: Amount | None) -> bool:
+    """Whether a run with the first budget may go on to the second."""
+    return before is not None and now is not None and before.unit == now.unit and before.count <= now.count
 
 
 def _remove_run(folder: Path) -> None:
@@ -60,7 +91,7 @@ def claimed(folder: Path, recipe: dict[str, Any], fresh: bool) -> Iterator[None]
         if fresh:
             with explained_disk_errors(folder):
                 _remove_run(folder)
-        if not is_run(folder):
+        if not is_run(folder) or read_yaml(folder / RECIPE) != recipe:  # another display, or a larger budget
             write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         yield
     finally:

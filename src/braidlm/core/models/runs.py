@@ -1,4 +1,4 @@
-"""Reading run folders: the newest model folder, and the last records of the metrics.
+"""Reading run folders: the newest checkpoint, and the last records of the metrics.
 
     RUN/recipe.yaml         what was run, resolved
     RUN/metrics.jsonl       a record per line: train, validation, sample
@@ -9,11 +9,9 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 
 RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
@@ -22,39 +20,6 @@ RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
 def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run's."""
     return (Path(folder) / RECIPE).is_file()
-
-
-def model_folder(path: Path | str) -> Path:
-    """A model folder itself, or the newest checkpoint of a run folder."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise BraidError("there is no such folder", str(path), "Give a model folder or a run folder.")
-    if (folder / "config.json").is_file():
-        return folder
-    if not is_run(folder):
-        raise BraidError(
-            "this is neither a model folder (no config.json) nor a run folder (no recipe.yaml)", str(folder)
-        )
-    newest = newest_checkpoint(folder)
-    if newest is None:
-        raise BraidError("this run has no checkpoint yet", str(folder), "Let `braid train` go on to its first one.")
-    return newest
-
-
-def short_names(paths: Sequence[Path | str]) -> dict[str, Path | str]:
-    """Short unique names of models: as many of each path's last parts as needed."""
-    parts = [[part for part in Path(path).resolve().parts if part != CHECKPOINTS] for path in paths]
-    for number, words in enumerate(parts):
-        if words in parts[:number]:
-            raise BraidError("this model is given twice", str(paths[number]))
-    # The name of a checkpoint includes its run, since many runs have a `step-001000`.
-    lengths = [1 + (Path(path).resolve().parent.name == CHECKPOINTS) for path in paths]
-    while True:
-        names = ["/".join(words[-length:]) for words, length in zip(parts, lengths, strict=True)]
-        ambiguous = [names.count(name) > 1 for name in names]
-        if not any(ambiguous):
-            return dict(zip(names, paths, strict=True))
-        lengths = [length + more for length, more in zip(lengths, ambiguous, strict=True)]
 
 
 def newest_checkpoint(run: Path | str) -> Path | None:
@@ -78,8 +43,29 @@ def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
     return {record["kind"]: record for record in read_metrics(run)}
 
 
+def checkpoint_steps(folder: Path) -> int:
+    """The training steps of a checkpoint; 0 where it does not say."""
+    return _age(folder)[0]
+
+
+def is_interruption(folder: Path | str) -> bool:
+    """Whether a checkpoint was saved only because the run was stopped there; it is no point of a learning curve."""
+    return training_of(_lineage(Path(folder))).get("interrupted") is True
+
+
 def _age(folder: Path) -> tuple[int, str]:
     """Training steps, then the recorded time of creation (file times do not survive a copy)."""
+    lineage = _lineage(folder)
+    steps = training_of(lineage).get("steps")
+    return steps if isinstance(steps, int) else 0, str(lineage.get("created", ""))
+
+
+def _lineage(folder: Path) -> dict[str, Any]:
     path = folder / "lineage.json"
-    lineage = read_json(path) if path.is_file() else {}
-    return int((lineage.get("training") or {}).get("steps", 0)), str(lineage.get("created", ""))
+    return read_json(path) if path.is_file() else {}
+
+
+def training_of(lineage: dict[str, Any]) -> dict[str, Any]:
+    """What a model's lineage says of its training."""
+    training = lineage.get("training")
+    return training if isinstance(training, dict) else {}

@@ -20,7 +20,8 @@ from torch import optim
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
-from braidlm.core.models.folders import WEIGHTS, load_lineage, write_model_files
+from braidlm.core.models.folders import WEIGHTS, write_model_files
+from braidlm.core.models.runs import checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -65,6 +66,7 @@ class Checkpoints:
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
                 make_final(model_part, self.models / name)
                 make_final(state_part, self.states / name)
+                self._remove_interruptions(but=name)
                 self._prune()
             wait_for_all(self.rank)
         return self.models / name
@@ -116,6 +118,17 @@ class Checkpoints:
         names = self._in_order()
         for other in names[names.index(name) + 1 :] if name is not None else names:
             shutil.rmtree(self.states / other, ignore_errors=True)
+        self._remove_interruptions(but=name)
+
+    def _remove_interruptions(self, but: str | None) -> None:
+        """Remove checkpoints where the run was only stopped, except the one that it now goes on from.
+
+        The state goes first, because one without its model folder would look damaged.
+        """
+        for model in self.models.glob("[!.]*"):
+            if model.name != but and _is_interruption(model):
+                shutil.rmtree(self.states / model.name, ignore_errors=True)
+                shutil.rmtree(model, ignore_errors=True)
 
     def _prune(self) -> None:
         names = self._in_order()
@@ -142,9 +155,16 @@ class Checkpoints:
 def _steps(model: Path) -> int:
     """The training steps of a model folder; one without a record is removed first."""
     try:
-        return int((load_lineage(model) or {})["training"]["steps"])
-    except (BraidError, KeyError, TypeError):
+        return checkpoint_steps(model)
+    except BraidError:
         return -1
+
+
+def _is_interruption(model: Path) -> bool:
+    try:
+        return is_interruption(model)
+    except BraidError:  # a lineage that cannot be read marks nothing
+        return False
 
 
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:
