@@ -28,7 +28,7 @@ class Tiles:
 
 
 TILES = {
-    2: Tiles(64, 64, 2, attend=Tile(4, 3), query_gradient=Tile(4, 2), key_gradient=Tile(4, 2)),
+    2: Tiles(64, 32, 4, attend=Tile(4, 3), query_gradient=Tile(4, 1), key_gradient=Tile(4, 2)),
     4: Tiles(32, 32, 2, attend=Tile(4, 2), query_gradient=Tile(4, 1), key_gradient=Tile(4, 1)),
 }
 """By bytes of an element; tuned for heads of 64 on an H200."""
