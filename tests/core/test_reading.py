@@ -67,7 +67,7 @@ def test_a_row_that_is_no_object_is_refused(line: str, message: str) -> None:
     assert str(caught.value) == f"a.jsonl, line 3: {message}\nRepair it."
 
 
-ALIAS_BOMB = "a0: &a0 [x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{'*a%d, ' % (i - 1) * 4}]\n" for i in range(1, 30))
+ALIAS_BOMB = "a0: &a0 [x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 4}]\n" for i in range(1, 30))
 
 
 @pytest.mark.parametrize(

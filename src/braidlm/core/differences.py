@@ -9,7 +9,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def changes(before: Any, now: Any, where: str = "") -> list[str]:
     """Each difference with its path, such as `training.batch was 8 and is 16`."""
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = sorted({*before, *now})
+        keys = sorted({*before, *now}, key=str)
         return [c for k in keys for c in changes(before.get(k), now.get(k), f"{where}.{k}" if where else str(k))]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
+from braidlm.core.models.integrity import check_finite, check_hash
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -29,8 +31,10 @@ from braidlm.model.paths.switches import use_paths
 transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
-IMPORTABLE = ("gpt2", "llama", "moep_lm")
+IMPORTABLE = ("gpt2", "llama", "mistral", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
+LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
+TRAINING_COUNTS = ("steps", "tokens", "words")
 ONE_FILE = "1000TB"
 """transformers would divide weights above 50 GB; a model folder has one file of them."""
 
@@ -89,14 +93,18 @@ def _set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:
 
 
 def load_model(
-    folder: Path | str, device: str | torch.device = "cpu", paths: Sequence[str] | None = None
+    folder: Path | str,
+    device: str | torch.device = "cpu",
+    paths: Sequence[str] | None = None,
+    config: BraidConfig | None = None,
 ) -> BraidForCausalLM:
     """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
 
-    With `paths`, only these are active; by default those that the folder says, all unless it says otherwise.
+    With `paths`, only these are active; by default those that the folder says, all unless it says otherwise. A `config`
+    that is given differs from the folder's own in how the model is trained.
     """
     folder = Path(folder)
-    config = load_config(folder)
+    config = load_config(folder) if config is None else config
     if paths is not None:
         choose_paths(config, paths, folder)
     check_weights(folder, config)
@@ -139,11 +147,22 @@ def load_config(folder: Path | str) -> BraidConfig:
 def load_lineage(folder: Path | str) -> dict[str, Any] | None:
     """Where a model came from, if its folder says."""
     path = Path(folder) / "lineage.json"
-    return read_json(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    lineage = read_json(path)
+    for key, kind in LINEAGE_KINDS.items():
+        if not isinstance(lineage.get(key), (kind, NoneType)):
+            raise BraidError(f"'{key}' is not of the kind that Braid writes", str(path), "Use another copy.")
+    counts = lineage.get("training") or {}
+    if wrong := [key for key in TRAINING_COUNTS if not isinstance(counts.get(key), (int, NoneType))]:
+        raise BraidError(f"'training.{wrong[0]}' is not a whole number", str(path), "Use another copy.")
+    if not all(isinstance(source, dict) for source in lineage.get("sources") or []):
+        raise BraidError("'sources' is not a list of objects", str(path), "Use another copy.")
+    return lineage
 
 
 def check_weights(folder: Path, config: BraidConfig) -> None:
-    """Every tensor is there, none is left over, and each has its shape; only the file's header is read."""
+    """Every tensor is there with its shape and finite numbers, none is left over, and the file is the saved one."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
@@ -162,6 +181,8 @@ def check_weights(folder: Path, config: BraidConfig) -> None:
             str(folder),
             "config.json and model.safetensors must come from the same model.",
         )
+    check_hash(path, load_lineage(folder))
+    check_finite(path)
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer, where: str) -> None:
