@@ -14,6 +14,7 @@ _HOMES = {
     "generate": "braidlm.serving.generate",
     "convert": "braidlm.bridges.convert",
     "show": "braidlm.studies.show",
+    "load": "braidlm.bridges.opening",
     "load_model": "braidlm.core.models.folders",
     "save_model": "braidlm.core.models.folders",
     "load_tokenizer": "braidlm.data.tokenizing.build",

@@ -134,7 +134,7 @@ def _bad_index(folder):
         (_truncated, ["model.safetensors: this file is damaged", "Download or copy it again."]),
         (_no_weights, ["there are no weights here"]),
         (_bad_json, ["config.json: this is not valid JSON"]),
-        (_no_config, ["this is not a model folder (no config.json)"]),
+        (_no_config, ["neither a model folder (no config.json)"]),
         (_bad_index, ["expected an object, found a list"]),
     ],
 )

@@ -172,5 +172,5 @@ def test_folders_that_are_nothing_or_cannot_change(braid, tmp_path: Path, model_
     shown = braid("show", model_folder, "width=3")
     assert shown.code == 2
     assert "overrides change a recipe, and this is a folder: width=3" in shown.err
-    (model_folder / "config.json").write_text('{"model_type": "gpt2"}')
-    assert f"braid convert {model_folder} --from gpt2 --out DIR" in braid("show", model_folder).err
+    (model_folder / "config.json").write_text('{"model_type": "mamba"}')
+    assert "this folder holds a 'mamba' model; Braid reads braid, gpt2, llama" in braid("show", model_folder).err

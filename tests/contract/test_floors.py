@@ -17,14 +17,14 @@ FLOORS = {
     "kernels": 1,
     "core": 1,
     "data": 2,
-    "training": 3,
     "bridges": 3,
-    "evals": 3,
-    "routes": 3,
-    "serving": 3,
-    "edits": 4,
-    "studies": 5,
-    "cli": 6,
+    "training": 4,
+    "evals": 4,
+    "routes": 4,
+    "serving": 4,
+    "edits": 5,
+    "studies": 6,
+    "cli": 7,
 }
 """Design, section 4. Folders of one number are siblings, which do not import each other."""
 MODEL_MAY_IMPORT = {"torch", "transformers"} | sys.stdlib_module_names
@@ -104,11 +104,11 @@ def test_this_test_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    from braidlm.training.loop import train\n"
         "import braidlm.cli.main\n"
         "from braidlm import serving\n"
-        "from ..bridges import gpt2\n"
+        "from ..routes import report\n"
         "import torch\n"
     )
     assert [line.split(": ")[0].rsplit(":", 1)[1] for line in sorted(upward(path))] == ["5", "6", "7", "8"]
-    assert "imports braidlm.training.loop.train (floor 3)" in "".join(upward(path))
+    assert "imports braidlm.training.loop.train (floor 4)" in "".join(upward(path))
 
 
 def test_files_stay_readable() -> None:

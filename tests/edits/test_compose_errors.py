@@ -133,9 +133,9 @@ def test_folders_that_are_no_models(home):
     for name, config in (("list", []), ("kindless", {}), ("mamba", {"model_type": "mamba"})):
         Path(name).mkdir()
         Path(name, "config.json").write_text(json.dumps(config))
-    assert "list: this is not a model folder" in refused("stories", "list")
+    assert "list/config.json: expected an object, found a list" in refused("stories", "list")
     assert "kindless: this is not a model folder (its config.json has no model_type)" in refused("stories", "kindless")
-    assert "mamba: this folder holds a 'mamba' model; edits read braid, gpt2, llama" in refused("stories", "mamba")
+    assert "mamba: this folder holds a 'mamba' model; Braid reads braid, gpt2, llama" in refused("stories", "mamba")
     Path("maths", "model.safetensors").unlink()
     assert "maths: the folder has no model.safetensors" in refused("stories", "maths")
 

@@ -6,15 +6,12 @@ from braidlm.bridges.bridge import bridges, folder_formats
 from braidlm.bridges.exporting import Export
 from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.importing import Import
-from braidlm.bridges.locate import find_file, find_model, find_tokenizer
+from braidlm.bridges.locate import find_file, find_tokenizer, locate_model
+from braidlm.bridges.opening import BRAID, model_type
 from braidlm.bridges.plan import ConversionPlan
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
-from braidlm.core.reading import read_json
-from braidlm.model.config.registry import import_files
-
-import_files("braidlm.bridges.formats")
 
 NO_TOKENIZER = "no tokenizer.json (nor vocab.json with merges.txt)"
 
@@ -29,10 +26,10 @@ def convert(
 ) -> ConversionPlan:
     """Convert a checkpoint of another format into a Braid model folder (`from_`), or the other way round (`to`).
 
-    `source` is a folder, or a name on the Hub where there is no such folder. For formats that are one file of weights
-    it is that file, and `config` is the JSON file with the settings that the weights do not show. Nothing is written
-    before every tensor is accounted for, and with `dry_run` nothing at all. Without `from_` and `to` the format is
-    the one that the source's config.json names.
+    `source` is a folder, a run or one model of a study, or a name on the Hub where there is no such folder. For formats
+    that are one file of weights it is that file, and `config` is the JSON file with the settings that the weights do
+    not show. Nothing is written before every tensor is accounted for, and with `dry_run` nothing at all. Without
+    `from_` and `to` the format is the one that the source's config.json names.
     """
     if from_ is not None and to is not None:
         raise BraidError("give either `--from` or `--to`", todo="One side of a conversion is always Braid.")
@@ -45,7 +42,7 @@ def convert(
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
     if not dry_run:
         check_new_folder(out)
-    location = find_file(source, config) if single_file else find_model(source)
+    location = find_file(source, config) if single_file else locate_model(source)
     tokenizer = find_tokenizer(location.path)
     if tokenizer is None:
         reason = "a file of weights has no tokenizer" if single_file else NO_TOKENIZER
@@ -69,9 +66,8 @@ def _check_export_format(to: str) -> None:
 
 def _format_of(folder: Path) -> str:
     """The format that a folder's config.json names."""
-    kind = read_json(folder / "config.json").get("model_type")
-    known = ", ".join(folder_formats())
-    if kind == "braid":
+    kind, known = model_type(folder), ", ".join(folder_formats())
+    if kind == BRAID:
         raise BraidError(
             "this is a Braid model already", str(folder), f"Say what to make of it: `--to` one of {known}."
         )
@@ -81,4 +77,4 @@ def _format_of(folder: Path) -> str:
             str(folder),
             "If it is one of these under another name, say so with `--from`.",
         )
-    return str(kind)
+    return kind

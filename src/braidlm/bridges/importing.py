@@ -49,9 +49,10 @@ class Import:
         }
         if self.checkpoint.ignored:
             lineage["ignored"] = self.checkpoint.ignored
-        save_model(self._model(), out, self.tokenizer, lineage)
+        save_model(self.model(), out, self.tokenizer, lineage)
 
-    def _model(self) -> BraidForCausalLM:
+    def model(self) -> BraidForCausalLM:
+        """The checkpoint as a model in memory, in evaluation mode."""
         tensors = {mapping.braid: self.read(mapping) for mapping in self.mappings}
         if self.info.architecture.tie_embeddings:
             tensors["head.weight"] = tensors["model.embedding.weight"]

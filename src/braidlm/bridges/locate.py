@@ -1,9 +1,11 @@
 """Finding what to convert: a folder or file here, or a model on the Hub by name; and its tokenizer."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.names import find_model, title_of
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
 DOWNLOADED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
@@ -22,22 +24,25 @@ class Location:
     """The configuration that was given with a file of weights."""
 
 
-def find_model(source: str | Path) -> Location:
-    """The folder of a model; a name that is no local path is looked up on the Hub."""
+def locate_model(source: str | Path) -> Location:
+    """The folder of a model, by any name that the verbs take; a name of nothing here is looked up on the Hub."""
     path = Path(source).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise BraidError("this is not a model folder (no config.json)", str(source))
-        return Location(path, path.resolve().name)
-    if path.exists():
+    if path.is_file():
         raise BraidError(
             "this is a file; give the folder that holds config.json and the weights",
             str(source),
             "If it is a file of weights that needs no folder, say of which format with `--from`.",
         )
-    if path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
-        raise BraidError("there is no such folder", str(source))
-    return _download(str(source))
+    if _may_be_on_hub(str(source), path):
+        return _download(str(source))
+    folder = find_model(path)
+    return Location(folder, title_of(folder))
+
+
+def _may_be_on_hub(source: str, path: Path) -> bool:
+    """`gpt2` or `openai-community/gpt2`, where there is neither such a folder nor one of the first name."""
+    is_path = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    return not (is_path or os.path.lexists(path) or (len(path.parts) > 1 and path.parent.is_dir()))
 
 
 def find_file(source: str | Path, config: str | Path | None) -> Location:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError, check_at_least_1, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import save_model
+from braidlm.core.models.names import find_sources, model_folder
 from braidlm.edits.assembly import STARTS, assemble
 from braidlm.edits.composition import Composition
 from braidlm.edits.layout import lay_out
@@ -22,7 +24,7 @@ from braidlm.edits.path_models import (
     check_tokenizers,
     name_paths,
 )
-from braidlm.edits.sources import locate
+from braidlm.edits.sources import open_source
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
@@ -46,22 +48,25 @@ def compose(
 ) -> Path | None:
     """Make one model of several: their blocks side by side in parallel layers, their embeddings and heads side by side.
 
-    A source is a Braid model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; all have one
-    tokenizer. `names` are the paths' permanent names, by default the runs' or folders'. `join` is a kind or a mapping
-    with options. `layers` is how often the paths are joined, by default as often as the shallowest has blocks; `blocks`
-    of full width come before and after. `freeze` names what later training leaves as it is: `paths` for all that came
-    from the sources. Projections and joins `start` as the `mean` of the paths, which works better, or `random`, as
-    PaPaformer's do. Returns the folder written, None for a dry run.
+    A source is a model folder, a run (its newest checkpoint), a study (all its models), one model of it, or a folder
+    of a format that Braid reads, such as Llama's; all have one tokenizer. `names` are the paths' permanent names, by
+    default the runs' or folders'. `join` is a kind or a mapping with options. `layers` is how often the paths are
+    joined, by default as often as the shallowest has blocks; `blocks` of full width come before and after. `freeze`
+    names what later training leaves as it is: `paths` for all that came from the sources. Projections and joins `start`
+    as the `mean` of the paths, which works better, or `random`, as PaPaformer's do. Returns the folder written, None
+    for a dry run.
     """
     join_choice = _read_join(join)
-    _check_options(sources, layers, blocks, freeze, start)
+    _check_options(layers, blocks, freeze, start)
     if out is not None or not dry_run:
         check_new_folder(out)
-    located = [locate(source) for source in sources]
-    check_listed_once(located)
-    path_names = name_paths(located, names)
-    check_tokenizers(located, path_names)
-    paths = [PathModel.of(name, one.open()) for name, one in zip(path_names, located, strict=True)]
+    models = [OpenModel(model_folder(found)) for source in sources for found in find_sources(source)]
+    if len(models) < 2:
+        raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
+    check_listed_once(models)
+    path_names = name_paths(models, names)
+    check_tokenizers(models, path_names)
+    paths = [PathModel.of(name, open_source(one)) for name, one in zip(path_names, models, strict=True)]
     for path in paths:
         check_alone(path, path.folder)
     check_together(paths)
@@ -87,7 +92,7 @@ def compose(
     }
     by_name = {path.name: path.source for path in paths}
     model = assemble(composition.config, composition.account, by_name, seed, start)
-    save_model(model, folder, located[0].tokenizer, lineage)
+    save_model(model, folder, models[0].tokenizer, lineage)
     console.say(_what_next(composition, folder))
     return folder
 
@@ -119,12 +124,8 @@ def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
     return decode(_JoinOption, {"join": join}).join
 
 
-def _check_options(
-    sources: Sequence[str | Path], layers: int | None, blocks: int, freeze: Sequence[str], start: str
-) -> None:
+def _check_options(layers: int | None, blocks: int, freeze: Sequence[str], start: str) -> None:
     """Check the options that need no model."""
-    if len(sources) < 2:
-        raise BraidError("composing takes at least two models", todo="`braid compose A B --out M`")
     check_at_least_1(layers=layers)
     if blocks < 0:
         raise BraidError(f"blocks must be 0 or more, got {blocks}")

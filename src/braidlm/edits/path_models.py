@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.opening import OpenModel
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import differences
-from braidlm.edits.sources import Located, Source
+from braidlm.edits.sources import Source
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.strict import encode
 from braidlm.model.paths.parallel import PathConfig
@@ -59,16 +60,16 @@ class PathModel(PathShape):
 
     @property
     def folder(self) -> str:
-        return str(self.source.located.folder)
+        return str(self.source.model.folder)
 
 
-def name_paths(located: Sequence[Located], names: Sequence[str] | None) -> list[str]:
+def name_paths(models: Sequence[OpenModel], names: Sequence[str] | None) -> list[str]:
     """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
-    if names is not None and len(names) != len(located):
-        raise BraidError(f"{len(names)} names were given for {len(located)} paths")
-    names = [_valid(one.title) for one in located] if names is None else list(names)
+    if names is not None and len(names) != len(models):
+        raise BraidError(f"{len(names)} names were given for {len(models)} paths")
+    names = [_valid(one.title) for one in models] if names is None else list(names)
     for twice in sorted({name for name in names if names.count(name) > 1}):
-        folders = [str(one.folder) for name, one in zip(names, located, strict=True) if name == twice]
+        folders = [str(one.folder) for name, one in zip(names, models, strict=True) if name == twice]
         raise BraidError(
             f"two paths are called '{twice}': {' and '.join(folders)}", todo="Give each its own with `--names`."
         )
@@ -79,18 +80,18 @@ def name_paths(located: Sequence[Located], names: Sequence[str] | None) -> list[
     return names
 
 
-def check_listed_once(located: Sequence[Located]) -> None:
+def check_listed_once(models: Sequence[OpenModel]) -> None:
     """Each model is one path."""
-    folders = [one.folder.resolve() for one in located]
+    folders = [one.folder.resolve() for one in models]
     for folder in folders:
         if folders.count(folder) > 1:
             raise BraidError("this path is listed twice", str(folder), "A model can be one path of another only once.")
 
 
-def check_tokenizers(located: Sequence[Located], names: Sequence[str]) -> None:
+def check_tokenizers(models: Sequence[OpenModel], names: Sequence[str]) -> None:
     """All models must have the same tokenizer; checked before a tensor is read."""
-    first = located[0]
-    for one, name in zip(located[1:], names[1:], strict=True):
+    first = models[0]
+    for one, name in zip(models[1:], names[1:], strict=True):
         if differing := differences(first.tokenizer, one.tokenizer):
             raise BraidError(
                 f"'{names[0]}' and '{name}' have different tokenizers: {'; '.join(differing)}",

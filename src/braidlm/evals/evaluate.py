@@ -15,10 +15,11 @@ from braidlm.core.console import progress, warn
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import versions
+from braidlm.core.models.names import StrPath
 from braidlm.evals.babylm.averages import babylm_averages, facts_of
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness
-from braidlm.evals.model_folders import ModelFolder, StrPath, open_model_folders
+from braidlm.evals.model_folders import ModelFolder, open_model_folders
 from braidlm.evals.reports.folder import check_out, write_folder
 from braidlm.evals.reports.result_cache import ResultCache
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
@@ -48,15 +49,20 @@ def evaluate(
     device: str = "auto",
     dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> Evaluation:
-    """Score model folders (of a run its newest checkpoint, or all of them) on tasks.
+    """Score models on tasks: folders, runs (their newest checkpoint, or all of them) or studies (all their models).
 
     `data` is the folder in which tasks look for their data, `data_of` gives the data of single tasks; `harness` are
     tasks of lm-evaluation-harness, `harness_tasks` a folder of task files for it, `harness_shots` its number of
     examples; `paths` are the active ones, which each model must have; `settings` are for tasks that use them; `out` is
     a folder for results, which also caches them.
     """
+    if isinstance(data, Mapping):
+        raise BraidError(
+            "data is the folder in which every task looks for its data, and a mapping was given",
+            todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
+        )
     opened = _open_tasks([tasks] if isinstance(tasks, str) else list(tasks), data, data_of or {}, bool(harness))
-    folders = open_model_folders([models] if isinstance(models, (str, Path)) else models, all_checkpoints, paths)
+    folders = open_model_folders(models, all_checkpoints, paths)
     check_runs([task.name for task in opened], folders)
     opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
     settings = settings or Settings()

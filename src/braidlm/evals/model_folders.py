@@ -16,14 +16,14 @@ from braidlm.core.models.folders import (
     load_lineage,
     load_model,
 )
-from braidlm.core.models.runs import CHECKPOINTS, is_run, model_folder, short_names
+from braidlm.core.models.names import StrPath, model_folder, name_sources
+from braidlm.core.models.runs import CHECKPOINTS, is_interruption, is_run
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.model.config.braid_config import BraidConfig
 
-StrPath = str | Path
 HASHED_FILES = (
     "*.safetensors",
     "*.bin",
@@ -63,14 +63,14 @@ class ModelFolder:
 
 
 def open_model_folders(
-    folders: Sequence[StrPath] | Mapping[str, StrPath],
+    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
     all_checkpoints: bool = False,
     paths: Sequence[str] | None = None,
 ) -> list[ModelFolder]:
     """All models of an evaluation, checked before any of them is loaded; `paths` are the active ones."""
-    named = dict(folders) if isinstance(folders, Mapping) else short_names(folders)
+    named = name_sources(models, any_folder=all_checkpoints)
     if not named:
-        raise BraidError("there is no model to evaluate", todo="Name a model folder or a run folder.")
+        raise BraidError("there is no model to evaluate", todo="Name a model folder, a run or a study.")
     if not all_checkpoints:
         return [open_model_folder(name, model_folder(folder), paths=paths) for name, folder in named.items()]
     opened = []
@@ -80,13 +80,11 @@ def open_model_folders(
     return opened
 
 
-def checkpoint_folders(folder: StrPath) -> list[Path]:
+def checkpoint_folders(folder: Path) -> list[Path]:
     """The model folders of a run, or of any folder that holds some."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise BraidError("there is no such folder", str(folder), "Give a run folder, or a folder of checkpoints.")
     parent = folder / CHECKPOINTS if is_run(folder) else folder
-    checkpoints = [path.parent for path in parent.glob("*/config.json") if not path.parent.name.startswith(".")]
+    folders = [path.parent for path in parent.glob("*/config.json") if not path.parent.name.startswith(".")]
+    checkpoints = [path for path in folders if not is_interruption(path)]
     if not checkpoints:
         raise BraidError(
             "there are no checkpoints here", str(folder), "Leave out --all-checkpoints to evaluate a single model."

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from braidlm.core.console import progress
+from braidlm.bridges.opening import OpenModel
+from braidlm.core.console import progress, warn
 from braidlm.core.decoding.generation import TextStream
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import load_config, load_model
-from braidlm.core.models.runs import model_folder, short_names
-from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
 from braidlm.routes.layers import Layer, find_layers, inactive_paths, routing_modules
@@ -22,7 +20,6 @@ from braidlm.routes.measures import counts_of, load_of, named_shares, tally
 from braidlm.routes.report import DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
 from braidlm.routes.texts import Text, Texts
 
-FolderPath = str | Path
 SHOWN = 120
 """Tokens of a data set that are shown one by one."""
 
@@ -32,53 +29,59 @@ class OpenedModel:
     """A model whose configuration and tokenizer have been read, and whose weights have not."""
 
     name: str
-    folder: Path
-    config: BraidConfig
-    tokenizer: BraidTokenizer
+    model: OpenModel
     paths: tuple[str, ...]
     active: list[str] | None
     """The paths to use; None for those that the folder says."""
 
     @property
     def where(self) -> str:
-        return str(self.folder)
+        return str(self.model.folder)
 
     @property
     def context(self) -> int:
-        return self.config.max_position_embeddings
+        return self.model.config.max_position_embeddings
 
     @property
     def text_key(self) -> tuple[str, int]:
         """Models with the same key share their tokenized texts."""
-        return self.tokenizer.fingerprint, self.context
+        return self.model.tokenizer.fingerprint, self.context
 
 
 def open_models(
-    models: FolderPath | Sequence[FolderPath] | Mapping[str, FolderPath], active: Sequence[str] | None
+    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath], active: Sequence[str] | None
 ) -> list[OpenedModel]:
-    """Models by folder, run or name and folder; `active` are the paths to use, which each model must have."""
-    if isinstance(models, Mapping):
-        folders = {str(name): folder for name, folder in models.items()}
-    else:
-        folders = short_names([models] if isinstance(models, (str, Path)) else list(models))
-    if not folders:
+    """Models by their names; `active` are the paths to use, which each model must have.
+
+    Models without paths or experts are refused where every model is named, and left out of a whole study.
+    """
+    sources = name_sources(models)
+    if not sources:
         raise BraidError("there is no model to look at")
-    opened = []
-    for name, source in folders.items():
-        folder = model_folder(source)
-        config = load_config(folder)
-        meta_model = skeleton(config)
-        with errors_at(str(folder)):
+    all_named = len(sources) == (1 if isinstance(models, (str, Path)) else len(models))
+    opened, left_out = [], {}
+    for name, source in sources.items():
+        model = OpenModel(model_folder(source))
+        meta_model = skeleton(model.config)
+        try:
             routing_modules(meta_model)
-            use_paths(meta_model, active if active is not None else config.paths)
+        except BraidError as error:
+            left_out[name] = BraidError(error.what, str(model.folder), error.todo)
+            continue
+        with errors_at(str(model.folder)):
+            use_paths(meta_model, active if active is not None else model.config.paths)
         wanted = None if active is None else list(active)
-        opened.append(OpenedModel(name, folder, config, load_tokenizer(folder), path_names(meta_model), wanted))
+        opened.append(OpenedModel(name, model, path_names(meta_model), wanted))
+    for name, problem in left_out.items():
+        if all_named or not opened:
+            raise problem
+        warn(f"{name} is left out: {problem.what}")
     return opened
 
 
 def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int) -> ModelRoutes:
     """Run one model over its texts and describe what it chose."""
-    model = load_model(opened.folder, device)
+    model = opened.model.load(device)
     if opened.active is not None:
         use_paths(model, opened.active)
     with errors_at(opened.where):
@@ -89,7 +92,7 @@ def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], dev
     inactive = inactive_paths(model)
     active = [name for name in opened.paths if name not in inactive]
     result = ModelRoutes(opened.name, opened.where, list(opened.paths), active, right, layers)
-    _describe(result, texts, choices, opened.tokenizer)
+    _describe(result, texts, choices, opened.model.tokenizer)
     return result
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.routes.analysis import FolderPath, analyse, open_models
+from braidlm.core.models.names import StrPath
+from braidlm.routes.analysis import analyse, open_models
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.report_files import check_out, write_folder
 from braidlm.routes.texts import Texts, check_domains, data_sources, prompt_texts, right_paths
@@ -16,19 +17,19 @@ TOKENS = 20_000
 
 
 def routes(
-    models: FolderPath | Sequence[FolderPath] | Mapping[str, FolderPath],
-    prompts: FolderPath | Sequence[Prompt | str] | None = None,
-    data: Mapping[str, FolderPath] | None = None,
+    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+    prompts: StrPath | Sequence[Prompt | str] | None = None,
+    data: Mapping[str, StrPath] | None = None,
     *,
     paths: Sequence[str] | None = None,
     domains: Mapping[str, str] | None = None,
     tokens: int = TOKENS,
     held_out: float | None = None,
-    out: FolderPath | None = None,
+    out: StrPath | None = None,
     device: str = "auto",
     batch: int = 16,
 ) -> RoutingReport:
-    """Who goes where in model folders or runs.
+    """Who goes where in models, each named by its folder, its run or its study (all models that have paths or experts).
 
     `prompts` is a file or a list, by default (without `data`) the 20 of PaPaformer; `data` names packed folders or
     text; `paths` are those to use; `domains` says which path should know a domain of another name; `out` is a
@@ -50,8 +51,8 @@ def routes(
     texts: dict[tuple[str, int], Texts] = {}
     for model in opened:
         if model.text_key not in texts:
-            of_prompts = prompt_texts(loaded, model.tokenizer, model.context, model.where)
-            of_data = {source.name: source.texts(model.tokenizer) for source in sources}
+            of_prompts = prompt_texts(loaded, model.model.tokenizer, model.context, model.where)
+            of_data = {source.name: source.texts(model.model.tokenizer) for source in sources}
             texts[model.text_key] = Texts(of_prompts, of_data)
     report = RoutingReport(
         [analyse(model, texts[model.text_key], r, device, batch) for model, r in zip(opened, right, strict=True)]
@@ -61,7 +62,7 @@ def routes(
     return report
 
 
-def _prompts(prompts: FolderPath | Sequence[Prompt | str] | None, with_data: bool) -> list[Prompt]:
+def _prompts(prompts: StrPath | Sequence[Prompt | str] | None, with_data: bool) -> list[Prompt]:
     if prompts is None:
         return [] if with_data else read_prompts(DEFAULT_PROMPTS)
     if isinstance(prompts, (str, Path)):

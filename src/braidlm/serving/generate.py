@@ -4,20 +4,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from braidlm.bridges.opening import OpenModel, open_model
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, check_at_least_1
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import check_weights, choose_paths, load_config, load_model
-from braidlm.core.models.runs import model_folder, short_names
-from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, check_report, write_report
 
 
 def generate(
-    model: str | Path,
+    model: StrPath,
     prompts: str | Sequence[str],
     max_tokens: int = 100,
     temperature: float = 0.8,
@@ -30,17 +29,18 @@ def generate(
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
-    """Continue prompts with a model folder or a run's newest checkpoint.
+    """Continue prompts with a model, named by its folder, its run or its study as STUDY/NAME.
 
     `on_text(prompt, piece)` is called with each new piece of text. With `paths`, only these paths are active.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
-    folder = model_folder(model)
+    opened = open_model(model)
     device = choose_device(device)
-    loaded = load_model(folder, device, paths)
-    tokenizer = load_tokenizer(folder)
-    result = Generation(str(folder), device, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts])
+    loaded, tokenizer = opened.load(device, paths), opened.tokenizer
+    result = Generation(
+        str(opened.folder), device, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts]
+    )
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next), strict=True):
             text.next = tokens
@@ -56,7 +56,7 @@ def generate(
 
 
 def prompt_study(
-    models: Sequence[str | Path],
+    models: StrPath | Sequence[StrPath],
     prompts: str | Path | Sequence[str | Prompt],
     max_tokens: int = 40,
     temperature: float = 0.8,
@@ -82,10 +82,10 @@ def prompt_study(
     else:
         loaded = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     if not models:
-        raise BraidError("there is no model", todo="Name one or more model folders or run folders.")
-    named, texts = short_names(models), [prompt.text for prompt in loaded]
-    for model in models:
-        _check_model(model_folder(model), texts, paths)
+        raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
+    named, texts = name_sources(models), [prompt.text for prompt in loaded]
+    for model in named.values():
+        _check_model(OpenModel(model_folder(model)), texts, paths)
     study = PromptStudy(loaded)
     for name, model in named.items():
         if on_model is not None:
@@ -123,16 +123,13 @@ def _sampling(
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 
-def _check_model(folder: Path, prompts: Sequence[str], paths: Sequence[str] | None) -> None:
+def _check_model(model: OpenModel, prompts: Sequence[str], paths: Sequence[str] | None) -> None:
     """Find problems before any model is loaded."""
-    config = load_config(folder)
-    if paths is not None:
-        choose_paths(config, paths, folder)
-    check_weights(folder, config)
-    limit = skeleton(config).model.positions.limit
-    for prompt, ids in zip(prompts, encode_prompts(load_tokenizer(folder), prompts), strict=True):
+    model.check(paths)
+    limit = skeleton(model.config).model.positions.limit
+    for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts), strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
             raise BraidError(
-                f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}", str(folder)
+                f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}", str(model.folder)
             )

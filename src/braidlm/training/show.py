@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from braidlm.bridges.opening import OpenModel, open_model
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.core.models.folders import check_weights, load_config, load_lineage
+from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.reading import read_json
@@ -72,12 +73,18 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
 
 def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     """A model folder, with what is wrong with it."""
-    config = load_config(folder)
+    opened = OpenModel(folder)
+    config = opened.config
+    notes: list[str] = []
     problems: list[str] = []
     with collecting(problems):
-        check_weights(folder, config)
+        opened.check()
     lineage = load_lineage(folder)
-    if lineage is None:
+    if not opened.is_braid:
+        notes.append(
+            f"This is a '{opened.kind}' folder, shown as Braid reads it; `braid convert` writes it as Braid's."
+        )
+    elif lineage is None:
         problems.append("lineage.json is missing: where the model came from is not known")
     fingerprint = None
     with collecting(problems):
@@ -97,7 +104,7 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         "lineage": lineage,
         "tokenizer": fingerprint,
         "recipe": config.architecture,
-        "notes": [],
+        "notes": notes,
         "problems": problems,
     }
 
@@ -147,7 +154,7 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
     tokens = _tokenizer_size(loaded.recipe.data, problems)
     architecture, vocab_size = loaded.architecture, loaded.vocab_size
     if architecture is None:
-        config = load_config(str(loaded.recipe.start_from))
+        config = open_model(str(loaded.recipe.start_from)).config
         architecture, vocab_size = config.decoded, config.vocab_size
     if vocab_size and tokens and tokens > vocab_size:
         problems.append(f"the tokenizer has {tokens:,} tokens, the model a vocabulary of {vocab_size:,}")

@@ -1,0 +1,172 @@
+"""One way to name a model, for every verb and for Python.
+
+    FOLDER            a model folder: Braid's, or one of transformers
+    RUN               a run folder: its newest checkpoint
+    RUN/NAME          one of its checkpoints, or `best`: the one with the lowest validated bits per byte
+    STUDY             a study's folder: all of its models
+    STUDY/NAME        one of them, with the study's first seed; STUDY/seed-2/NAME is another's
+
+A name is a path, so that a shell completes it; parts of a folder that Braid arranges may be left out.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.runs import CHECKPOINTS, RECIPE, checkpoint_steps, is_run, newest_checkpoint, read_metrics
+from braidlm.core.reading import existing_folder
+
+StrPath = str | Path
+BEST = "best"
+CONFIG = "config.json"
+_SEED = re.compile(r"seed-(\d+)")
+
+
+def find_model(name: StrPath) -> Path:
+    """The one model folder that a name stands for."""
+    sources = find_sources(name)
+    if len(sources) > 1:
+        names = ", ".join(f"{name}/{source.name}" for source in _one_seed(sources))
+        raise BraidError("this is a study of several models, and one is needed", str(name), f"Name one of {names}.")
+    return model_folder(sources[0])
+
+
+def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
+    """The model folders and run folders that a name stands for: one, or all runs of a study.
+
+    With `any_folder` another folder stands for itself, such as one of checkpoints that are not a run's.
+    """
+    path = _with_parts_left_out(Path(os.path.expanduser(name)))
+    if path is None:
+        raise _missing(Path(os.path.expanduser(name)))
+    existing_folder(path)
+    if (path / CONFIG).is_file() or is_run(path):
+        return [path]
+    if runs := study_runs(path):
+        return runs
+    if any_folder:
+        return [path]
+    raise BraidError(
+        f"this is neither a model folder (no {CONFIG}) nor a run folder (no {RECIPE}) nor a study (no seed-1/NAME)",
+        str(path),
+    )
+
+
+def name_sources(
+    names: StrPath | Sequence[StrPath] | Mapping[str, StrPath], any_folder: bool = False
+) -> dict[str, Path]:
+    """What several names stand for, under short names for tables; a mapping gives these itself."""
+    if isinstance(names, Mapping):
+        named = {}
+        for label, name in names.items():
+            sources = find_sources(name, any_folder)
+            labels = [str(label)] if len(sources) == 1 else [f"{label}/{short}" for short in short_names(sources)]
+            named |= dict(zip(labels, sources, strict=True))
+        return named
+    listed = [names] if isinstance(names, (str, Path)) else list(names)
+    return short_names([source for name in listed for source in find_sources(name, any_folder)])
+
+
+def model_folder(source: Path) -> Path:
+    """The model folder of what `find_sources` found: itself, or the newest checkpoint of a run."""
+    if (source / CONFIG).is_file():
+        return source
+    newest = newest_checkpoint(source)
+    if newest is None:
+        raise BraidError("this run has no checkpoint yet", str(source), "Let `braid train` go on to its first one.")
+    return newest
+
+
+def title_of(folder: Path) -> str:
+    """A model folder's title: the run's name for a checkpoint of a run, else the folder's."""
+    folder = folder.resolve()
+    run = folder.parent.parent
+    return run.name if folder.parent.name == CHECKPOINTS and is_run(run) else folder.name
+
+
+def study_runs(folder: Path) -> list[Path]:
+    """The runs of a study's folder, by seed and name; none if it is not a study's."""
+    seeds = sorted((int(match[1]), path) for path in folder.glob("seed-*") if (match := _SEED.fullmatch(path.name)))
+    return [run.parent for _, seed in seeds for run in sorted(seed.glob(f"*/{RECIPE}"))]
+
+
+def short_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Short unique names of models: as many of each path's last parts as needed."""
+    parts = [[part for part in path.resolve().parts if part != CHECKPOINTS] for path in paths]
+    for number, words in enumerate(parts):
+        if words in parts[:number]:
+            raise BraidError("this model is given twice", str(paths[number]))
+    # The name of a checkpoint includes its run, since many runs have a `step-001000`.
+    lengths = [1 + (path.resolve().parent.name == CHECKPOINTS) for path in paths]
+    while True:
+        names = ["/".join(words[-length:]) for words, length in zip(parts, lengths, strict=True)]
+        ambiguous = [names.count(name) > 1 for name in names]
+        if not any(ambiguous):
+            return dict(zip(names, paths, strict=True))
+        lengths = [length + more for length, more in zip(lengths, ambiguous, strict=True)]
+
+
+def _with_parts_left_out(path: Path) -> Path | None:
+    """The path itself, or `RUN/checkpoints/NAME` or `STUDY/seed-1/NAME` for `RUN/NAME` and `STUDY/NAME`."""
+    if os.path.lexists(path):
+        return path
+    parent = _with_parts_left_out(path.parent) if path.parent != path else None
+    if parent is None:
+        return None
+    if is_run(parent):
+        return best_checkpoint(parent) if path.name == BEST else _existing(parent / CHECKPOINTS / path.name)
+    first_seed = next((run.parent for run in study_runs(parent)), None)
+    return None if first_seed is None else _existing(first_seed / path.name)
+
+
+def best_checkpoint(run: Path) -> Path:
+    """The checkpoint with the lowest bits per byte among those that were validated when they were saved."""
+    bits = {
+        record["step"]: record["bits_per_byte"]
+        for record in read_metrics(run, "validation")
+        if isinstance(record.get("bits_per_byte"), (int, float)) and isinstance(record.get("step"), int)
+    }
+    scores = {
+        folder: bits[steps]
+        for folder in (path.parent for path in sorted((run / CHECKPOINTS).glob(f"*/{CONFIG}")))
+        if not folder.name.startswith(".") and (steps := checkpoint_steps(folder)) in bits
+    }
+    if not scores:
+        raise BraidError(
+            "no checkpoint of this run was validated when it was saved",
+            str(run),
+            "Name the run for its newest one. A recipe with `validation.every` as `checkpoints.every` validates all.",
+        )
+    return min(scores, key=lambda folder: scores[folder])
+
+
+def _existing(path: Path) -> Path | None:
+    return path if os.path.lexists(path) else None
+
+
+def _missing(path: Path) -> BraidError:
+    """The error for a name that stands for nothing, with the nearest name beside it."""
+    try:
+        parent = _with_parts_left_out(path.parent)
+        folders = [parent] if parent is not None and parent.is_dir() else []
+        if parent is not None and is_run(parent):
+            folders = [parent / CHECKPOINTS]
+        elif parent is not None and (runs := study_runs(parent)):
+            folders = [runs[0].parent]
+        siblings = [one.name for folder in folders if folder.is_dir() for one in folder.iterdir() if one.is_dir()]
+    except OSError:
+        siblings = []
+    near = get_close_matches(path.name, siblings, n=1)
+    hint = f". Did you mean '{path.parent / near[0]}'?" if near else ""
+    return BraidError(
+        f"there is no such folder{hint}",
+        str(path),
+        "A model is named by its folder, by its run, or by its study as STUDY/NAME.",
+    )
+
+
+def _one_seed(runs: Sequence[Path]) -> list[Path]:
+    return [run for run in runs if run.parent == runs[0].parent]
