@@ -7,7 +7,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from braidlm.core.models.folders import save_model
 from braidlm.model.config.braid_config import BraidConfig
@@ -23,17 +34,31 @@ def gpt2(**options: Any) -> GPT2LMHeadModel:
     return randomised(GPT2LMHeadModel(GPT2Config(**{**sizes, **TOKENS, **options})))
 
 
+LLAMA_SIZES = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 24,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 44,
+}
+
+
 def llama(**options: Any) -> LlamaForCausalLM:
     """A random Llama."""
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 24,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 44,
-    }
-    return randomised(LlamaForCausalLM(LlamaConfig(**{**sizes, **TOKENS, **options})))
+    return randomised(LlamaForCausalLM(LlamaConfig(**{**LLAMA_SIZES, **TOKENS, **options})))
+
+
+def mistral(**options: Any) -> MistralForCausalLM:
+    """A random Mistral with a window."""
+    own = {"num_key_value_heads": 2, "sliding_window": 5}
+    return randomised(MistralForCausalLM(MistralConfig(**{**LLAMA_SIZES, **own, **TOKENS, **options})))
+
+
+def qwen2(**options: Any) -> Qwen2ForCausalLM:
+    """A random Qwen2."""
+    own = {"num_key_value_heads": 2}
+    return randomised(Qwen2ForCausalLM(Qwen2Config(**{**LLAMA_SIZES, **own, **TOKENS, **options})))
 
 
 def braid(architecture: dict[str, Any], **options: Any) -> BraidForCausalLM:
@@ -78,6 +103,19 @@ def _difference(one: PreTrainedModel, other: PreTrainedModel, ids: Tensor, mask:
     assert a.dtype == b.dtype == torch.float32
     assert a.abs().max() > 0.5, "logits near zero would prove nothing"
     return (a - b)[mask.bool()].abs().max().item()
+
+
+@torch.no_grad()
+def difference_with_a_cache(one: PreTrainedModel, other: PreTrainedModel) -> float:
+    """The largest difference of logits, read in pieces that each see the ones before through a cache."""
+    ids = torch.randint(0, VOCABULARY, (2, 17), generator=torch.Generator().manual_seed(2))
+    logits = []
+    for model in (one.eval(), other.eval()):
+        cache = DynamicCache(config=model.config)
+        pieces = ids.split([6, 1, 1, 4, 1, 4], dim=1)
+        logits.append(torch.cat([model(piece, past_key_values=cache).logits for piece in pieces], dim=1))
+    assert (logits[0] - one(ids).logits).abs().max() < 1e-4
+    return (logits[0] - logits[1]).abs().max().item()
 
 
 def rewrite(folder: Path, change: Any) -> None:

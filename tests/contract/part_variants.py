@@ -18,6 +18,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "stages": [{"parallel": {"paths": 2, "join": {"kind": "gumbel_v1", "losses": {part["kind"]: 0.1}}}}]
     },
     "positions": lambda part: {"positions": part},
+    "rope scaling": lambda part: {"positions": {"scaling": part}},
     "embedding": lambda part: {"embedding": part},
     "head": lambda part: {"head": part},
     "initialisation": lambda part: {"initialisation": part},
@@ -27,6 +28,9 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("stage", "project"): {"to": 16},
     ("stage", "parallel"): {"paths": 2},
+    ("rope scaling", "linear"): {"factor": 4.0},
+    ("rope scaling", "llama3"): {"factor": 4.0, "original_context": 8},
+    ("rope scaling", "yarn"): {"factor": 4.0, "original_context": 256},
 }
 """Options that have no default."""
 VALUES: dict[str, list[Any]] = {
@@ -36,6 +40,7 @@ VALUES: dict[str, list[Any]] = {
     "experts": [3],
     "join": ["add", "routed"],
     "router": [{}],
+    "scaling": [{"kind": "yarn", "factor": 4.0, "original_context": 256}],
 }
 """By the option's name, where its type does not tell; anything else is found by `alternatives`."""
 SCALARS: dict[Any, list[Any]] = {

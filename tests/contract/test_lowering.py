@@ -91,6 +91,13 @@ def test_the_kernels_are_used() -> None:
     assert set(LOWERINGS) <= {type(module) for part in parts | positions for module in part.modules()}
 
 
+@pytest.mark.parametrize("experts", [None, 3])
+def test_biases_of_queries_keys_and_values_alone(experts: int | None) -> None:
+    attention = {"heads": 1, "bias": True, "out_bias": False, "experts": experts}
+    model = tiny_model(positions="learned", block={"attention": attention})
+    assert not assert_lowered_equals_plain(model).lowered.refusals
+
+
 @dataclass
 class Sharpened(SwiGLU.Config):
     """SwiGLU with one more option."""

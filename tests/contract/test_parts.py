@@ -60,6 +60,8 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"window": 3},
         {"window": 1},
         {"bias": True},
+        {"bias": True, "out_bias": False},
+        {"out_bias": True},
         {"experts": 3, "kv_heads": 2, "window": 3},
         {"experts": {"names": ["a", "b"], "scope": "routed", "router": {"top_k": 1, "compute": "sparse"}}},
     ],
@@ -73,6 +75,9 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("feed-forward", "geglu"): [{"hidden": 24}, {"hidden": 24, "bias": True}],
     ("norm", "layer"): [{}, {"bias": False}],
     ("positions", "rope"): [{"pairs": "half"}, {"pairs": "interleaved", "theta": 500.0}],
+    ("rope scaling", "linear"): [{"factor": 4.0}],
+    ("rope scaling", "llama3"): [{"factor": 4.0, "original_context": 8}],
+    ("rope scaling", "yarn"): [{"factor": 4.0, "original_context": 256}],
     ("head", "linear"): [{}, {"bias": True}],
 }
 """Options that are tested too; other parts are tested with their defaults."""

@@ -62,6 +62,15 @@ class ModelInfo:
         return self.model.model.stages[0].layers[0].attention
 
     @property
+    def windows(self) -> list[int | None]:
+        """The sliding window of each block's attention; None: it sees everything before."""
+        return [
+            getattr(stage.options.attention.options, "window", None)
+            for stage in self.architecture.stages
+            for _ in range(stage.options.layers)
+        ]
+
+    @property
     def feed_hidden(self) -> int:
         """The inner size of the feed-forward."""
         return self.model.model.stages[0].layers[0].feed.out.in_features
@@ -82,21 +91,27 @@ class ModelInfo:
         options = encode(self.architecture.stages[stage].options)
         options.pop("layers")
         block = self.model.model.stages[stage].layers[0]
+        attention = getattr(block.attention, "bank", block.attention)
         for part, key, value in (
-            ("attention", "kv_heads", getattr(block.attention, "kv_heads", None)),
-            ("attention", "head_dim", getattr(block.attention, "head_dim", None)),
+            ("attention", "kv_heads", getattr(attention, "kv_heads", None)),
+            ("attention", "head_dim", getattr(attention, "head_dim", None)),
+            ("attention", "out_bias", getattr(getattr(attention, "out", None), "bias", None) is not None),
             ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
         ):
             if key in options[part]:
                 options[part][key] = value
         return options
 
-    def unequal_blocks(self, *parts: str) -> list[str]:
-        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any."""
+    def unequal_blocks(self, *parts: str, windows: bool = True) -> list[str]:
+        """A problem for each stage whose blocks differ from the first stage's, in these parts or in any.
+
+        Without `windows` it does not matter whether these differ.
+        """
         problems = []
-        first = self.block_options(0)
-        for stage in range(1, len(self.architecture.stages)):
-            own = self.block_options(stage)
+        first, *others = (self.block_options(stage) for stage in range(len(self.architecture.stages)))
+        for stage, own in enumerate(others, start=1):
+            if not windows:
+                own["attention"]["window"] = first["attention"].get("window")
             if differing := [part for part in parts or own if own[part] != first[part]]:
                 problems.append(
                     f"the blocks of stage {stage} have another {' and '.join(differing)} than those of stage 0"
@@ -111,7 +126,10 @@ class ModelInfo:
 
 
 def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed: str) -> list[str]:
-    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head."""
+    """Why a model is not a plain stack of equal blocks of these kinds with a plain embedding and head.
+
+    Sliding windows are each format's own concern.
+    """
     architecture = info.architecture
     problems = _wrong_kind("positions are", architecture.positions.kind, positions, title)
     stages = [
@@ -123,7 +141,7 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
         return stages + problems
     problems += _wrong_kind("the norm is", info.block.norm.kind, norm, title)
     problems += _wrong_kind("the feed-forward is", info.block.feed.kind, feed, title)
-    problems += info.unequal_blocks("norm", "attention", "feed")
+    problems += info.unequal_blocks("norm", "attention", "feed", windows=False)
     if encode(architecture.norm) != encode(info.block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
@@ -133,7 +151,8 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
     elif architecture.head.options.bias:
         problems.append(f"the head has a bias; {title}'s has none")
     if info.block.attention.kind == "softmax":
-        problems += _attention_problems(info.block.attention.options, title)
+        if not info.block.attention.options.out_projection:
+            problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
     else:
         problems.append(f"attention is '{info.block.attention.kind}'; {title}'s is softmax")
     return problems
@@ -144,10 +163,10 @@ def _wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
     return [] if kind == expected else [f"{what} '{kind}'; {title} has '{expected}'"]
 
 
-def _attention_problems(options: Any, title: str) -> list[str]:
-    problems = []
-    if not options.out_projection:
-        problems.append(f"attention has no output projection (out_projection: false); {title}'s always has one")
-    if options.window is not None:
-        problems.append(f"attention has a sliding window of {options.window}; {title}'s sees everything before")
-    return problems
+def window_problems(info: ModelInfo, title: str) -> list[str]:
+    """A problem for each sliding window, where a format has none."""
+    return [
+        f"attention has a sliding window of {window}; {title}'s sees everything before"
+        for window in dict.fromkeys(info.windows)
+        if window is not None
+    ]

@@ -113,6 +113,7 @@ NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDic
 """Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
 
 ROUTER = frozenset({"top_k", "renormalise", "bias", "losses", "balance_rate", "compute"})
+ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
 
@@ -245,10 +246,10 @@ def _rejects_parallel(layer: ParallelLayer, body: Any) -> str | None:
 lowers(TokenEmbedding)
 lowers(NoPositions)
 lowers(LearnedPositions)
-lowers(RotaryPositions, {"theta", "pairs"})
+lowers(RotaryPositions, {"theta", "pairs", "scaling"})
 lowers(LayerNorm, {"eps", "bias"})
 lowers(RMSNorm, {"eps"})
-lowers(SoftmaxAttention, {"heads", "kv_heads", "head_dim", "out_projection", "bias", "window"}, _rejects_attention)
+lowers(SoftmaxAttention, ATTENTION | {"out_projection"}, _rejects_attention)
 lowers(MLP, {"hidden", "activation", "bias"})
 lowers(SwiGLU, {"hidden", "bias"})
 lowers(GEGLU, {"hidden", "bias"})
@@ -259,7 +260,7 @@ lowers(
 )
 lowers(TopKRouter, ROUTER, _rejects_router)
 lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
-lowers(RoutedAttention, EXPERTS | {"heads", "kv_heads", "head_dim", "bias", "window"}, _rejects_routed_attention)
+lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
 lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
 lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))

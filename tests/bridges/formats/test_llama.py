@@ -78,12 +78,8 @@ def test_halves_become_float32_and_it_is_said(tmp_path, dtype):
     [
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; Braid's SwiGLU has silu"),
         (
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-            "rotary positions are scaled (rope_type 'linear')",
-        ),
-        (
             {"rope_parameters": ..., "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rotary positions are scaled (rope_type 'dynamic')",
+            "rotary positions are scaled by 'dynamic'; Braid has linear, llama3, yarn",
         ),
         ({"num_key_value_heads": 3}, "num_attention_heads (4) is not a multiple of num_key_value_heads (3)"),
         ({"head_dim": 7}, "an even"),

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems
+from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -83,6 +83,7 @@ class GPT2Bridge(HuggingFaceBridge):
             return problems
         if info.block.attention.kind == "softmax":
             attention, width = info.attention, info.architecture.width
+            problems += window_problems(info, self.title)
             if attention.kv_heads != attention.heads:
                 problems.append(
                     f"attention has {attention.heads} query and {attention.kv_heads} key heads; "

@@ -1,18 +1,20 @@
 """Llama as Hugging Face stores it: rotary positions, RMSNorm, SwiGLU, grouped-query attention, separate matrices."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from braidlm.bridges.bridge import TensorMapping, bridges
 from braidlm.bridges.hugging_face import HuggingFaceBridge
-from braidlm.bridges.model_info import ModelInfo, stack_problems
+from braidlm.bridges.model_info import ModelInfo, stack_problems, window_problems
+from braidlm.bridges.rope import braid_positions, rope_parameters, rope_problems, scaling_problems
 
 
 @bridges.register("llama")
 class LlamaBridge(HuggingFaceBridge):
-    """LlamaForCausalLM."""
+    """LlamaForCausalLM, and the base of the formats that differ from it in windows and biases."""
 
     title = "Llama"
     config_class = LlamaConfig
@@ -23,17 +25,39 @@ class LlamaBridge(HuggingFaceBridge):
         r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "the wavelengths of rotary positions, computed anew",
     }
 
+    def windows(self, config: Any) -> list[int | None]:
+        """The sliding window of each layer of a foreign configuration; None: it sees everything before."""
+        return [None] * config.num_hidden_layers
+
+    def window_problems(self, info: ModelInfo) -> list[str]:
+        """What the format cannot express of our layers' windows."""
+        return window_problems(info, self.title)
+
+    def window_settings(self, info: ModelInfo) -> dict[str, Any]:
+        """The settings for our layers' windows."""
+        return {}
+
+    def biases(self, config: Any) -> dict[str, bool | None]:
+        """Our attention's options for the biases of a foreign configuration."""
+        return {"bias": config.attention_bias}
+
+    def bias_problems(self, info: ModelInfo) -> list[str]:
+        """What the format cannot express of our biases."""
+        if (info.attention.qkv.bias is None) == (info.attention.out.bias is None):
+            return []
+        return [f"only some projections of attention have biases; {self.title} has them on all four or none"]
+
+    def bias_settings(self, info: ModelInfo) -> dict[str, Any]:
+        """The settings for our biases."""
+        return {"attention_bias": info.block.attention.options.bias, "mlp_bias": info.block.feed.options.bias}
+
     def import_problems(self, config: Any) -> list[str]:
         problems = []
         if config.hidden_act not in ("silu", "swish"):
             problems.append(f"hidden_act is '{config.hidden_act}'; Braid's SwiGLU has silu")
-        rope = config.rope_parameters or {}
-        if (kind := rope.get("rope_type", "default")) != "default":
-            problems.append(f"rotary positions are scaled (rope_type '{kind}'); Braid has the unscaled ones only")
-        if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-            problems.append(f"only {part} of each head is rotated (partial_rotary_factor); Braid rotates all of it")
-        if config.head_dim % 2:
-            problems.append(f"head_dim is {config.head_dim}; rotary positions need an even one")
+        problems += rope_problems(config)
+        if _head_dim(config) % 2:
+            problems.append(f"head_dim is {_head_dim(config)}; rotary positions need an even one")
         if config.num_attention_heads % config.num_key_value_heads:
             problems.append(
                 f"num_attention_heads ({config.num_attention_heads}) is not a multiple of num_key_value_heads "
@@ -42,10 +66,11 @@ class LlamaBridge(HuggingFaceBridge):
         return problems
 
     def architecture(self, config: Any) -> dict[str, Any]:
+        stages = ((window, len(list(layers))) for window, layers in groupby(self.windows(config)))
         return {
             "width": config.hidden_size,
             "context": config.max_position_embeddings,
-            "positions": {"kind": "rope", "theta": float((config.rope_parameters or {}).get("rope_theta", 10000.0))},
+            "positions": braid_positions(config),
             "tie_embeddings": config.tie_word_embeddings,
             "dropout": {"attention": float(config.attention_dropout or 0.0)},
             "initialisation": {"kind": "normal", "std": config.initializer_range},
@@ -54,23 +79,33 @@ class LlamaBridge(HuggingFaceBridge):
                 "attention": {
                     "heads": config.num_attention_heads,
                     "kv_heads": config.num_key_value_heads,
-                    "head_dim": config.head_dim,
-                    "bias": config.attention_bias,
+                    "head_dim": _head_dim(config),
+                    **self.biases(config),
                 },
-                "feed": {"kind": "swiglu", "hidden": config.intermediate_size, "bias": config.mlp_bias},
+                "feed": {
+                    "kind": "swiglu",
+                    "hidden": config.intermediate_size,
+                    "bias": getattr(config, "mlp_bias", False),
+                },
             },
-            "stages": [{"block": {"layers": config.num_hidden_layers}}],
+            "stages": [{"block": {"layers": layers, "attention": {"window": window}}} for window, layers in stages],
         }
 
     def export_problems(self, info: ModelInfo) -> list[str]:
         problems = stack_problems(info, self.title, "rope", "rms", "swiglu")
         if not info.is_stack:
             return problems
+        if info.architecture.positions.kind == "rope":
+            problems += scaling_problems(info.architecture.positions.options, self.title)
         if info.block.feed.kind == "swiglu" and info.block.feed.options.learned_beta:
             problems.append(f"SwiGLU has a learned beta (learned_beta: true); {self.title}'s has none")
-        heads, width = info.block.attention.options, info.architecture.width
-        if info.block.attention.kind == "softmax" and width % heads.heads:
-            problems.append(f"the width {width} is not a multiple of {heads.heads} heads, which {self.title} demands")
+        if info.block.attention.kind == "softmax":
+            heads, width = info.block.attention.options.heads, info.architecture.width
+            if width % heads:
+                problems.append(f"the width {width} is not a multiple of {heads} heads, which {self.title} demands")
+            problems += self.window_problems(info)
+            if info.attention.out is not None:
+                problems += self.bias_problems(info)
         return problems
 
     def settings(self, info: ModelInfo) -> dict[str, Any]:
@@ -84,21 +119,23 @@ class LlamaBridge(HuggingFaceBridge):
             "num_attention_heads": attention.heads,
             "num_key_value_heads": attention.kv_heads,
             "head_dim": attention.head_dim,
-            "attention_bias": block.attention.options.bias,
-            "mlp_bias": block.feed.options.bias,
             "hidden_act": "silu",
             "rms_norm_eps": block.norm.options.eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": architecture.positions.options.theta},
+            "rope_parameters": rope_parameters(architecture.positions.options),
             "attention_dropout": block.dropout.attention,
             "initializer_range": info.initial_std,
             "tie_word_embeddings": architecture.tie_embeddings,
+            **self.window_settings(info),
+            **self.bias_settings(info),
             **info.token_ids,
         }
 
     def export_notes(self, info: ModelInfo) -> list[str]:
         notes = super().export_notes(info)
         if info.architecture.dropout.embedding or info.block.dropout.residual:
-            notes.append("Llama has dropout in attention only; the other rates are left out (logits do not change)")
+            notes.append(
+                f"{self.title} has dropout in attention only; the other rates are left out (logits do not change)"
+            )
         return notes
 
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
@@ -119,6 +156,16 @@ class LlamaBridge(HuggingFaceBridge):
                 yield TensorMapping(f"{ours}.feed.out.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
         yield TensorMapping("model.norm.weight", ("model.norm.weight",))
         yield TensorMapping("head.weight", (self.head,))
+
+
+def feed_bias_problems(info: ModelInfo, title: str) -> list[str]:
+    """A problem where the feed-forward has biases and the format's has none."""
+    return [f"the feed-forward has biases; {title}'s has none"] if info.block.feed.options.bias else []
+
+
+def _head_dim(config: Any) -> int:
+    """Some configurations have the key only where it is not the width divided by the heads."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _half_pairs(info: ModelInfo) -> tuple[int, ...]:

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config.registry import Registry
+from ..config.ranges import Range
+from ..config.registry import Choice, Registry
+from ..config.strict import PartOf
 from ..errors import BraidError
+from .rope_scaling import RopeScaling, rope_scalings
 
 position_kinds = Registry("positions", third_party=True)
 
@@ -73,22 +76,22 @@ class RotaryPositions(Positions):
 
     @dataclass
     class Config:
-        theta: float = 10000.0
+        theta: Annotated[float, Range(above=0, at_most=1e12)] = 10000.0
         """Base of the wavelengths."""
         pairs: Literal["half", "interleaved"] = "half"
         """Which channels form a pair: i with i + dim/2 (Llama on Hugging Face) or 2i with 2i + 1 (PaPaformer)."""
-
-        def __post_init__(self) -> None:
-            if self.theta <= 0:
-                raise BraidError(f"theta must be above 0, got {self.theta}")
+        scaling: Annotated[Choice, PartOf(rope_scalings)] | None = None
+        """How wavelengths are changed for longer texts; by default not at all."""
 
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
         self.config = config
+        self.scaling: RopeScaling | None = config.scaling and rope_scalings.build(config.scaling)
 
     def check(self, head_dim: int) -> None:
         if head_dim % 2:
             raise BraidError(f"rotary positions need an even head size, got {head_dim}")
+        self._frequencies(head_dim, torch.device("cpu"))  # a scaling may refuse its options
 
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
         swap = self._swap
@@ -105,9 +108,7 @@ class RotaryPositions(Positions):
     def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine [batch or 1, time, dim]: x becomes x cos + (x swapped in pairs) sin."""
         # They are computed in each pass, in float32: the operations are tiny, and there is no buffer to save or move.
-        exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-        frequency = self.config.theta**-exponent
-        angle_BTH = positions[..., None].float() * frequency
+        angle_BTH = positions[..., None].float() * self._frequencies(head_dim, positions.device)
         if self.config.pairs == "half":
             angle_BTH = torch.cat((angle_BTH, angle_BTH), dim=-1)
         else:
@@ -115,7 +116,13 @@ class RotaryPositions(Positions):
         # A pair (a, b) becomes (a cos - b sin, b cos + a sin).
         channel = torch.arange(head_dim, device=positions.device)
         sign = torch.where(self._swap(channel) > channel, -1.0, 1.0)
-        return angle_BTH.cos(), angle_BTH.sin() * sign
+        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        return angle_BTH.cos() * factor, angle_BTH.sin() * (sign * factor)
+
+    def _frequencies(self, head_dim: int, device: torch.device) -> Tensor:
+        exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+        frequency_H = self.config.theta**-exponent
+        return frequency_H if self.scaling is None else self.scaling.scale(frequency_H, self.config.theta)
 
     @property
     def _swap(self) -> Callable[[Tensor], Tensor]:

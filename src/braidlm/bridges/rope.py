@@ -1,0 +1,73 @@
+"""Rotary positions in transformers' configurations (`rope_parameters`, once `rope_scaling`) and in ours."""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from braidlm.model.attention.rope_scaling import rope_scalings
+
+KINDS = ("linear", "llama3", "yarn")
+"""The kinds of scaling that have the same name and meaning in both."""
+NAMES = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+}
+"""Transformers' names of the options of a scaling, and ours."""
+
+
+def rope_problems(config: Any) -> list[str]:
+    """What Braid cannot express of a foreign configuration's rotary positions."""
+    rope, problems = config.rope_parameters or {}, []
+    if (kind := rope.get("rope_type", "default")) not in ("default", *KINDS):
+        problems.append(f"rotary positions are scaled by '{kind}'; Braid has {', '.join(KINDS)}")
+    if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        problems.append(f"only {part} of each head is rotated (partial_rotary_factor); Braid rotates all of it")
+    return problems
+
+
+def braid_positions(config: Any) -> dict[str, Any]:
+    """Our positions for a foreign configuration without problems."""
+    rope = dict(config.rope_parameters or {})
+    positions = {"kind": "rope", "theta": rope.get("rope_theta") or 10000.0}
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return positions
+    if kind == "yarn":
+        rope["attention_factor"] = rope.get("attention_factor") or _attention_factor(rope)
+    known = {field.name for field in fields(rope_scalings[kind].Config)}
+    options = {ours: rope[theirs] for theirs, ours in NAMES.items() if ours in known and rope.get(theirs) is not None}
+    return positions | {"scaling": {"kind": kind, **options}}
+
+
+def scaling_problems(positions: Any, title: str) -> list[str]:
+    """What transformers cannot express of our scaling."""
+    scaling = positions.scaling
+    if scaling is None or scaling.kind in KINDS:
+        return []
+    return [f"rotary positions are scaled by '{scaling.kind}'; {title} has {', '.join(KINDS)}"]
+
+
+def rope_parameters(positions: Any) -> dict[str, Any]:
+    """Transformers' `rope_parameters` for our rotary positions."""
+    rope = {"rope_type": "default", "rope_theta": positions.theta}
+    if positions.scaling is None:
+        return rope
+    options = vars(positions.scaling.options)
+    written = {theirs: options[ours] for theirs, ours in NAMES.items() if options.get(ours) is not None}
+    return rope | {"rope_type": positions.scaling.kind, **written}
+
+
+def _attention_factor(rope: dict[str, Any]) -> float | None:
+    """Yarn's factor from DeepSeek's two scales, where a configuration has them; None: the one of the paper."""
+    numbers = [rope.get(name) for name in ("factor", "mscale", "mscale_all_dim")]
+    factor, over, under = (float(number) if isinstance(number, (int, float)) else 0.0 for number in numbers)
+    if not (over and under):
+        return None
+    growth = 0.1 * math.log(max(factor, 1.0))
+    return (growth * over + 1.0) / (growth * under + 1.0)
