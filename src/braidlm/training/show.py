@@ -19,6 +19,7 @@ from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.training.recipe import decode_recipe
+from braidlm.training.start_from import data_of
 
 ASSUMED_VOCABULARY = 50_257
 """GPT-2's: used where a recipe takes the vocabulary from a tokenizer that does not exist yet."""
@@ -151,7 +152,9 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
         loaded = decode_recipe(data)
     except BraidError as error:
         raise BraidError(error.what, name) from error
-    tokens = _tokenizer_size(loaded.recipe.data, problems)
+    tokens = None
+    with collecting(problems):
+        tokens = _tokenizer_size(data_of(loaded.recipe), problems)
     architecture, vocab_size = loaded.architecture, loaded.vocab_size
     if architecture is None:
         config = open_model(str(loaded.recipe.start_from)).config

@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.opening import OpenModel, open_model
+from braidlm.bridges.opening import open_model
 from braidlm.core import console
-from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.data.loading.open_data import OpenData, open_data
-from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import freeze
 from braidlm.training.loop import Trainer
@@ -27,6 +25,7 @@ from braidlm.training.progress import Progress
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.saving.checkpoints import Checkpoints
+from braidlm.training.start_from import check_length, data_of, load_start
 from braidlm.training.tracking import Tracker
 
 
@@ -64,16 +63,17 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     _check_architecture(loaded)
     if rank.is_main:
         check_folder(folder, resolved, fresh)
-        data = open_data(recipe.data)  # the main process prepares what is missing, the others find it there
+        data = open_data(data_of(recipe))  # the main process prepares what is missing, the others find it there
     wait_for_all(rank)
     if not rank.is_main:
-        data = open_data(recipe.data)
+        data = open_data(data_of(recipe))
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data).to(rank.device)
     freeze(model, recipe.training.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
-    torch.manual_seed(recipe.seed * 1000 + rank.index)  # dropout differs between processes, weights do not
+    # Dropout differs between processes, weights do not.
+    torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
     trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), rank)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
@@ -121,74 +121,19 @@ def _track(trainer: Trainer, folder: Path) -> bool:
 def _check_architecture(loaded: LoadedRecipe) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
     if loaded.architecture is not None and loaded.recipe.start_from is None:
-        _check_length(loaded.architecture.context, loaded.recipe.data.length)
+        check_length(loaded.architecture.context, loaded.recipe.data.length)
         skeleton(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1))
 
 
 def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
-        return _start_from(open_model(loaded.recipe.start_from), loaded, data)
+        return load_start(open_model(loaded.recipe.start_from), loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
     return BraidForCausalLM(config)
-
-
-def _start_from(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
-    """The model's weights, in its own architecture or in one that differs only in how it is trained."""
-    config, where = start.config, str(start.folder)
-    check_vocabulary(config.vocab_size, data.tokenizer, where)
-    _check_same_tokenizer(start.folder, data.tokenizer)
-    if loaded.architecture is not None:
-        wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
-        changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
-        if config.vocab_size != wanted.vocab_size:
-            changed.append(f"model.vocab_size was {config.vocab_size} and is {wanted.vocab_size}")
-        if changed:
-            raise BraidError(
-                "the model to start from has another shape: " + listed(changed),
-                where,
-                "Leave out `model` to use the folder's own architecture.",
-            )
-        config.architecture = wanted.architecture
-    _check_length(config.max_position_embeddings, loaded.recipe.data.length)
-    return start.load()
-
-
-def _check_same_tokenizer(start: Path, tokenizer: BraidTokenizer) -> None:
-    """The data must have the model's own tokenizer, since the weights fit no other tokens."""
-    try:
-        own = load_tokenizer(start)
-    except BraidError:  # a folder without one, as a conversion may leave, cannot be compared
-        return
-    if own.fingerprint != tokenizer.fingerprint:
-        raise BraidError(
-            f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, tokenizer))}",
-            str(start),
-            f"Prepare the data with the tokenizer of the model: data.tokenizer={start}.",
-        )
-
-
-TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
-"""Options of an architecture that change how it is trained and not what it computes."""
-
-
-def _what_it_computes(architecture: Any) -> Any:
-    """An architecture without options that matter in training only."""
-    if isinstance(architecture, dict):
-        kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
-        return {k: _what_it_computes(v) for k, v in kept.items()}
-    return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
-
-
-def _check_length(context: int, length: int) -> None:
-    if length > context:
-        raise BraidError(
-            f"data.length is {length} and the model's context only {context}",
-            todo="Raise model.context or lower data.length.",
-        )
 
 
 def _special_ids(data: OpenData) -> dict[str, int | None]:

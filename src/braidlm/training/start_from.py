@@ -1,0 +1,93 @@
+"""The model that a run starts from: its tokenizer for the data, its architecture and its weights."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from braidlm.bridges.locate import find_tokenizer
+from braidlm.bridges.opening import OpenModel, open_model
+from braidlm.core.differences import changes, listed
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import check_vocabulary
+from braidlm.data.loading.config import DataConfig, TokenizerConfig
+from braidlm.data.loading.open_data import OpenData
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.recipe import LoadedRecipe, Recipe
+
+TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
+"""Options of an architecture that change how it is trained and not what it computes."""
+
+
+def data_of(recipe: Recipe) -> DataConfig:
+    """A recipe's data; text is prepared with the tokenizer of the model to start from, which fits no other tokens."""
+    has_packed = any(data_set.path is not None for data_set in recipe.data.sets.values())
+    if recipe.start_from is None or has_packed:  # packed sets bring their tokenizer, which is compared when it is read
+        return recipe.data
+    start, asked = open_model(recipe.start_from).folder, recipe.data.tokenizer
+    own = find_tokenizer(start)
+    if own is not None and asked == TokenizerConfig():
+        return replace(recipe.data, tokenizer=TokenizerConfig(str(start)))
+    if asked.kind == "bpe":
+        what = "has none that could be used instead" if own is None else "has its own, and its weights fit no other"
+        raise BraidError(
+            f"data.tokenizer asks for a new tokenizer, and the model to start from {what}",
+            str(start),
+            "Name the tokenizer that the model was trained with: data.tokenizer=DIR."
+            if own is None
+            else "Leave out data.tokenizer to use the model's, or start_from to train a new model.",
+        )
+    if own is not None:
+        _check_same_tokenizer(start, own, load_tokenizer(asked.kind))
+    return recipe.data
+
+
+def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
+    """The model's weights, in its own architecture or in one that differs only in how it is trained."""
+    config, where = start.config, str(start.folder)
+    check_vocabulary(config.vocab_size, data.tokenizer, where)
+    if own := find_tokenizer(start.folder):  # one without, as a conversion may leave, cannot be compared
+        _check_same_tokenizer(start.folder, own, data.tokenizer)
+    if loaded.architecture is not None:
+        wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
+        changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
+        if config.vocab_size != wanted.vocab_size:
+            changed.append(f"model.vocab_size was {config.vocab_size} and is {wanted.vocab_size}")
+        if changed:
+            raise BraidError(
+                "the model to start from has another shape: " + listed(changed),
+                where,
+                "Leave out `model` to use the folder's own architecture.",
+            )
+        config.architecture = wanted.architecture
+    check_length(config.max_position_embeddings, loaded.recipe.data.length)
+    return start.load()
+
+
+def check_length(context: int, length: int) -> None:
+    """Refuse sequences that are longer than the model's context."""
+    if length > context:
+        raise BraidError(
+            f"data.length is {length} and the model's context only {context}",
+            todo="Raise model.context or lower data.length.",
+        )
+
+
+def _check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer) -> None:
+    if own.fingerprint != other.fingerprint:
+        raise BraidError(
+            f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, other))}",
+            str(start),
+            f"Prepare the data with the model's: `braid prepare SOURCE --tokenizer {start} --out DIR`; or give the "
+            "text as `source` without data.tokenizer, which does the same.",
+        )
+
+
+def _what_it_computes(architecture: Any) -> Any:
+    """An architecture without options that matter in training only."""
+    if isinstance(architecture, dict):
+        kept = {k: v for k, v in architecture.items() if k not in TRAINING_ONLY}
+        return {k: _what_it_computes(v) for k, v in kept.items()}
+    return [_what_it_computes(v) for v in architecture] if isinstance(architecture, list) else architecture
