@@ -144,7 +144,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelled training key": ({"training": {"bacth": 3}}, "training: unknown key 'bacth'. Did you mean 'batch'?"),
     "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
     "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
-    "share": ({"paths": {"model": {"stages": ["block"]}, "share": 1.0}}, "share must lie between 0 and 1, got 1"),
+    "share": ({"paths": {"model": {"stages": ["block"]}, "share": 1.0}}, "paths.share: expected a number above 0 and below 1, got 1"),
     "join": ({"composed": {"x": {"join": "shared_liner"}}}, "unknown join 'shared_liner'. Did you mean"),
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
     "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),

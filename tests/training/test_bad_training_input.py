@@ -34,7 +34,7 @@ WRONG = {
         ["error: model.stages[0].block.attention: unknown key 'haeds'. Did you mean 'heads'?"],
     ),
     "a misspelled section": (["trainin.batch=3"], ["error: unknown key 'trainin'. Did you mean 'training'?"]),
-    "a wrong type": (["training.batch=many"], ["error: training.batch: expected a whole number from 1 to", ", got 'many'"]),
+    "a wrong type": (["training.batch=many"], ["training.batch: expected a whole number from 1 to", ", got 'many'"]),
     "a wrong value": (["training.clip=0"], ["training.clip: expected a number above 0 and at most 1e9, got 0"]),
     "a wrong choice": (
         ["training.schedule=cosin"],
@@ -239,7 +239,8 @@ def test_fresh_removes_what_a_run_writes_and_nothing_else(
 
 
 def test_a_loss_that_is_not_finite(braid: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    options = ["training.optimizer.lr=1e30", "training.warmup=0", "training.schedule=constant", "checkpoints.every=1"]
+    options = ["training.optimizer={lr: 1e9, weight_decay: 1000}", "training.warmup=0", "training.schedule=constant"]
+    options.append("checkpoints.every=1")
     answer = braid("train", recipe, *options)
     assert answer.code == 2
     folder = tmp_path / "here" / "run"
@@ -247,7 +248,7 @@ def test_a_loss_that_is_not_finite(braid: Callable[..., Any], recipe: Path, tmp_
     assert "became infinite or not a number at step 2" in answer.err
     kept = folder / "checkpoints" / "step-000001"
     assert f"The last good checkpoint is {kept} (a run may start_from it)." in answer.err
-    assert "Try a lower training.optimizer.lr (now 1e+30), a longer training.warmup" in answer.err
+    assert "Try a lower training.optimizer.lr (now 1e+09), a longer training.warmup" in answer.err
     load_model(kept)
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000001"]
     again = braid("train", recipe, *options)
@@ -255,7 +256,7 @@ def test_a_loss_that_is_not_finite(braid: Callable[..., Any], recipe: Path, tmp_
 
 
 def test_a_loss_that_is_not_finite_before_any_checkpoint(braid: Callable[..., Any], recipe: Path) -> None:
-    answer = braid("train", recipe, "training.optimizer.lr=1e30", "training.warmup=0")
+    answer = braid("train", recipe, "training.optimizer.lr=1e9", "training.warmup=0")
     assert (answer.code, "No checkpoint was saved yet. Try a lower" in answer.err) == (2, True)
 
 

@@ -78,8 +78,8 @@ def test_a_warmup_may_be_longer_than_the_run() -> None:
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ({"kind": "cosine", "final": 2}, "training.schedule: final must lie between 0 and 1, got 2"),
-        ({"kind": "wsd", "decay": 0}, "training.schedule: decay must be above 0 and at most 1, got 0"),
+        ({"kind": "cosine", "final": 2}, "training.schedule.final: expected a number from 0 to 1, got 2"),
+        ({"kind": "wsd", "decay": 0}, "training.schedule.decay: expected a number above 0 and at most 1, got 0"),
         ("cosin", "training.schedule: unknown schedule 'cosin'. Did you mean 'cosine'?"),
     ],
     ids=str,

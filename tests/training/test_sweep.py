@@ -53,8 +53,8 @@ def test_combinations(overrides: list[str], expected: list[str], recipe: Path, t
     ("overrides", "problem"),
     [
         (["seed=3"], "--multirun needs something to vary\nGive several values: training.optimizer.lr=0.001,0.003"),
-        (["training.batch=4,many,0"], "training.batch=many: training.batch: expected a whole number, got 'many'"),
-        (["training.batch=4,many,0"], "training.batch=0: training.batch: expected a whole number from 1 to 1000000, got 0"),
+        (["training.batch=4,many,0"], "training.batch=many: training.batch: expected a whole number from 1 to"),
+        (["training.batch=4,many,0"], "training.batch=0: training.batch: expected a whole number from 1 to"),
         (["sed=1,2"], "sed=1: unknown key 'sed'. Did you mean 'seed'?\nsed=2: unknown key"),
         (["seed=interval(1,2)"], "these overrides cannot be swept: BasicSweeper does not support sweep type"),
         (["seed=1,2)"], "these overrides cannot be swept:"),
@@ -85,13 +85,13 @@ def test_a_sweep(recipe: Path, stories: Path, tmp_path: Path, braid: Callable[..
 
 
 def test_one_that_fails_stops_no_other(recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
-    rates = "training.optimizer.lr=1e30,0.01"
+    rates = "training.optimizer.lr=1e9,0.01"
     answer = braid("train", recipe, rates, "training.warmup=0", "--multirun", "--device", "cpu")
     assert answer.code == 2
-    assert "error: training.optimizer.lr=1e+30: " in answer.err
+    assert "error: training.optimizer.lr=1000000000.0: " in answer.err
     assert "became infinite or not a number" in answer.err
-    assert "error: 1 of 2 runs failed: training.optimizer.lr=1e+30" in answer.err
-    assert "failed         training.optimizer.lr=1e+30" in answer.out
+    assert "error: 1 of 2 runs failed: training.optimizer.lr=1000000000.0" in answer.err
+    assert "failed         training.optimizer.lr=1000000000.0" in answer.out
     assert (tmp_path / "run, 'odd'" / "training.optimizer.lr=0.01" / "checkpoints" / "step-000003").is_dir()
 
 

@@ -14,6 +14,7 @@ from braidlm.core.models.presets import decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.model.config.ranges import Layers, Length, Positive, Range, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
 from braidlm.model.paths.joins import joins
@@ -24,7 +25,7 @@ from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, T
 class StudyData:
     """What all runs of a study share about their data."""
 
-    length: int = 256
+    length: Length = 256
     """Tokens of a training sequence."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """One tokenizer for all domains, so that paths can be composed."""
@@ -40,12 +41,8 @@ class PathsSpec:
 
     model: Any
     """The architecture of a path."""
-    share: float = 0.6
+    share: Annotated[float, Range(above=0, below=1)] = 0.6
     """How much of its domain each path is trained on; composed models are trained on the rest."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.share < 1.0:
-            raise BraidError(f"share must lie between 0 and 1, got {self.share:g}")
 
 
 @dataclass
@@ -54,9 +51,9 @@ class ComposedSpec:
 
     join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
     """How the paths become one stream."""
-    layers: int | None = None
+    layers: Layers | None = None
     """Parallel layers; by default as many as a path has blocks."""
-    blocks: int = 1
+    blocks: Annotated[int, Range(at_least=0, at_most=1000)] = 1
     """Full-width blocks before and after the parallel layers."""
     start: Literal["mean", "random"] = "mean"
     """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
@@ -72,7 +69,7 @@ class Study:
     """The data sets, two or more where there are paths; each path is named after its domain."""
     training: dict[str, Any]
     """As in a recipe, without the budget."""
-    epochs: float = 1.0
+    epochs: Positive = 1.0
     """How often each run sees its share of the data; with `words_per_epoch`, how many such epochs of words."""
     whole: dict[str, Any] = field(default_factory=dict)
     """Architectures trained from scratch on all of every domain, by name."""
@@ -83,7 +80,7 @@ class Study:
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
     """The study's folder."""
-    seeds: list[int] = field(default_factory=lambda: [1])
+    seeds: list[Seed] = field(default_factory=lambda: [1])
     """The whole study is run once for each."""
     data: StudyData = field(default_factory=StudyData)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -94,8 +91,6 @@ class Study:
     def __post_init__(self) -> None:
         if not self.domains:
             raise BraidError("domains: name at least one data set")
-        if self.epochs <= 0:
-            raise BraidError(f"epochs must be above 0, got {self.epochs:g}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BraidError(f"seeds: give at least one, each once, got {self.seeds}")
         if self.composed and self.paths is None:

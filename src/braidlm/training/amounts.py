@@ -10,24 +10,25 @@ from typing import Any
 from braidlm.core.console import count as short_count
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import TokenStream
+from braidlm.model.config.ranges import MAX_INTEGER, CountOrZero
 
 UNITS = ("steps", "tokens", "words")
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-_AMOUNT = re.compile(r"^\s*([0-9][0-9_]*\.?[0-9]*(?:e[0-9]+)?)\s*([kmb]?)\s*(steps?|tokens?|words?)?\s*$", re.I)
+_NUMBER = r"[0-9][0-9_]{0,30}\.?[0-9]{0,30}(?:e[0-9]{1,2})?"
+"""Of bounded length: 1e999999999 would take hours to compute."""
+_AMOUNT = re.compile(rf"^\s*({_NUMBER})\s*([kmb]?)\s*(steps?|tokens?|words?)?\s*$", re.I)
 
 
 @dataclass(frozen=True)
 class Amount:
     """A count of steps, tokens or words; written `500 steps`, `2.5M tokens`, `10M words`, or a number of steps."""
 
-    count: int
+    count: CountOrZero
     unit: str = "steps"
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise BraidError(f"an amount is in {', '.join(UNITS)}, got '{self.unit}'")
-        if self.count < 0:
-            raise BraidError(f"an amount cannot be negative, got {self.count}")
 
     @classmethod
     def from_shorthand(cls, text: Any) -> dict[str, Any]:
@@ -52,6 +53,8 @@ def parse_amount(text: Any, unit: str = "steps") -> dict[str, Any]:
     value = Fraction(number.replace("_", "").rstrip(".")) * _MULTIPLES[multiple.lower()]  # floats would miss 2.3M
     if value.denominator != 1:
         raise BraidError(f"'{text}' is not a whole number of {unit}")
+    if value > MAX_INTEGER:
+        raise BraidError(f"'{text}' is more than {MAX_INTEGER} {unit}")
     return {"count": value.numerator, "unit": unit}
 
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError, check_at_least_1, check_folder_name, collecting
+from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.config import DataConfig
 from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.ranges import Count, Epsilon, Positive, Range, Rate, Rows, Seed, Temperature
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.training.amounts import Amount, Pace
@@ -19,24 +20,16 @@ from braidlm.training.schedules import dropout_schedules, schedules
 class OptimizerConfig:
     """AdamW."""
 
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """The maximum learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Rate, Rate] = (0.9, 0.95)
     """Decay rates of the averages of the gradient and of its square."""
-    eps: float = 1e-8
+    eps: Epsilon = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Range(at_least=0, at_most=1000)] = 0.1
     """Decoupled weight decay."""
     decay: Literal["matrices", "everything"] = "matrices"
     """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
-
-    def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise BraidError(f"lr must be above 0, got {self.lr:g}")
-        if self.weight_decay < 0:
-            raise BraidError(f"weight_decay must be 0 or more, got {self.weight_decay:g}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise BraidError(f"betas must be at least 0 and below 1, got {self.betas[0]:g} and {self.betas[1]:g}")
 
 
 @dataclass
@@ -44,17 +37,17 @@ class TrainingConfig:
     """How the model is trained."""
 
     budget: Amount
-    """How much: `2000 steps`, `50M tokens` or `10M words`; met exactly."""
-    batch: int = 32
+    """How much: `2000 steps`, `50M tokens` or `10M words`; met exactly. With a larger one a finished run goes on."""
+    batch: Rows = 32
     """Sequences per process in one forward pass."""
-    accumulation: int = 1
+    accumulation: Rows = 1
     """Forward passes per optimizer step."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: Annotated[Choice, PartOf(schedules, "cosine")] = "cosine"  # type: ignore[assignment]
     """The learning rate over the training."""
     warmup: Amount = field(default_factory=lambda: Amount(0))
     """How long the rate rises from zero."""
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no clipping."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """auto: bf16 autocast on a GPU, float32 on a CPU."""
@@ -74,9 +67,6 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.budget.count < 1:
             raise BraidError("budget must be at least 1")
-        check_at_least_1(batch=self.batch, accumulation=self.accumulation)
-        if self.clip is not None and self.clip <= 0:
-            raise BraidError(f"clip must be above 0, or null for no clipping, got {self.clip:g}")
 
 
 @dataclass
@@ -85,12 +75,8 @@ class CheckpointConfig:
 
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
     """`500 steps`, or `1M words to 10M, then 10M`; each mark is met exactly. The end is always saved."""
-    keep: int | None = 3
+    keep: Count | None = 3
     """How many model folders to keep (the newest, and at least two in case one is damaged); null keeps all."""
-
-    def __post_init__(self) -> None:
-        if self.keep is not None and self.keep < 1:
-            raise BraidError(f"keep must be at least 1, or null to keep all, got {self.keep}")
 
 
 @dataclass
@@ -98,12 +84,8 @@ class ValidationConfig:
     """When held-out text is scored."""
 
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
-    tokens: int | None = 100_000
+    tokens: Count | None = 100_000
     """At most this many tokens of each data set (whole documents); null for all."""
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and self.tokens < 1:
-            raise BraidError(f"tokens must be at least 1, or null for all, got {self.tokens}")
 
 
 @dataclass
@@ -114,30 +96,22 @@ class SampleConfig:
     """By default with each validation."""
     prompts: list[str] = field(default_factory=list)
     """The beginnings of the texts; by default there are none."""
-    tokens: int = 80
+    tokens: Count = 80
     """The maximum number of tokens of a text."""
-    temperature: float = 0.8
+    temperature: Temperature = 0.8
     """0 takes the most probable token."""
-
-    def __post_init__(self) -> None:
-        check_at_least_1(tokens=self.tokens)
-        if self.temperature < 0:
-            raise BraidError(f"temperature must be 0 or more, got {self.temperature:g}")
 
 
 @dataclass
 class LogConfig:
     """What is recorded. metrics.jsonl is always written."""
 
-    every: int = 10
+    every: Count = 10
     """Steps between records."""
     track: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
     """Also send the metrics there."""
     project: str = "braid"
     """The Weights & Biases project."""
-
-    def __post_init__(self) -> None:
-        check_at_least_1(every=self.every)
 
 
 @dataclass
@@ -150,12 +124,13 @@ class Recipe:
     """The run's name; its folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
     """The run's folder."""
-    seed: int = 1
+    seed: Seed = 1
     """Fixes weights, order of data and dropout."""
     model: Any = None
     """The architecture; see `braid list parts`."""
     start_from: str | None = None
-    """A model folder whose weights the training begins with; its architecture is used when `model` is not given."""
+    """A model whose weights the training begins with; it brings its architecture, unless `model` is given, and its
+    tokenizer for sources that are prepared."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)

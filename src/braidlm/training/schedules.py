@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.model.config.ranges import Count, Probability, Share
 from braidlm.model.config.registry import Registry
 
 schedules = Registry("schedule")
@@ -15,12 +15,8 @@ dropout_schedules = Registry("dropout schedule")
 class Decay:
     """Options of schedules that decay."""
 
-    final: float = 0.1
+    final: Share = 0.1
     """The rate at the end, as a share of the maximum."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.final <= 1.0:
-            raise BraidError(f"final must lie between 0 and 1, got {self.final:g}")
 
 
 class Schedule:
@@ -73,15 +69,10 @@ class WarmupStableDecay(Schedule):
 
     @dataclass
     class Config(Decay):
-        final: float = 0.0
+        final: Share = 0.0
         """The rate at the end, as a share of the maximum."""
-        decay: float = 0.2
+        decay: Probability = 0.2
         """The share of the training that the decay takes."""
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if not 0.0 < self.decay <= 1.0:
-                raise BraidError(f"decay must be above 0 and at most 1, got {self.decay:g}")
 
     def __call__(self, progress: float) -> float:
         into = max(0.0, progress - (1 - self.config.decay)) / self.config.decay
@@ -92,12 +83,8 @@ class WarmupStableDecay(Schedule):
 class Switch:
     """Options of dropout schedules that switch once."""
 
-    at: float = 0.5
+    at: Share = 0.5
     """The progress at which dropout changes."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.at <= 1.0:
-            raise BraidError(f"at must lie between 0 and 1, got {self.at:g}")
 
 
 @dropout_schedules.register("constant")
@@ -131,13 +118,10 @@ class LinearDropout(Schedule):
 
     @dataclass
     class Config:
-        levels: int = 10
+        levels: Count = 10
         """How many steps the line is made of."""
         falling: bool = False
         """From the configured rates down to none instead."""
-
-        def __post_init__(self) -> None:
-            check_at_least_1(levels=self.levels)
 
     def __call__(self, progress: float) -> float:
         level = min(int(progress * (self.config.levels + 1)), self.config.levels) / self.config.levels

@@ -92,7 +92,7 @@ def test_large_vocabularies_are_read_exactly() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(0.5, 0.5), (0.6, 0.4), (-0.1, 0.5), (0.5, 1.1)])
 def test_an_impossible_part_is_refused(start: float, stop: float) -> None:
-    with pytest.raises(BraidError, match=r"subset: a subset needs 0 <= start < stop <= 1, got start"):
+    with pytest.raises(BraidError, match=r"subset: a subset needs start < stop|subset.st.*: expected a number from 0"):
         decode(Subset, {"start": start, "stop": stop}, "subset")
 
 

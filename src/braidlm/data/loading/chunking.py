@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import cut_at
 from braidlm.data.loading.seeding import random_integer, random_permutation
 from braidlm.data.loading.streams import TokenStream
+from braidlm.model.config.ranges import Count
 from braidlm.model.config.registry import Registry
 
 chunkings = Registry("chunking")
@@ -85,13 +86,10 @@ class Windows(Chunking):
     class Config:
         """Where windows begin and when an epoch ends."""
 
-        stride: int
+        stride: Count
         """Tokens from the beginning of one window to that of the next."""
-        words_per_epoch: int | None = None
+        words_per_epoch: Count | None = None
         """An epoch ends, and the windows are shuffled anew, when exactly this many words were shown."""
-
-        def __post_init__(self) -> None:
-            check_at_least_1(stride=self.stride, words_per_epoch=self.words_per_epoch)
 
     def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         count = (len(stream) - length - 1) // self.config.stride + 1

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.streams import Subset
 from braidlm.data.sources.format import ReadOptions
+from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
 
@@ -21,7 +22,7 @@ class TokenizerConfig:
 
     kind: str = "bpe"
     """`bpe` (trained on these data sets), `bytes`, or a folder, file or Hub name."""
-    vocab_size: int | None = None
+    vocab_size: VocabularySize | None = None
     """For `bpe`: how many tokens."""
     special_tokens: list[str] | None = None
     """For `bpe`: `role=token` in the order of their ids, e.g. [unk=<unk>, bos=<s>, eos=</s>, pad=<pad>]."""
@@ -41,9 +42,9 @@ class DataSetConfig:
     """Or anything `braid prepare` takes; prepared on first use into the data section's `cache`."""
     folder: str | None = None
     """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's."""
-    documents: int = 10_000
+    documents: Count = 10_000
     """For a built-in corpus: how many documents."""
-    seed: int = 0
+    seed: Seed = 0
     """For a built-in corpus: its seed."""
     fields: list[str] = field(default_factory=lambda: ["text"])
     """For JSONL and parquet: the fields that make a document."""
@@ -59,7 +60,7 @@ class DataSetConfig:
     """For a Hub data set, and for a corpus with splits: the one to train on."""
     subset: Subset = field(default_factory=Subset)
     """The share of the training documents to use; shares that do not overlap have no document in common."""
-    holdout: float = 0.01
+    holdout: Rate = 0.01
     """The share of documents that is kept for validation and never trained on."""
     validation: str | list[str] | None = None
     """Text to validate on instead: a packed folder or a source."""
@@ -71,8 +72,6 @@ class DataSetConfig:
             )
         if self.folder is not None and self.validation is not None:
             raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
-        if not 0.0 <= self.holdout < 1.0:
-            raise BraidError(f"holdout must be at least 0 and below 1, got {self.holdout:g}")
 
     @property
     def has_validation(self) -> bool:
@@ -106,7 +105,7 @@ class DataConfig:
 
     sets: dict[str, DataSetConfig]
     """By name; the names are what mixes and reports use."""
-    length: int = 256
+    length: Length = 256
     """Tokens of a training sequence."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
@@ -119,7 +118,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.sets:
             raise BraidError("sets: name at least one data set")
-        check_at_least_1(length=self.length)
 
 
 def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:

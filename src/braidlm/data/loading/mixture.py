@@ -3,25 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
 
 import numpy as np
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.model.config.ranges import NonNegative, Share
 
 
 @dataclass
 class CurriculumPoint:
     """The weights at one point of the training."""
 
-    at: float
+    at: Share
     """Training progress, 0 at the beginning and 1 at the end."""
-    weights: dict[str, float]
+    weights: dict[str, NonNegative]
     """Weight per data set; one that is not named has none at this point."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.at <= 1.0:
-            raise BraidError(f"at must lie between 0 and 1, got {self.at:g}")
         _check_weights(self.weights)
 
 
@@ -29,7 +27,7 @@ class CurriculumPoint:
 class MixtureConfig:
     """How several data sets share the rows."""
 
-    weights: dict[str, float] | None = None
+    weights: dict[str, NonNegative] | None = None
     """Share of the rows per data set, in any unit; without it, in proportion to the data sets' tokens."""
     curriculum: list[CurriculumPoint] = field(default_factory=list)
     """Instead of `weights`: the shares at points of the training, interpolated linearly."""
@@ -87,9 +85,6 @@ def assign_rows(rows: int, shares: Sequence[float], credits: Sequence[float]) ->
 
 
 def _check_weights(weights: Mapping[str, float]) -> None:
-    for name, weight in weights.items():
-        if not isfinite(weight) or weight < 0:
-            raise BraidError(f"the weight of '{name}' must be zero or more, got {weight:g}")
     if not sum(weights.values()) > 0:
         raise BraidError("at least one weight must be above zero")
 
