@@ -14,6 +14,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
+from braidlm.core.models.integrity import not_finite, not_finite_error
 from braidlm.core.reading import read_json
 
 Shapes = dict[str, tuple[int, ...]]
@@ -82,8 +83,11 @@ class Checkpoint:
         return [f"{name} is of type {dtype}, not a plain floating point type" for name, dtype in other]
 
     def read(self, name: str) -> Tensor:
-        """One tensor."""
-        return self.stored[name].read()
+        """One tensor, of finite numbers."""
+        tensor = self.stored[name].read()
+        if not_finite([(name, tensor)]):
+            raise not_finite_error([name], str(self.files[0].parent))
+        return tensor
 
     def hashes(self) -> list[dict[str, str]]:
         """The files of the weights with their SHA-256, for the lineage."""

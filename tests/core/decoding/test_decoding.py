@@ -156,3 +156,29 @@ def test_a_replayed_graph_gives_what_plain_steps_do(positions: str, window: int 
             torch.testing.assert_close(replayed.step(tokens), plain.step(tokens), rtol=0, atol=1e-4)
         mask.fill_(1.0)
         mask[2, :1] = 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("temperature", math.nan), ("temperature", math.inf), ("top_p", math.nan)])
+def test_sampling_by_what_is_no_number_is_refused(option: str, value: float) -> None:
+    with pytest.raises(BraidError, match=f"{option} must be"):
+        Sampling(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_torch_does_not_take_is_refused(seed: int) -> None:
+    with pytest.raises(BraidError, match="seed must be from 0 to"):
+        Sampling(seed=seed)
+
+
+def test_a_tiny_temperature_is_nearly_0() -> None:
+    probabilities = Sampling(1e-300, top_k=2, top_p=0.9).probabilities(torch.tensor([[1.0, 3.0, 2.0]]))
+    assert probabilities.tolist() == [[0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_told(temperature: float) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.head.weight[3, 0] = torch.nan
+    with pytest.raises(BraidError, match="logits are not numbers"):
+        list(decode_tokens(Decoder(model, 1, 8), [[1, 2]], 4, Sampling(temperature)))

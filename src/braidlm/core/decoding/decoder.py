@@ -1,5 +1,6 @@
 """Our own decoding loop: a cache of fixed size, no work that a step does not need, a replayed graph on CUDA."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
+
+SMALLEST = torch.finfo(torch.float32).tiny
 
 
 @dataclass
@@ -25,8 +29,10 @@ class Sampling:
     """The same seed gives the same text."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise BraidError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.seed is not None and not 0 <= self.seed <= MAX_INTEGER:
+            raise BraidError(f"seed must be from 0 to {MAX_INTEGER}, got {self.seed}")
         check_at_least_1(top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise BraidError(f"top_p must be above 0 and at most 1, got {self.top_p}")
@@ -35,7 +41,8 @@ class Sampling:
         """[batch, vocabulary] probabilities after temperature and cuts."""
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        scaled = logits.float() / self.temperature
+        # The largest becomes 0 first, so that a small temperature makes no infinity of it.
+        scaled = (logits.float() - logits.float().amax(-1, keepdim=True)) / max(self.temperature, SMALLEST)
         if self.top_k is not None:
             worst = scaled.topk(min(self.top_k, scaled.shape[-1])).values[..., -1:]
             scaled = scaled.masked_fill(scaled < worst, -torch.inf)
@@ -210,6 +217,11 @@ def decode_tokens(
     logits = decoder.prefill(ids, mask)
     open_texts = [True] * len(prompts)
     for index in range(max_new_tokens):
+        if bool(logits.isnan().any()):
+            raise BraidError(
+                "the model's logits are not numbers (NaN), so that there is no next token",
+                todo="Its weights are damaged or too large for their type; `braid show` says which are not finite.",
+            )
         chosen = sampling.choose(logits, generator)
         tokens = [token if alive else None for token, alive in zip(chosen.tolist(), open_texts, strict=True)]
         open_texts = [alive and token != eos_id for token, alive in zip(tokens, open_texts, strict=True)]
