@@ -1,7 +1,8 @@
 """The model folders that are evaluated: Braid's or plain transformers', and all checkpoints of a run."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from braidlm.core.models.folders import (
     load_lineage,
     load_model,
 )
+from braidlm.core.models.integrity import not_finite, not_finite_error
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.core.models.runs import CHECKPOINTS, is_interruption, is_run
 from braidlm.core.reading import read_json
@@ -59,7 +61,12 @@ class ModelFolder:
         import torch
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).to(device).eval()
+        with _errors_of_transformers(self.path):
+            model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, trust_remote_code=False)
+        model = model.to(device).eval()
+        if names := not_finite(model.state_dict().items()):
+            raise not_finite_error(names, str(self.path))
+        return model
 
 
 def open_model_folders(
@@ -95,7 +102,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequence[str] | None = None) -> ModelFolder:
     """Check a model folder by its configuration, its tokenizer and the header of its weights."""
     config = read_json(path / "config.json")
-    is_braid = isinstance(config, dict) and config.get("model_type") == BraidConfig.model_type
+    is_braid = config.get("model_type") == BraidConfig.model_type
     try:
         tokenizer = load_tokenizer(path)
     except BraidError as error:
@@ -112,7 +119,8 @@ def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequ
             choose_paths(braid_config, paths, path)
     elif paths is not None:
         raise BraidError("only Braid's models have paths to choose from", str(path), "Leave out --paths.")
-    elif isinstance(config, dict) and isinstance(config.get("vocab_size"), int):
+    elif isinstance(config.get("vocab_size"), int):
+        _check_transformers_config(path)
         check_vocabulary(config["vocab_size"], tokenizer, str(path))
     else:
         raise BraidError("this is not the folder of a language model (its config.json has no vocab_size)", str(path))
@@ -129,6 +137,24 @@ def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequ
         words=training.get("words") or words_in_name(path.name),
         paths=None if paths is None else list(paths),
     )
+
+
+def _check_transformers_config(path: Path) -> None:
+    """Let transformers read the configuration; code that the folder brings along is not run."""
+    from transformers import AutoConfig
+
+    with _errors_of_transformers(path):
+        AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+@contextmanager
+def _errors_of_transformers(path: Path) -> Iterator[None]:
+    """Let a folder that transformers cannot open, for which it raises errors of many kinds, be a BraidError."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise BraidError(f"transformers cannot open this model: {first}", str(path)) from error
 
 
 def model_hash(folder: Path) -> str:
