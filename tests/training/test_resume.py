@@ -116,7 +116,7 @@ def test_a_gentle_stop_saves_and_goes_on(data: dict[str, Path], whole: Path, tmp
     process = start(*command)
     assert wait_until((folder / "states" / "chck_300").is_dir, process)
     process.send_signal(signal.SIGTERM)
-    out, _ = finish(process, code=130)
+    out, _ = finish(process, code=143)
     assert "Stopped and saved as chck_" in out
     assert "The same command goes on from there." in out
     stopped = [path for path in (folder / "checkpoints").iterdir() if not (whole / "checkpoints" / path.name).is_dir()]

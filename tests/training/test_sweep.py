@@ -108,7 +108,7 @@ def test_a_stop_ends_the_sweep_and_it_goes_on(
     command = ("train", recipe, "seed=1,2,3", "--multirun", "--device", "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", stop_requested)
-        assert braid(*command).code == 130
+        assert braid(*command).code == 143
     assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
     answer = braid(*command)
     assert answer.code == 0

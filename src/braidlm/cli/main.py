@@ -6,15 +6,19 @@ import sys
 
 from braidlm import __version__
 from braidlm.core import console
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.interruptions import Terminated, exit_code, terminable
 
-VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list")
+VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list", "completion")
 """In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if (wrong := _unknown_verb(argv)) is not None:
+        console.error([f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."])
+        return 2
     parser = make_parser(_verb_of(argv))
     args = _parse(parser, argv)
     if args.verb is None:
@@ -22,15 +26,16 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     console.set_quiet(args.quiet)
     try:
-        args.run(args)
+        with terminable(), console.json_output(args.json):
+            args.run(args)
     except BraidError as error:
         if args.debug:
             raise
         console.error(error.lines())
         return 2
-    except KeyboardInterrupt:
-        console.error(["interrupted"])
-        return 130
+    except KeyboardInterrupt as error:
+        console.error(["terminated" if isinstance(error, Terminated) else "interrupted"])
+        return exit_code(type(error))
     except BrokenPipeError:  # the process that reads our output has ended
         sys.stderr.close()
     return 0
@@ -41,6 +46,9 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quiet", action="store_true", help="show results and errors only")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    common.add_argument(
+        "--json", action="store_true", help="print the result for programs: one JSON document, messages on stderr"
+    )
     parser = argparse.ArgumentParser(
         prog="braid", description="Small language models as parts: train, compose, grow, prune, look inside."
     )
@@ -69,6 +77,11 @@ def _verb_of(argv: list[str]) -> str | None:
     """The verb of a command line, if it has one that exists."""
     first = next((word for word in argv if not word.startswith("-")), None)
     return first if first in VERBS else None
+
+
+def _unknown_verb(argv: list[str]) -> str | None:
+    """The first word, if it is neither a verb nor an option."""
+    return argv[0] if argv and not argv[0].startswith("-") and argv[0] not in VERBS else None
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -4,10 +4,9 @@ import argparse
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.interruptions import exit_code
 
 HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
-STOPPED = 130
-"""The exit code of a run that was stopped: saved, but not finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +37,8 @@ def _train(args: argparse.Namespace) -> None:
     if is_main_process():
         console.say(f"{run.progress.steps:,} steps, {run.progress.tokens:,} tokens, {run.progress.words:,} words.")
         console.show(str(run.model))
-    if not run.finished:
-        raise SystemExit(STOPPED)
+    if run.stopped_by is not None:
+        raise SystemExit(exit_code(run.stopped_by))
 
 
 def _study(args: argparse.Namespace) -> None:

@@ -119,8 +119,8 @@ class _SeedRuns:
         }
         console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(epoch.count)} {epoch.unit}")
         run = train(recipe, device=self.device, fresh=self.fresh or fresh)
-        if not run.finished:  # the user stopped it, and it has saved; the study stops too
-            raise KeyboardInterrupt
+        if run.stopped_by is not None:  # the user stopped it, and it has saved; the study stops too
+            raise run.stopped_by
         return run
 
     def _epoch(self, data: dict[str, Any]) -> Amount:

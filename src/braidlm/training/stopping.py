@@ -6,6 +6,7 @@ from types import FrameType
 
 import torch
 
+from braidlm.core.interruptions import INTERRUPTIONS, Terminated
 from braidlm.training.parallel import Rank, sum_over_processes
 
 PATIENCE = 1.0
@@ -18,10 +19,12 @@ class StopSignal:
     def __init__(self, rank: Rank):
         self.rank = rank
         self.requested_at: float | None = None
+        self.interruption: type[KeyboardInterrupt] = Terminated
+        """The kind of the first signal; of a process that was asked by another, SIGTERM."""
 
     def __enter__(self) -> None:
         try:
-            self.previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+            self.previous = {number: signal.signal(number, self._handle) for number in INTERRUPTIONS}
         except ValueError:  # not in the main thread: signals stay as they are
             self.previous = {}
 
@@ -38,6 +41,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.requested_at is not None and now - self.requested_at > PATIENCE:
-            raise KeyboardInterrupt
-        self.requested_at = self.requested_at or now
+        if self.requested_at is None:
+            self.requested_at, self.interruption = now, INTERRUPTIONS[number]
+        elif now - self.requested_at > PATIENCE:
+            raise INTERRUPTIONS[number]

@@ -57,12 +57,12 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
         console.say(f"Run {hydra.job.num + 1} of {len(folders)}: {label}")
         try:
             content = OmegaConf.to_container(config, resolve=True) | {"out": folders[label]}
-            finished = train(content, device=device, fresh=fresh).finished
+            stopped_by = train(content, device=device, fresh=fresh).stopped_by
         except BraidError as error:
             console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
             return label
-        if not finished:
-            raise KeyboardInterrupt  # stopping a run stops the sweep
+        if stopped_by is not None:
+            raise stopped_by  # stopping a run stops the sweep
         return None
 
     _check_hydra(path, overrides, runs[0].overrides)

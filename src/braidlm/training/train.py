@@ -39,6 +39,8 @@ class Run:
     progress: Progress
     finished: bool
     """False if it was stopped before its end."""
+    stopped_by: type[KeyboardInterrupt] | None = None
+    """The kind of the signal that stopped it: KeyboardInterrupt for Ctrl-C, Terminated for SIGTERM."""
 
 
 def train(
@@ -107,7 +109,8 @@ def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str 
     assert newest is not None  # the run always saves when it ends or is stopped
     if not finished:
         console.say(f"Stopped and saved as {newest}. The same command goes on from there.")
-    return Run(folder, checkpoints.models / newest, trainer.progress, finished)
+    stopped_by = None if finished else trainer.stop.interruption
+    return Run(folder, checkpoints.models / newest, trainer.progress, finished, stopped_by)
 
 
 def _track(trainer: Trainer, folder: Path) -> bool:
