@@ -57,6 +57,14 @@ def test_others_may_read_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
 
+def test_files_of_a_folder_have_one_mode_whoever_wrote_them(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "out") as folder:
+        (folder / "model.safetensors").touch(mode=0o600)  # as safetensors does from 0.8 on
+        write_json(folder / "below" / "config.json", {})
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*.*")}
+    assert modes == {0o644}
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), BraidError("no"), KeyboardInterrupt()], ids=repr)
 def test_a_failure_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     def fail() -> None:

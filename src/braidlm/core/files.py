@@ -53,6 +53,7 @@ def check_new_folder(out: Path | str | None) -> None:
 
 def make_final(part: Path, target: Path) -> None:
     """Rename a complete folder to `target`; when this returns, it would survive a power cut."""
+    _make_readable(part)
     _sync_tree(part)
     _replace_folder(part, target)
     _sync(target.parent)
@@ -207,6 +208,13 @@ def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
         ) from None
     except OSError:  # a file system without locks
         return
+
+
+def _make_readable(folder: Path) -> None:
+    """Give every file the mode of its neighbours: safetensors writes files that only their owner can read."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | 0o044)
 
 
 def _sync_tree(folder: Path) -> None:

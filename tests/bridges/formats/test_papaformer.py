@@ -216,7 +216,8 @@ def test_other_constants_are_taken_over(tmp_path: Path) -> None:
     assert braid_convert(*saved(tmp_path, whole_tensors("gumbel_v2"), STRUCTURE | constants)) == 0
     config = load_config(tmp_path / "out")
     assert config.pad_token_id == 30
-    assert config.architecture["positions"] == {"kind": "rope", "theta": 500.0, "pairs": "interleaved"}
+    positions = {"kind": "rope", "theta": 500.0, "pairs": "interleaved", "scaling": None}
+    assert config.architecture["positions"] == positions
     assert config.architecture["norm"]["eps"] == config.architecture["stages"][2]["parallel"]["paths"][2]["norm"]["eps"]
     assert config.architecture["norm"]["eps"] == 0.01
 
