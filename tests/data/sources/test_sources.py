@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import document
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.format import by_document
+from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents, read_pieces
 
 PARAGRAPHS = [f"Story {number}: Zoë saw 你好.\nThe end of {number}." for number in range(40)]
 ROWS = [{"text": text, "id": number, "meta": {"title": f"T{number}"}} for number, text in enumerate(PARAGRAPHS)]
@@ -220,3 +222,83 @@ def test_a_cut_off_compressed_file_is_an_error(tmp_path: Path, suffix: str) -> N
     assert "this compressed file is damaged or cut off" in fails(path)
     path.write_bytes(COMPRESS[suffix](b"one\n\n") + COMPRESS[suffix](b"two"))  # two archives in one file
     assert read(path) == ["one", "two"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(st.sampled_from("ab \n\r\té🦊=<x>"), max_size=60),
+    block=st.integers(1, 12),
+    separator=st.sampled_from(["blank", "lines", "file", "<x>", "==", "\n\n\n", "x"]),
+)
+def test_a_document_is_the_same_in_pieces_of_any_size(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block: int, separator: str
+) -> None:
+    path, options = tmp_path_factory.getbasetemp() / "pieces.txt", ReadOptions(separator=separator)
+    path.write_text("start" + text, newline="", encoding="utf-8")
+    whole = read(path, separator=separator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("braidlm.data.sources.text.BLOCK", block)
+        patch.setattr("braidlm.data.sources.files.BLOCK", block)
+        (shard,) = plan_shards([path], options, 1 << 20).shards
+        pieces = list(read_pieces(shard, options))
+        assert ["".join(document) for document in by_document(pieces)] == whole
+        assert max(len(piece.text) for piece in pieces) <= 2 * block + len(separator) + whitespace(text)
+        assert read(path, separator=separator, shard_bytes=7) == read(path, separator=separator)
+
+
+def whitespace(text: str) -> int:
+    """The longest run of white space, which is held until it is known what follows."""
+    return max(map(len, re.findall(r"\s*", text)))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_line_longer_than_a_block_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("braidlm.data.sources.text.BLOCK", 1000)
+    monkeypatch.setattr("braidlm.data.sources.files.BLOCK", 1000)
+    text, path, options = "Zoë sah 你好 " * 3000, tmp_path / f"a.txt{suffix}", ReadOptions()
+    path.write_bytes(COMPRESS[suffix](text.encode()))
+    (shard,) = plan_shards([path], options).shards
+    pieces = list(read_pieces(shard, options))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert max(len(piece.text) for piece in pieces) <= 1000
+
+
+def test_an_error_in_a_later_piece_names_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("braidlm.data.sources.text.BLOCK", 10)
+    monkeypatch.setattr("braidlm.data.sources.files.BLOCK", 10)
+    path = tmp_path / "a.txt"
+    path.write_bytes("äöüß".encode() * 10 + b"\xff and more\n")
+    for separator in ("blank", "lines", "file", "<x>"):
+        assert "byte 80 (0xff)" in fails(path, separator=separator)
+    path.write_bytes(b"0123456789 cut \xc3")
+    for separator in ("blank", "lines", "file", "<x>"):
+        assert "byte 15 (0xc3)" in fails(path, separator=separator)
+
+
+def test_white_space_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("braidlm.data.sources.files.BLOCK", 100)
+    monkeypatch.setattr("braidlm.data.sources.files.MAX_BLANK", 1000)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b" " * 3000)
+    for separator in ("blank", "lines"):
+        assert "MB of white space in a row" in fails(path, separator=separator)
+    path.write_bytes(b"a\n" + b"\n" * 3000 + b"b")
+    assert read(path) == ["a", "b"]
+
+
+def test_a_row_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    for module in ("jsonl", "parquet"):
+        monkeypatch.setattr(f"braidlm.data.sources.{module}.MAX_ROW_BYTES", 1000)
+    rows = [{"text": "short"}] * 5 + [{"text": "long " * 300}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert f"{tmp_path}/a.jsonl, line 6: this row has more than" in fails(tmp_path / "a.jsonl")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert f"{tmp_path}/a.parquet, row 6: this row has more than" in fails(tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows[5:]), tmp_path / "b.parquet", compression="none")
+    assert f"{tmp_path}/b.parquet, rows 1 to 1: this row has more than" in fails(tmp_path / "b.parquet")

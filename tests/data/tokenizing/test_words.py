@@ -1,5 +1,7 @@
 """Exact words per token, for any text and any tokenizer."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,9 +10,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.shards import Packer
-from braidlm.data.tokenizing import words as words_module
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
-from braidlm.data.tokenizing.words import TextBatch, split_long_text
+from braidlm.data.tokenizing.words import TextBatch
 
 SPACES = " \t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"
 TEXTS = st.text(st.one_of(st.sampled_from(SPACES + "ab'.1éß你𝄞👩\u0301"), st.characters(exclude_categories=["Cs"])))
@@ -87,24 +88,13 @@ def test_a_token_of_more_words_than_a_byte_counts_is_an_error() -> None:
         packer.pack(["a " * 300], [True])
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(TEXTS, max_size=30))
-def test_parts_of_a_long_text_give_the_tokens_of_the_whole(texts: list[str]) -> None:
-    text = " ".join(texts) + " end"
-    before = words_module.PART_CHARS
-    words_module.PART_CHARS = 3
-    try:
-        parts = list(split_long_text(text))
-        assert "".join(parts) == text
-        for packer in (PACKERS["bpe"], PACKERS["bytes"]):
-            assert packer.can_split
-            ids = [index for part in parts for index in packer.tokenizer.encode(part)]
-            assert ids == packer.tokenizer.encode(text)
-    finally:
-        words_module.PART_CHARS = before
-
-
-def test_a_tokenizer_whose_tokens_span_spaces_is_not_given_parts() -> None:
-    backend = train_bpe(["a b"] * 4, 300)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    assert not Packer(BraidTokenizer(backend, SpecialTokens())).can_split
+@pytest.mark.parametrize("name", ["bpe", "bytes"])
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS.filter(lambda text: len(text) > 1), cuts=st.lists(st.integers(0, 30)))
+def test_a_document_in_parts_has_the_words_of_the_whole(name: str, text: str, cuts: list[int]) -> None:
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    parts = [text[start:stop] for start, stop in pairwise(places)]
+    within_word = [False, *(not (a[-1].isspace() or b[0].isspace()) for a, b in pairwise(parts))]
+    batch = PACKERS[name].pack(parts, [False] * (len(parts) - 1) + [True], within_word)
+    assert batch.words.sum() == batch.texts[:, 1].sum() == len(text.split())
+    assert batch.texts[:, 2].sum() == len(text.encode())

@@ -13,9 +13,11 @@ from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConf
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, no_documents, prepare
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards, read_documents
-from braidlm.data.tokenizing.build import load_tokenizer, train_bpe
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.sampling import beginning
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences
+from braidlm.data.tokenizing.training import train_bpe_on_sample
 from braidlm.model.config.strict import encode
 
 SAMPLE_CHARACTERS = 32_000_000
@@ -127,9 +129,12 @@ def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
     special = SpecialTokens.parse(spec.special_tokens) if spec.special_tokens else SpecialTokens()
     size = spec.vocab_size or DEFAULT_VOCAB_SIZE
     say(f"Training a tokenizer of {size:,} tokens on {', '.join(config.sets)}.")
-    share = SAMPLE_CHARACTERS // len(config.sets)
-    sample = (text for n, p in plans.items() for text in _sample(n, p, config.sets[n].read_options(), share))
-    tokenizer = BraidTokenizer(train_bpe(sample, size, special.order), special)
+
+    def sample(characters: int) -> Iterator[str]:
+        for name, plan in plans.items():
+            yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
+
+    tokenizer = BraidTokenizer(train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order), special)
     if tokenizer.vocab_size < size:
         warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {size:,} asked for")
     tokenizer.save(folder)
@@ -139,15 +144,9 @@ def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
 def _sample(name: str, plan: ShardPlan, options: ReadOptions, characters: int) -> Iterator[str]:
     seen = False
     for shard in plan.shards:
-        quota = characters // len(plan.shards)
-        for text in read_documents(shard, options):
-            if not text.strip():
-                continue
+        for text in beginning(shard, options, characters // len(plan.shards)):
             seen = True
             yield text
-            quota -= len(text)
-            if quota <= 0:
-                break
     if not seen:
         raise no_documents(f"data.sets.{name}.source")
 

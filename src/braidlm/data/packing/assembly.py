@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,14 +17,19 @@ from braidlm.data.packing.shards import ShardCounts
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
 BLOCK = 1 << 22
+DOCUMENTS = 1 << 18
+"""Documents whose counts are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Limit:
     """The maximum size of a data set, in whole documents from the beginning."""
 
-    documents: int | None = None
-    words: int | None = None
+    documents: Count | None = None
+    words: Count | None = None
+
+    def __post_init__(self) -> None:
+        decode(Limit, self, "limit")
 
     def __bool__(self) -> bool:
         return self.documents is not None or self.words is not None
@@ -95,23 +100,34 @@ def _join(
     ):
         np.zeros(1, dtype=np.int64).tofile(documents_file)
         for index in range(len(shards)):
-            rows = np.fromfile(shards_folder / f"{index:06d}.documents", dtype=np.int64).reshape(-1, 3)
-            kept = limit.take(rows, documents, words)
-            whole = kept == len(rows)
-            rows = rows[:kept]
-            shard_tokens = int(rows[:, 0].sum())
+            whole, shard_tokens = True, 0
+            for rows in _document_rows(shards_folder / f"{index:06d}.documents"):
+                kept = limit.take(rows, documents, words)
+                whole = kept == len(rows)
+                rows = rows[:kept]
+                (tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
+                rows[:, 1:].astype(np.uint32).tofile(lengths_file)
+                shard_tokens += int(rows[:, 0].sum())
+                documents, words = documents + kept, words + int(rows[:, 1].sum())
+                size += int(rows[:, 2].sum())
+                if not whole:
+                    break
             _copy(shards_folder / f"{index:06d}.tokens", tokens_file, shard_tokens * dtype.itemsize)
             _copy(shards_folder / f"{index:06d}.words", words_file, shard_tokens)
-            (tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
-            rows[:, 1:].astype(np.uint32).tofile(lengths_file)
-            documents, tokens = documents + kept, tokens + shard_tokens
-            words, size = words + int(rows[:, 1].sum()), size + int(rows[:, 2].sum())
+            tokens += shard_tokens
             if not whole:
                 break
         for file in (tokens_file, words_file, documents_file, lengths_file):
             file.flush()
             os.fsync(file.fileno())
     return documents, tokens, words, size
+
+
+def _document_rows(path: Path) -> Iterator[np.ndarray]:
+    """[tokens, words, bytes] of each document of a shard, some at a time: one shard may have a hundred million."""
+    with open(path, "rb") as file:
+        while len(rows := np.fromfile(file, dtype=np.int64, count=3 * DOCUMENTS)):
+            yield rows.reshape(-1, 3)
 
 
 def _copy(path: Path, target: BinaryIO, size: int) -> None:

@@ -24,8 +24,10 @@ from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, toke
 from braidlm.data.packing.shards import ShardCounts, finished_shard
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards, read_documents
-from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer, train_bpe
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards
+from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
+from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
+from braidlm.data.tokenizing.training import train_bpe_on_sample
 
 DEFAULT_VOCAB_SIZE = 16_384
 MEGABYTE = 1_000_000
@@ -126,6 +128,8 @@ def _choose_tokenizer(
     special_tokens: Mapping[str, str] | Sequence[str] | None,
     sample_mb: float,
 ) -> _TokenizerChoice:
+    decode(VocabularySize | None, vocab_size, "vocab_size")
+    decode(Positive, sample_mb, "sample_mb")
     special = SpecialTokens() if special_tokens is None else SpecialTokens.parse(special_tokens)
     existing: BraidTokenizer | None = None
     if str(tokenizer) == "bytes":
@@ -150,8 +154,7 @@ def _check(options: ReadOptions, workers: int | None) -> None:
         raise BraidError(f"errors cannot be '{options.errors}'", todo="Choose strict, replace or ignore.")
     if not options.separator:
         raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
-    if workers is not None and workers < 1:
-        raise BraidError(f"{workers} workers cannot work", todo="Give `--workers 1` or more.")
+    decode(Workers | None, workers, "workers")
 
 
 def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
@@ -183,8 +186,12 @@ def _tokenizer(
     if tokenizer is None:
         started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
-            texts = _counted(_sample(plan, options, limit, choice.sample_bytes), advance)
-            backend = train_bpe(texts, choice.vocab_size, choice.special.order)
+            backend = train_bpe_on_sample(
+                lambda characters: _counted(_sample(plan, options, limit, characters), advance),
+                choice.sample_bytes,
+                choice.vocab_size,
+                choice.special.order,
+            )
         tokenizer = BraidTokenizer(backend, choice.special)
         say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
         if tokenizer.vocab_size < choice.vocab_size:
@@ -193,25 +200,34 @@ def _tokenizer(
     return tokenizer
 
 
-def _sample(plan: ShardPlan, options: ReadOptions, limit: Limit, max_bytes: int) -> Iterator[str]:
-    """Documents for training a tokenizer: the beginning of every shard, or of the data if there is a limit."""
-    share = min(1.0, max_bytes / max(1, plan.size))
-    left, documents_left, words_left = max_bytes, limit.documents, limit.words
+def _sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
+    """Texts for training a tokenizer: the beginning of every shard, or of the data if there is a limit."""
+    if limit:
+        yield from _limited_sample(plan, options, limit, characters)
+        return
+    share = min(1.0, characters / max(1, plan.size))
     for shard in plan.shards:
-        quota = left if limit else min(left, int(share * shard.size) if share < 1 else left)
-        for text in read_documents(shard, options):
-            if not text.strip():
-                continue
-            if words_left is not None and (words_left := words_left - len(text.split())) < 0:
+        for text in beginning(shard, options, min(characters, int(share * shard.size) if share < 1 else characters)):
+            yield text
+            characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def _limited_sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
+    """The first documents, as many as the limit allows; of a long one within it, the beginning."""
+    documents_left, words_left = limit.documents, limit.words
+    for shard in plan.shards:
+        for document in documents_with_words(shard, options):
+            texts, words = beginning_and_words(document, characters)
+            if words_left is not None and (words_left := words_left - words) < 0:
                 return
             if documents_left is not None and (documents_left := documents_left - 1) < 0:
                 return
-            yield text
-            quota, left = quota - len(text), left - len(text)
-            if quota <= 0:
-                break
-        if left <= 0:
-            return
+            yield from texts
+            characters -= sum(map(len, texts))
+            if characters <= 0:
+                return
 
 
 def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
@@ -265,6 +281,11 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         warn(
             f"{count(marked)} documents contain the text '{eos}', which was packed as plain text. "
             f"If it parts documents, run again with --separator '{eos}'"
+        )
+    if cuts := sum(shard.unsafe_cuts for shard in shards):
+        warn(
+            f"long documents were cut at {count(cuts)} places within words, for want of a better one; the tokens next "
+            "to such a place may be others than in the uncut text"
         )
     if tokenizer.eos_id is None:
         warn("the tokenizer has no end-of-text token: documents follow each other without a mark")

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import explained_disk_errors, write_json
 from braidlm.data.packing.packed_data import token_dtype
+from braidlm.data.sources.format import Piece, by_document, from_first_word
+from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.data.tokenizing.words import PART_CHARS, TextBatch, split_long_text
+from braidlm.data.tokenizing.words import TextBatch
 
 BATCH_CHARS = 1 << 18
 """Text encoded at a time: enough for vectorised counting, little enough for small memory."""
-PROBE = "It's 12 o'clock  now 3.5, said   Zoë Ärm \n\n to 你好 x: the end of\tit all 7 \n."
-"""A text with all kinds of spaces, which shows whether a tokenizer may encode a document in parts."""
-WORD_PRE_TOKENIZERS = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
+MAX_DOCUMENT_BYTES = (1 << 32) - 1
+"""lengths.bin has four bytes for each number."""
 FILES = ("tokens", "words", "documents")
 
 
@@ -37,6 +37,8 @@ class ShardCounts:
     """Documents without a word, which were left out."""
     marked: int = 0
     """Documents that contain the end-of-text token as plain text."""
+    unsafe_cuts: int = 0
+    """Places at which a long document was cut for encoding although the tokens there may be others."""
 
 
 @dataclass
@@ -55,16 +57,23 @@ class Packer:
 
     def __init__(self, tokenizer: BraidTokenizer):
         self.tokenizer = tokenizer
+        self.cutter = Cutter(tokenizer)
         self.dtype = token_dtype(tokenizer.vocab_size)
 
-    def pack(self, texts: Sequence[str], ends: Sequence[bool]) -> EncodedBatch:
-        """Encode texts; `ends` says which of them end a document and get an EOS."""
-        spans = TextBatch(texts)
+    def pack(
+        self, texts: Sequence[str], ends: Sequence[bool], within_word: Sequence[bool] | None = None
+    ) -> EncodedBatch:
+        """Encode texts; `ends` says which of them end a document and get an EOS, `within_word` which begin within one.
+
+        A text that does not end a document is followed by its next part.
+        """
+        spans = TextBatch(texts, within_word)
         ids, counts, words = self._encode(texts, spans)
         kept = counts > 0
-        if any(len(texts[index]) >= PART_CHARS for index in np.flatnonzero(~kept).tolist()):
-            # It could be a part of a document, which cannot be left out.
-            raise BraidError("the tokenizer gives no tokens at all for a long text", todo="Choose another tokenizer.")
+        if not kept.all() and not all(ends):
+            raise BraidError(
+                "the tokenizer gives no tokens at all for a part of a long text", todo="Choose another tokenizer."
+            )
         ending = np.array(ends) & kept
         eos = self.tokenizer.eos_id
         if eos is not None:
@@ -107,42 +116,19 @@ class Packer:
         probe = self.tokenizer.encode("a b")
         return lengths if lengths[probe].sum() == len("a b") else None
 
-    @cached_property
-    def can_split(self) -> bool:
-        """Whether a text can be encoded in parts, each but the first beginning with a space, for the same tokens."""
-        if self.tokenizer.is_plain_bytes:
-            return True
-        definition = self.tokenizer.definition
-        # An added token with a space inside would be cut in two; special tokens are never searched for in text.
-        added = definition.get("added_tokens", [])
-        if any(" " in token["content"] and not token.get("special") for token in added):
-            return False
-        cuts = [at for at in range(1, len(PROBE)) if PROBE[at] == " " and PROBE[at - 1].isalnum()]
-        whole, encode = self.tokenizer.encode(PROBE), self.tokenizer.encode
-        return _separates_words(definition.get("pre_tokenizer")) and all(
-            encode(PROBE[:cut]) + encode(PROBE[cut:]) == whole for cut in cuts
-        )
 
-    def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """A document as (text, whether it ends the document): one part unless it is long and can be split."""
-        parts = split_long_text(text) if self.can_split else iter([text])
-        current = next(parts)
-        for following in parts:
-            yield current, False
-            current = following
-        yield current, True
-
-
-def pack_shard(documents: Iterable[str], packer: Packer, folder: Path, index: int) -> ShardCounts:
+def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int, where: str) -> ShardCounts:
     """Write one shard's tokens, words and document counts; `NNNNNN.json` appears last."""
     counts, open_document = ShardCounts(), np.zeros(3, dtype=np.int64)
     scratch = {name: folder / f"{index:06d}.{name}.{os.getpid()}" for name in FILES}
     with explained_disk_errors(folder):
         with contextlib.ExitStack() as stack:
             files = {name: stack.enter_context(open(path, "wb")) for name, path in scratch.items()}
-            for texts, ends in _batches(documents, packer, counts):
-                batch = packer.pack(texts, ends)
+            for texts in _batches(pieces, packer, counts, where):
+                batch = texts.encoded(packer, where)
                 rows, open_document = _documents(batch.texts, open_document)
+                if max(open_document[2], rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
+                    raise BraidError("a document has more than 4 GiB", where, "Divide it into several documents.")
                 for name, array in (("tokens", batch.tokens), ("words", batch.words), ("documents", rows)):
                     files[name].write(array.tobytes())
                 counts.empty += batch.empty
@@ -170,25 +156,66 @@ def finished_shard(folder: Path, index: int, dtype: np.dtype) -> ShardCounts | N
     return counts if sizes == [counts.tokens * dtype.itemsize, counts.tokens, counts.documents * 24] else None
 
 
-def _batches(documents: Iterable[str], packer: Packer, counts: ShardCounts) -> Iterator[tuple[list[str], list[bool]]]:
-    eos = packer.tokenizer.special.eos
-    texts: list[str] = []
-    ends: list[bool] = []
-    size = 0
-    for document in documents:
-        if not document.strip():
+class _Batch:
+    """Texts that are encoded together."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ends: list[bool] = []
+        self.within_word: list[bool] = []
+        self.numbers: list[int] = []
+        """Which document of the shard each text is of, from 1."""
+        self.size = 0
+
+    def add(self, text: str, ends: bool, within_word: bool, number: int) -> None:
+        self.texts.append(text)
+        self.ends.append(ends)
+        self.within_word.append(within_word)
+        self.numbers.append(number)
+        self.size += len(text)
+
+    def encoded(self, packer: Packer, where: str) -> EncodedBatch:
+        """The encoded texts; an error names the document."""
+        try:
+            return packer.pack(self.texts, self.ends, self.within_word)
+        except BraidError:
+            for text, ends, within_word, number in zip(
+                self.texts, self.ends, self.within_word, self.numbers, strict=True
+            ):
+                with errors_at(f"{where}, document {number}"):
+                    packer.pack([text], [ends], [within_word])
+            raise
+
+
+def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where: str) -> Iterator[_Batch]:
+    """The documents that have a word, in parts short enough to encode."""
+    batch, eos = _Batch(), packer.tokenizer.special.eos
+    for number, pieces_of_document in enumerate(by_document(pieces), 1):
+        document = from_first_word(pieces_of_document, where)
+        if document is None:
             counts.empty += 1
             continue
-        counts.marked += eos is not None and eos in document
-        for text, last in packer.parts(document):
-            texts.append(text)
-            ends.append(last)
-            size += len(text)
-            if size >= BATCH_CHARS:
-                yield texts, ends
-                texts, ends, size = [], [], 0
-    if texts:
-        yield texts, ends
+        marked, before = False, ""
+        for part, ends in _with_end(packer.cutter.parts(document)):
+            marked = marked or (eos is not None and eos in before[-len(eos) :] + part)
+            batch.add(part, ends, bool(before) and not (before[-1].isspace() or part[0].isspace()), number)
+            before = part
+            if batch.size >= BATCH_CHARS:
+                yield batch
+                batch = _Batch()
+        counts.marked += marked
+    if batch.texts:
+        yield batch
+    counts.unsafe_cuts, packer.cutter.unsafe = packer.cutter.unsafe, 0
+
+
+def _with_end(parts: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """Each part with whether it is the last."""
+    current = next(parts)
+    for following in parts:
+        yield current, False
+        current = following
+    yield current, True
 
 
 def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -197,19 +224,6 @@ def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.n
     closed = totals[texts[:, 3].astype(bool)]
     unfinished = totals[-1] - (closed[-1] if len(closed) else 0)
     return np.diff(closed, axis=0, prepend=np.zeros((1, 3), dtype=np.int64)), unfinished
-
-
-def _separates_words(pre_tokenizer: Any) -> bool:
-    """Whether a pre-tokenizer separates words, so that no token can extend from a letter over a space."""
-    if not pre_tokenizer:
-        return False
-    kind = pre_tokenizer["type"]
-    if kind == "Sequence":
-        return any(_separates_words(step) for step in pre_tokenizer["pretokenizers"])
-    if kind == "Split":
-        return pre_tokenizer.get("behavior") in ("Isolated", "Removed")
-    regex, split = pre_tokenizer.get("use_regex"), pre_tokenizer.get("split")
-    return kind in WORD_PRE_TOKENIZERS or bool(kind == "ByteLevel" and regex) or bool(kind == "Metaspace" and split)
 
 
 def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
 from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
-from braidlm.data.sources.plan import ReadOptions, Shard, read_documents
+from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
 from braidlm.data.tokenizing.build import load_tokenizer
 
 JOB = "job.json"
@@ -50,7 +50,8 @@ class Job:
         return self.folder / "shards"
 
     def pack(self, index: int, packer: Packer) -> ShardCounts:
-        return pack_shard(read_documents(self.shards[index], self.options), packer, self.results, index)
+        shard = self.shards[index]
+        return pack_shard(read_pieces(shard, self.options), packer, self.results, index, place_of(shard))
 
 
 def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:

@@ -16,6 +16,8 @@ SAMPLED = 16
 class BuiltIn(Format):
     """`stories` and `maths`: a shard is a range of document numbers."""
 
+    start_unit = "document"
+
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         if options.documents < 1:
             raise BraidError(f"{options.documents} documents of a corpus are no data", source, "Give `--documents N`.")

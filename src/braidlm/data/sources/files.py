@@ -1,21 +1,22 @@
 """Reading files, compressed or not: bytes, lines and text, with errors that say where."""
 
+import codecs
 import contextlib
-import gzip
 import io
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from braidlm.core.errors import BraidError
-from braidlm.data.sources.format import ReadOptions, Shard, missing_package
+from braidlm.core.reading import explained_system_errors, system_error
+from braidlm.data.sources.compression import DAMAGED, decompressed, is_compressed
+from braidlm.data.sources.format import MAX_BLANK, ReadOptions, Shard, too_much_blank
 
 NextStart = Callable[[BinaryIO, int, int], int]
 """`next_start(file, at, size)` is the position of the first document that starts at or after `at`."""
-COMPRESSIONS = (".gz", ".zst", ".xz")
 BLOCK = 1 << 20
+"""The most bytes of a line that are read at once."""
 ONE_BYTE_NEWLINES = ("utf-8", "utf8", "ascii", "latin", "iso-8859", "iso8859", "cp125", "windows-125", "koi8")
 """Encodings in which a newline byte is always a newline, so that a file can be divided without being decoded."""
 
@@ -26,73 +27,20 @@ def extension(path: Path | str) -> str:
     return Path(path.stem).suffix.lower() if is_compressed(path) else path.suffix.lower()
 
 
-def is_compressed(path: Path | str) -> bool:
-    return Path(path).suffix.lower() in COMPRESSIONS
-
-
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[BinaryIO]:
-    """A file's bytes, decompressed; a damaged file is an error, never a shorter text."""
-    suffix = Path(path).suffix.lower()
-    try:
-        with open(path, "rb") as raw:
-            yield _DECOMPRESS.get(suffix, lambda plain: plain)(raw)
-    except FileNotFoundError:
-        raise BraidError("this file does not exist", path) from None
-    except PermissionError:
-        raise BraidError("no permission to read this file", path) from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, _ZstdError) as error:
-        raise BraidError(
-            f"this compressed file is damaged or cut off ({error})", path, "Download or make it again."
-        ) from None
-
-
-class _ZstdError(Exception):
-    pass
-
-
-class _ZstdReader(io.RawIOBase):
-    """Zstandard frames one after another; the package's own reader ends silently where a file is cut off."""
-
-    def __init__(self, raw: BinaryIO):
+    """A file's bytes, unpacked; a damaged file is an error, never a shorter text."""
+    with explained_system_errors(path):
+        raw = open(path, "rb")  # noqa: SIM115
+    with raw:
         try:
-            import zstandard
-        except ImportError:
-            raise missing_package("zstandard", "reading .zst files") from None
-        self.raw, self.library = raw, zstandard
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.fresh, self.pending, self.ready = True, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self.ready:
-            data = self.pending or self.raw.read(BLOCK)
-            self.pending = b""
-            if not data:
-                if not self.fresh:
-                    raise _ZstdError("the last frame is incomplete")
-                return 0
-            try:
-                self.ready = self.frame.decompress(data)
-            except self.library.ZstdError as error:
-                raise _ZstdError(str(error)) from None
-            self.fresh = self.frame.eof
-            if self.frame.eof:
-                self.pending = self.frame.unused_data
-                self.frame = self.library.ZstdDecompressor().decompressobj()
-        taken = self.ready[: len(buffer)]
-        self.ready = self.ready[len(taken) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
-
-
-_DECOMPRESS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115
-    ".zst": lambda raw: cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), BLOCK)),
-}
+            yield decompressed(raw, path)
+        except DAMAGED as error:
+            raise BraidError(
+                f"this compressed file is damaged or cut off ({error})", path, "Download or make it again."
+            ) from None
+        except OSError as error:
+            raise system_error(error, path) from error
 
 
 def is_divisible(path: str, options: ReadOptions) -> bool:
@@ -118,43 +66,76 @@ def file_shards(kind: str, path: str, shard_bytes: int, next_start: NextStart | 
 def after_newline(file: BinaryIO, at: int, size: int) -> int:
     """The position of the first line that starts at or after `at`."""
     file.seek(at - 1)
-    file.readline()
+    while (part := file.readline(BLOCK)) and not part.endswith(b"\n"):
+        pass
     return min(file.tell(), size)
 
 
 def lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[tuple[int, bytes]]:
-    """The lines of a shard with their byte offsets; encodings with other newlines are converted to UTF-8."""
+    """The lines of a shard with their byte offsets, those longer than a block in parts of which only the last ends with
+    a newline. The first part is blank only if the line is. Encodings with other newlines are converted to UTF-8."""
     position = shard.start
-    if not _newlines_are_bytes(options):
-        for line in _decoded_lines(file, shard, options):
-            yield position, line
-            position += len(line)
-        return
-    if shard.start:
-        file.seek(shard.start)
-    for line in file:
-        if 0 <= shard.stop < position + len(line):
+    if _newlines_are_bytes(options):
+        if shard.start:
+            file.seek(shard.start)
+        parts = iter(partial(file.readline, BLOCK), b"")
+    else:
+        parts = _decoded_lines(file, shard, options)
+    for part in _decided(parts, shard):
+        if 0 <= shard.stop < position + len(part):
             if shard.stop > position:  # documents separated by a marker may end within a line
-                yield position, line[: shard.stop - position]
+                yield position, part[: shard.stop - position]
             return
-        yield position, line
-        position += len(line)
+        yield position, part
+        position += len(part)
 
 
-def decode(raw: bytes, position: int, shard: Shard, options: ReadOptions) -> str:
-    """Bytes as text; an error names the byte that is not text, and what to do."""
-    try:
+def _decided(parts: Iterator[bytes], shard: Shard) -> Iterator[bytes]:
+    """Parts of lines; while a long line is blank so far, they are joined."""
+    begins_line = True
+    for part in parts:
+        ends_line = part.endswith(b"\n")
+        while begins_line and not ends_line and part.isspace() and (following := next(parts, None)):
+            part, ends_line = part + following, following.endswith(b"\n")
+            if len(part) > MAX_BLANK:
+                raise too_much_blank(shard.source)
+        begins_line = ends_line
+        yield part
+
+
+class Decoder:
+    """The bytes of one document after another as text; errors name the byte that is not text, and what to do."""
+
+    def __init__(self, shard: Shard, options: ReadOptions):
+        self.shard, self.options = shard, options
         # `lines` has converted lines of other encodings.
-        text = raw.decode(options.encoding if _newlines_are_bytes(options) else "utf-8", options.errors)
-    except UnicodeDecodeError as error:
-        raise BraidError(
-            f"byte {position + error.start} ({raw[error.start]:#04x}) is not {options.encoding.upper()} text"
-            f"{' (counted in the unpacked file)' if is_compressed(shard.source) else ''}",
-            shard.source,
+        self.encoding = options.encoding if _newlines_are_bytes(options) else "utf-8"
+        self._new = codecs.getincrementaldecoder(self.encoding)
+        self._open: codecs.IncrementalDecoder | None = None
+
+    def decode(self, raw: bytes, position: int, ends: bool = True) -> str:
+        """The text of bytes at a position; unless they end the document, they may end within a character."""
+        held = b"" if self._open is None else self._open.getstate()[0]
+        try:
+            if self._open is None and ends:
+                text = raw.decode(self.encoding, self.options.errors)
+            else:
+                self._open = self._open or self._new(self.options.errors)
+                text = self._open.decode(raw, ends)
+        except UnicodeDecodeError as error:
+            raise self._error(position - len(held) + error.start, error.object[error.start]) from None
+        if ends:
+            self._open = None
+        return text.removeprefix("\ufeff") if position == 0 else text
+
+    def _error(self, position: int, byte: int) -> BraidError:
+        unpacked = " (counted in the unpacked file)" if is_compressed(self.shard.source) else ""
+        return BraidError(
+            f"byte {position} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}",
+            self.shard.source,
             "If the file has another encoding name it (`--encoding latin-1`, `--encoding utf-16`); "
             "`--errors replace` puts � in place of what cannot be read.",
-        ) from None
-    return text.removeprefix("\ufeff") if position == 0 else text
+        )
 
 
 def _newlines_are_bytes(options: ReadOptions) -> bool:
@@ -163,8 +144,9 @@ def _newlines_are_bytes(options: ReadOptions) -> bool:
 
 def _decoded_lines(file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[bytes]:
     try:
-        for line in io.TextIOWrapper(file, encoding=options.encoding, errors=options.errors, newline=""):
-            yield line.encode("utf-8")
+        text = io.TextIOWrapper(file, encoding=options.encoding, errors=options.errors, newline="")
+        while part := text.readline(BLOCK):
+            yield part.encode("utf-8")
     except UnicodeError as error:
         raise BraidError(
             f"this is not {options.encoding.upper()} text ({error})",

@@ -1,15 +1,31 @@
 """What every source has in common: options for reading, shards, and the registry of formats."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
+from braidlm.model.config.strict import decode
 
 FORMATS = Registry("source format")
+MAX_ROW_BYTES = 32_000_000
+"""A row with fields is held in memory as a whole; a text file may have documents of any length."""
+
+MAX_BLANK = 1 << 26
+"""White space of which nobody knows yet whether it is part of a text; more than this is refused, not held."""
+
+
+class Piece(NamedTuple):
+    """A part of a document, short enough to hold in memory."""
+
+    text: str
+    ends: bool
+    """Whether the document ends with it."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +41,19 @@ class ReadOptions:
     encoding: str = "utf-8"
     errors: str = "strict"
     """What to do with bytes that are not text: strict (stop), replace or ignore."""
-    documents: int = 10_000
+    documents: Count = 10_000
     """Built-in corpora: how many documents."""
-    first: int = 0
+    first: CountOrZero = 0
     """Built-in corpora: the number of the first document, so that a second data set can begin where one ended."""
-    seed: int = 0
+    seed: Seed = 0
     """Built-in corpora: which endless corpus."""
     split: str = "train"
     """Hub: which split."""
     subset: str | None = None
     """Hub: which configuration of the data set, where it has several."""
+
+    def __post_init__(self) -> None:
+        decode(ReadOptions, self)
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,8 @@ class Format(ABC):
     """One kind of source. A new one is a file in this folder with a class under `@FORMATS.register`."""
 
     extensions: tuple[str, ...] = ()
+    start_unit = "byte"
+    """What `Shard.start` counts."""
 
     @abstractmethod
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
@@ -65,10 +86,55 @@ class Format(ABC):
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         """The documents of one shard, in order."""
 
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        """The same in pieces; a format whose documents may be longer than memory makes them here."""
+        return (Piece(text, True) for text in self.documents(shard, options))
+
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
         """Values that change when the text does; a run with the same fingerprint may continue the work of another."""
         status = Path(source).stat()
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
+
+
+def by_document(pieces: Iterable[Piece]) -> Iterator[Iterator[str]]:
+    """The texts of each document's pieces, which have to be read before the next document."""
+    remaining = iter(pieces)
+    return (_until_end(piece, remaining) for piece in remaining)
+
+
+def _until_end(piece: Piece, remaining: Iterator[Piece]) -> Iterator[str]:
+    yield piece.text
+    while not piece.ends:
+        piece = next(remaining)
+        yield piece.text
+
+
+def from_first_word(document: Iterator[str], where: str) -> Iterator[str] | None:
+    """A document's pieces, or None if it has no word."""
+    blank = ""
+    for text in document:
+        blank += text
+        if blank and not blank.isspace():
+            return chain([blank], document)
+        if len(blank) > MAX_BLANK:
+            raise too_much_blank(where)
+    return None
+
+
+def too_much_blank(where: str) -> BraidError:
+    """The error for white space that would take too much memory."""
+    return BraidError(
+        f"there are more than {MAX_BLANK >> 20} MB of white space in a row", where, "This is no text: leave it out."
+    )
+
+
+def row_too_long(where: str) -> BraidError:
+    """The error for a row that would take too much memory."""
+    return BraidError(
+        f"this row has more than {MAX_ROW_BYTES // 1_000_000} MB",
+        where,
+        "Divide it into several, or put its text into a text file (`--separator file`), which may have any length.",
+    )
 
 
 def missing_package(package: str, purpose: str) -> BraidError:

@@ -19,6 +19,8 @@ ASSUMED_FILE_BYTES = 32 << 20
 class Hub(Format):
     """A Hub data set; a shard is one of its files."""
 
+    start_unit = "file"
+
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         data = _open(source, options)
         if data.column_names:

@@ -1,12 +1,14 @@
 """JSON Lines: each line is an object, of which one or several fields make a document."""
 
-import json
 from collections.abc import Iterator
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import parse_row
 from braidlm.data.sources.fields import text_of
-from braidlm.data.sources.files import after_newline, decode, file_shards, is_divisible, lines, open_bytes
-from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
+from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes
+from braidlm.data.sources.format import FORMATS, MAX_ROW_BYTES, Format, ReadOptions, Shard, row_too_long
+
+TODO = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
 
 
 @FORMATS.register("jsonl")
@@ -19,25 +21,28 @@ class JsonLines(Format):
         return file_shards("jsonl", source, shard_bytes, after_newline if is_divisible(source, options) else None)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        decoder = Decoder(shard, options)
         with open_bytes(shard.source) as file:
-            for number, (position, raw) in enumerate(lines(file, shard, options)):
-                text = decode(raw, position, shard, options)
-                if text.strip():
-                    yield self._document(text, number, shard, options)
+            for number, (position, raw) in enumerate(_rows(lines(file, shard, options))):
+                try:
+                    if len(raw) > MAX_ROW_BYTES:
+                        raise row_too_long("")
+                    text = decoder.decode(raw, position)
+                    if text.strip():
+                        yield text_of(parse_row(text, todo=TODO), options, shard.source)
+                except BraidError as error:
+                    # The line number is computed only for an error: a shard does not know how many lines precede it.
+                    line = f"{shard.source}, line {_lines_before(shard) + number + 1}"
+                    raise BraidError(error.what, line, error.todo) from None
 
-    def _document(self, text: str, number: int, shard: Shard, options: ReadOptions) -> str:
-        try:
-            row = json.loads(text)
-            if isinstance(row, dict):
-                # The line number is computed only for an error: a shard does not know how many lines precede it.
-                return text_of(row, options, shard.source)
-            what = f"this line is not an object but {json.dumps(row)[:40]}"
-            todo = 'Each line of JSONL is one object, such as {"text": "..."}.'
-        except json.JSONDecodeError as error:
-            what, todo = f"this line is not JSON ({error.msg} at character {error.colno})", "Repair or remove the line."
-        except BraidError as error:
-            what, todo = error.what, error.todo or ""
-        raise BraidError(what, f"{shard.source}, line {_lines_before(shard) + number + 1}", todo)
+
+def _rows(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Whole lines from the parts of lines; of one that is too long only the beginning, which shows that it is."""
+    for position, part in parts:
+        row = part
+        while not row.endswith(b"\n") and len(row) <= MAX_ROW_BYTES and (following := next(parts, None)):
+            row += following[1]
+        yield position, row
 
 
 def _lines_before(shard: Shard) -> int:

@@ -5,10 +5,20 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.fields import check_columns, text_of
-from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard, missing_package
+from braidlm.data.sources.format import (
+    FORMATS,
+    MAX_ROW_BYTES,
+    Format,
+    ReadOptions,
+    Shard,
+    missing_package,
+    row_too_long,
+)
 
-BATCH_ROWS = 512
-"""Rows in memory at a time."""
+BATCH_ROWS, BATCH_BYTES = 512, 4_000_000
+"""Rows in memory at a time, and about how many bytes of them."""
+BUFFER_BYTES = 1 << 20
+"""What is read of a column at a time, in place of all of it."""
 
 
 @FORMATS.register("parquet")
@@ -16,6 +26,7 @@ class Parquet(Format):
     """`.parquet`; a shard is a run of row groups."""
 
     extensions = (".parquet",)
+    start_unit = "row group"
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         with _open(source) as file:
@@ -32,12 +43,35 @@ class Parquet(Format):
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         with _open(shard.source) as file:
             columns = check_columns(file.schema_arrow.names, options, shard.source)
-            groups = list(range(shard.start, shard.stop))
             row = sum(file.metadata.row_group(group).num_rows for group in range(shard.start))
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns):
-                for values in batch.to_pylist():
+            for group in range(shard.start, shard.stop):
+                for values in _rows(file, group, columns, shard.source, row):
                     row += 1
-                    yield text_of(values, options, f"{shard.source}, row {row}")
+                    where = f"{shard.source}, row {row}"
+                    text = text_of(values, options, where)
+                    if len(text) > MAX_ROW_BYTES:
+                        raise row_too_long(where)
+                    yield text
+
+
+def _rows(file: Any, group: int, columns: list[str], source: str, before: int) -> Iterator[dict[str, Any]]:
+    """The rows of a row group, few at a time if they are long."""
+    about = file.metadata.row_group(group)
+    mean_bytes = _size(about, columns) // max(1, about.num_rows)
+    if mean_bytes > MAX_ROW_BYTES:
+        raise row_too_long(f"{source}, rows {before + 1} to {before + about.num_rows}")
+    batch_rows = min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, mean_bytes)))
+    try:
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
+            yield from batch.to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are these; their first line says what is wrong
+        if isinstance(error, BraidError):
+            raise
+        raise BraidError(
+            f"these rows cannot be read: the file is damaged ({str(error).strip().splitlines()[0]})",
+            f"{source}, rows {before + 1} to {before + about.num_rows}",
+            "Download or make it again.",
+        ) from None
 
 
 def _open(path: str) -> Any:
@@ -46,11 +80,12 @@ def _open(path: str) -> Any:
     except ImportError:
         raise missing_package("pyarrow", "reading parquet files") from None
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except FileNotFoundError:
         raise BraidError("this file does not exist", path) from None
-    except pyarrow.ArrowInvalid as error:
-        raise BraidError(f"this is not a parquet file, or a damaged one ({error})", path) from None
+    except (OSError, ValueError) as error:  # pyarrow's errors are these
+        first_line = str(error).strip().splitlines()[0]
+        raise BraidError(f"this is not a parquet file, or a damaged one ({first_line})", path) from None
 
 
 def _size(group: Any, columns: list[str]) -> int:

@@ -11,12 +11,13 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.corpora.builtin import CORPORA
-from braidlm.data.sources.files import COMPRESSIONS, extension
-from braidlm.data.sources.format import FORMATS, ReadOptions, Shard
+from braidlm.data.sources.compression import COMPRESSIONS
+from braidlm.data.sources.files import extension
+from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, Shard
 from braidlm.data.sources.hub import PREFIX
 from braidlm.model.config.registry import import_files
 
-__all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "plan_shards", "read_documents"]
+__all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_shards", "read_documents", "read_pieces"]
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
 
@@ -53,6 +54,17 @@ def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes
 def read_documents(shard: Shard, options: ReadOptions) -> Iterator[str]:
     """The documents of a shard, in order."""
     return FORMATS[shard.kind]().documents(shard, options)
+
+
+def read_pieces(shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+    """The same in pieces that fit into memory, however long a document is."""
+    return FORMATS[shard.kind]().pieces(shard, options)
+
+
+def place_of(shard: Shard) -> str:
+    """Where a shard begins, for error messages about its documents."""
+    after = f", after {FORMATS[shard.kind].start_unit} {shard.start}" if shard.start else ""
+    return f"{shard.source}{after}"
 
 
 def _expand(source: str) -> list[tuple[str, str]]:

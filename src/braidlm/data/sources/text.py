@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from braidlm.data.sources.files import (
     BLOCK,
+    Decoder,
     NextStart,
     after_newline,
-    decode,
     file_shards,
     is_divisible,
     lines,
     open_bytes,
 )
-from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
+from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, by_document
 
 
 @FORMATS.register("text")
@@ -27,22 +27,62 @@ class Text(Format):
         return file_shards("text", source, shard_bytes, _next_start(options) if is_divisible(source, options) else None)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
-        with open_bytes(shard.source) as file:
-            for position, raw in self._raw_documents(file, shard, options):
-                text = decode(raw, position, shard, options)
-                yield text if options.separator == "file" else text.replace("\r\n", "\n").strip("\n")
+        return ("".join(document) for document in by_document(self.pieces(shard, options)))
 
-    def _raw_documents(self, file: BinaryIO, shard: Shard, options: ReadOptions) -> Iterator[tuple[int, bytes]]:
-        if options.separator == "blank":
-            yield from _paragraphs(lines(file, shard, options))
-        elif options.separator == "lines":
-            yield from lines(file, shard, options)
-        elif options.separator == "file":
-            yield 0, b"".join(line for _, line in lines(file, shard, options))
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        decoder, trimmed = Decoder(shard, options), TrimmedLines()
+        with open_bytes(shard.source) as file:
+            for position, raw, ends in _raw_pieces(lines(file, shard, options), shard, options):
+                text = decoder.decode(raw, position, ends)
+                if options.separator == "file":
+                    yield Piece(text, ends)
+                else:
+                    yield from trimmed.pieces(text, ends)
+
+
+class RawPiece(NamedTuple):
+    """A part of a document as it is in the file."""
+
+    position: int
+    raw: bytes
+    ends: bool
+
+
+class TrimmedLines:
+    """Documents without newlines at their ends, and with `\\n` for `\\r\\n`."""
+
+    def __init__(self) -> None:
+        self._begun, self._newlines, self._return = False, 0, ""
+
+    def pieces(self, text: str, ends: bool) -> Iterator[Piece]:
+        """The pieces that are certain now: newlines wait until there is text after them."""
+        text = self._return + text
+        self._return = "\r" if text.endswith("\r") and not ends else ""
+        text = text.removesuffix(self._return).replace("\r\n", "\n")
+        bare = text.strip("\n")
+        if bare:
+            before = self._newlines + len(text) - len(text.lstrip("\n")) if self._begun else 0
+            for length in range(before, BLOCK, -BLOCK):
+                yield Piece("\n" * min(BLOCK, length - BLOCK), False)
+            bare = "\n" * min(before, BLOCK) + bare
+            self._begun, self._newlines = True, len(text) - len(text.rstrip("\n"))
         else:
-            divisible = is_divisible(shard.source, options)
-            marker = options.separator.encode(options.encoding if divisible else "utf-8")
-            yield from _between_markers(lines(file, shard, options), marker)
+            self._newlines += len(text)
+        if bare or ends:
+            yield Piece(bare, ends)
+        if ends:
+            self._begun, self._newlines = False, 0
+
+
+def _raw_pieces(parts: Iterator[tuple[int, bytes]], shard: Shard, options: ReadOptions) -> Iterator[RawPiece]:
+    if options.separator == "blank":
+        return _paragraphs(parts)
+    if options.separator == "lines":
+        return _single_lines(parts)
+    if options.separator == "file":
+        return _whole_file(parts)
+    encoding = options.encoding if is_divisible(shard.source, options) else "utf-8"
+    return _between_markers(_blocks(parts), options.separator.encode(encoding))
 
 
 def _next_start(options: ReadOptions) -> NextStart | None:
@@ -54,46 +94,84 @@ def _next_start(options: ReadOptions) -> NextStart | None:
     return partial(_after_marker, marker=marker)
 
 
-def _paragraphs(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    start = 0
+def _paragraphs(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
+    start = size = 0
     paragraph: list[bytes] = []
-    for position, line in lines:
-        if line.strip():
-            start = start if paragraph else position
-            paragraph.append(line)
-        elif paragraph:
-            yield start, b"".join(paragraph)
-            paragraph = []
-    if paragraph:
-        yield start, b"".join(paragraph)
-
-
-def _between_markers(lines: Iterator[tuple[int, bytes]], marker: bytes) -> Iterator[tuple[int, bytes]]:
-    """The texts between markers. Lines are collected into blocks, and a marker may span lines and blocks."""
-    start, buffer, searched, block, size = None, b"", 0, [], 0
-    for position, line in lines:
-        start = position if start is None else start
-        block.append(line)
-        size += len(line)
-        if size < BLOCK:
+    in_paragraph, begins_line = False, True
+    for position, part in parts:
+        if begins_line and not part.strip():
+            if in_paragraph:
+                yield RawPiece(start, b"".join(paragraph), True)
+            paragraph, size, in_paragraph = [], 0, False
             continue
-        buffer, block, size = buffer + b"".join(block), [], 0
-        while (cut := buffer.find(marker, searched)) >= 0:
-            yield start, buffer[:cut]
-            start, buffer, searched = start + cut + len(marker), buffer[cut + len(marker) :], 0
-        searched = max(0, len(buffer) - len(marker) + 1)
-    start = start or 0
-    *texts, last = (buffer + b"".join(block)).split(marker)
-    for text in [*texts, last] if last else texts:  # a marker at the very end separates nothing
-        yield start, text
-        start += len(text) + len(marker)
+        begins_line, in_paragraph = part.endswith(b"\n"), True
+        start = start if paragraph else position
+        paragraph.append(part)
+        size += len(part)
+        if size >= BLOCK:
+            yield RawPiece(start, b"".join(paragraph), False)
+            start, paragraph, size = position + len(part), [], 0
+    if in_paragraph:
+        yield RawPiece(start, b"".join(paragraph), True)
+
+
+def _single_lines(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
+    end, ends = 0, True
+    for position, part in parts:
+        end, ends = position + len(part), part.endswith(b"\n")
+        yield RawPiece(position, part, ends)
+    if not ends:
+        yield RawPiece(end, b"", True)
+
+
+def _whole_file(parts: Iterator[tuple[int, bytes]]) -> Iterator[RawPiece]:
+    end = 0
+    for position, block in _blocks(parts):
+        end = position + len(block)
+        yield RawPiece(position, block, False)
+    yield RawPiece(end, b"", True)
+
+
+def _between_markers(blocks: Iterator[tuple[int, bytes]], marker: bytes) -> Iterator[RawPiece]:
+    """The texts between markers, which may span blocks."""
+    begin, rest, unfinished = 0, b"", False
+    for position, block in blocks:
+        begin, block, at = position - len(rest), rest + block, 0
+        while (cut := block.find(marker, at)) >= 0:
+            yield RawPiece(begin + at, block[at:cut], True)
+            at, unfinished = cut + len(marker), False
+        sure = max(at, len(block) - len(marker) + 1)  # what follows may be the beginning of a marker
+        if sure > at:
+            yield RawPiece(begin + at, block[at:sure], False)
+            unfinished = True
+        begin, rest = begin + sure, block[sure:]
+    if rest or unfinished:  # a marker at the very end separates nothing
+        yield RawPiece(begin, rest, True)
+
+
+def _blocks(parts: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Parts of lines joined into blocks."""
+    start = size = 0
+    block: list[bytes] = []
+    for position, part in parts:
+        start = start if block else position
+        block.append(part)
+        size += len(part)
+        if size >= BLOCK:
+            yield start, b"".join(block)
+            block, size = [], 0
+    if block:
+        yield start, b"".join(block)
 
 
 def _after_blank_line(file: BinaryIO, at: int, size: int) -> int:
     after_newline(file, at, size)
-    for line in iter(file.readline, b""):
-        if not line.strip():
+    begins_line = True
+    for part in iter(partial(file.readline, BLOCK), b""):
+        ends_line = part.endswith(b"\n")
+        if begins_line and ends_line and not part.strip():
             return file.tell()
+        begins_line = ends_line or (begins_line and not part.strip())
     return size
 
 

@@ -1,15 +1,14 @@
 """Where tokenizers come from: train a byte-level BPE, plain bytes, or any Hugging Face fast tokenizer."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
-from braidlm.data.tokenizing.words import split_long_text
+from braidlm.data.tokenizing.training import train_bpe
 
 __all__ = ["BraidTokenizer", "SpecialTokens", "bytes_tokenizer", "differences", "load_tokenizer", "train_bpe"]
 
@@ -21,28 +20,6 @@ COMMON_NAMES = {
     "mask": ("<mask>", "[MASK]"),
 }
 """For files that do not say which token has which role."""
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = SpecialTokens.order) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given."""
-    min_size = 256 + len(special_tokens)
-    if vocab_size < min_size:
-        raise BraidError(
-            f"a vocabulary of {vocab_size} is too small for a byte-level BPE",
-            todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
-        )
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        special_tokens=list(special_tokens),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    backend.train_from_iterator((part for text in texts for part in split_long_text(text)), trainer)
-    return backend
 
 
 def bytes_tokenizer(special: SpecialTokens | None = None) -> "BraidTokenizer":

@@ -3,7 +3,7 @@
 A word is what `str.split()` says it is, so the counts of a document's tokens sum to `len(text.split())`, always.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,14 +14,13 @@ _IS_SPACE = np.array([chr(point).isspace() for point in range(_LAST_SPACE + 1)] 
 """Whether str.split() splits at a code point; the last entry stands for all that follow."""
 MAX_WORDS_PER_TOKEN = 255
 """words.bin has one byte per token."""
-PART_CHARS = 1 << 16
-"""A much longer text is split: the tokenizer library needs a hundred times the memory of its text."""
 
 
 class TextBatch:
     """Several texts as one array of code points, with the positions of their words and bytes."""
 
-    def __init__(self, texts: Sequence[str]):
+    def __init__(self, texts: Sequence[str], within_word: Sequence[bool] | None = None):
+        """`within_word` says which texts go on with a word that the text before them began."""
         # A newline between texts separates the last word of one from the first of the next.
         points = np.frombuffer("\n".join(texts).encode("utf-32-le"), dtype="<u4")
         space = _IS_SPACE[np.minimum(points, _LAST_SPACE + 1)]
@@ -34,6 +33,8 @@ class TextBatch:
         self.first_char = np.cumsum(lengths + 1) - (lengths + 1)
         self.first_byte = byte_at[self.first_char]
         self.bytes = byte_at[self.first_char + lengths] - self.first_byte
+        if within_word is not None:
+            begins[self.first_char[np.array(within_word, dtype=bool)]] = False
         self.word_chars = np.flatnonzero(begins)
         """The positions at which words begin, in code points of the whole batch."""
         self.word_bytes = byte_at[self.word_chars]
@@ -63,23 +64,6 @@ class TextBatch:
             words = self.word_chars[low : low + count] - self.first_char[index]
             counts.append(_count(words, np.maximum.accumulate(starts)))
         return np.concatenate(counts)
-
-
-def split_long_text(text: str) -> Iterator[str]:
-    """A long text in parts, split between a letter or digit and a space, where no common pattern has a token."""
-    start = 0
-    while len(text) - start > 2 * PART_CHARS and (cut := _letter_then_space(text, start + PART_CHARS)) is not None:
-        yield text[start:cut]
-        start = cut
-    yield text[start:] if start else text
-
-
-def _letter_then_space(text: str, at: int) -> int | None:
-    while (at := text.find(" ", at)) >= 0:
-        if text[at - 1].isalnum():
-            return at
-        at += 1
-    return None
 
 
 def _count(positions: np.ndarray, starts: np.ndarray) -> np.ndarray:

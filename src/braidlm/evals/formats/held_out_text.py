@@ -15,8 +15,8 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.data.tokenizing.words import split_long_text
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
@@ -105,7 +105,7 @@ def window_of(scorer: Scorer) -> int:
 
 def encode_long(tokenizer: BraidTokenizer, text: str) -> list[int]:
     """The tokens of a text of any length."""
-    return [token for part in split_long_text(text) for token in tokenizer.encode(part)]
+    return Cutter(tokenizer).encode(text)
 
 
 def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
