@@ -33,7 +33,7 @@ def encode(tokenizer: Any) -> dict[str, Tensor]:
 
 
 def measure(model: Any, body: Any, classifier: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Logits, losses, gradients in evaluation and in training, generated ids, hidden states and class scores."""
+    """Logits, losses, gradients in evaluation and in training, generated ids, all layers and class scores."""
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     measured: dict[str, Tensor] = {}
     for mode in ("eval", "train"):  # in training there is dropout, noise in routers, and the routers' own losses
@@ -48,7 +48,9 @@ def measure(model: Any, body: Any, classifier: Any, batch: dict[str, Tensor]) ->
     model.eval()
     with torch.no_grad():
         measured["generated"] = model.generate(**batch, max_new_tokens=NEW_TOKENS, do_sample=False)
-        measured["hidden"] = body(**batch).last_hidden_state
+        output = body(**batch, output_hidden_states=True, output_attentions=True)
+        measured |= {f"hidden.{layer}": states for layer, states in enumerate(output.hidden_states)}
+        measured |= {f"attentions.{layer}": weights for layer, weights in enumerate(output.attentions)}
         measured["classes"] = classifier(**batch).logits
     return {name: tensor.clone().contiguous() for name, tensor in measured.items()}
 
