@@ -24,7 +24,10 @@ def braid(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     monkeypatch.setattr(command, "VERBS", ("generate", "show", "list"))
 
     def run(*arguments: object) -> Outcome:
-        code = command.main([str(argument) for argument in arguments])
+        try:
+            code = command.main([str(argument) for argument in arguments])
+        except SystemExit as refused:  # by argparse
+            code = int(refused.code or 0)
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

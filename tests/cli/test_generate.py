@@ -1,5 +1,6 @@
 """`braid generate` and the streaming of text."""
 
+import io
 import json
 from pathlib import Path
 
@@ -108,11 +109,13 @@ def test_an_empty_prompt_is_the_beginning_of_a_text():
     ("arguments", "text"),
     [
         (["x" * 70], "the prompt has 70 tokens, and the model's limit is 64"),
-        (["a", "--temperature", "-1"], "temperature must be 0 or more, got -1.0"),
-        (["a", "--top-k", "0"], "top_k must be at least 1, got 0"),
-        (["a", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
-        (["a", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
-        (["a", "--top-next", "-1"], "top_next must be 0 or more, got -1"),
+        (["a", "--temperature", "-1"], "argument --temperature: expected a number from 0 to 1000, got -1.0"),
+        (["a", "--temperature", "nan"], "argument --temperature: expected a number from 0 to 1000, got nan"),
+        (["a", "--seed", str(2**63)], "argument --seed: expected a whole number from 0 to 9223372036854775807"),
+        (["a", "--top-k", "0"], "argument --top-k: expected a whole number from 1 to"),
+        (["a", "--top-p", "2"], "argument --top-p: expected a number above 0 and at most 1, got 2.0"),
+        (["a", "--max-tokens", "0"], "argument --max-tokens: expected a whole number from 1 to"),
+        (["a", "--top-next", "-1"], "argument --top-next: expected a whole number from 0 to"),
         (["a", "--device", "toaster"], "there is no device 'toaster' here"),
         (["a\udcff"], "is not valid UTF-8"),
     ],
@@ -172,3 +175,9 @@ def test_options_may_stand_before_the_prompt(braid, model_folder: Path):
     after = braid("generate", model_folder, "Hello", "--greedy", "--max-tokens", 3, "--quiet").out
     assert braid("generate", model_folder, "--max-tokens", 3, "--greedy", "Hello", "--quiet").out == after
     assert braid("generate", "--greedy", "--max-tokens", 3, "--quiet", model_folder, "Hello").out == after
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(braid, model_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("One day\n"))
+    result = braid("generate", model_folder, "-", "--max-tokens", 2, "--json").json()
+    assert result["texts"][0]["prompt"] == "One day"

@@ -233,9 +233,9 @@ def test_everything_is_checked_before_the_first_model_works(
         (("--prompts", long, *models), "has 40 tokens, and the model's limit is 32"),
         (("--prompts", prompts, *models, "--paths", "stories"), "plain: this model has no paths to choose from"),
         (("--prompts", prompts, "--models", pair[1], "--paths", "x"), "paths: the model has no path 'x'."),
-        (("--prompts", prompts, *models, "--top-k", "0"), "top_k must be at least 1, got 0"),
-        (("--prompts", prompts, *models, "--max-tokens", "0"), "max_tokens must be at least 1, got 0"),
-        (("--prompts", prompts, *models, "--top-next", "-1"), "top_next must be 0 or more, got -1"),
+        (("--prompts", prompts, *models, "--top-k", "0"), "argument --top-k: expected a whole number from 1 to"),
+        (("--prompts", prompts, *models, "--max-tokens", "0"), "argument --max-tokens: expected a whole number"),
+        (("--prompts", prompts, *models, "--top-next", "-1"), "argument --top-next: expected a whole number from 0 to"),
         (("--prompts", prompts, *models, "--out", "x.docx"), "x.docx: a report ends in .md, .html, .csv"),
         (("--prompts", prompts, *models, "--out", tmp_path / "folder.md"), "folder.md: this is a folder"),
     ]

@@ -42,7 +42,7 @@ def test_every_kind_of_field() -> None:
     assert settings_from(made(Some).parse_args(words), Some) == expected
 
 
-@pytest.mark.parametrize("words", [["--count", "many"], ["--kind", "half"], ["--rate"]])
+@pytest.mark.parametrize("words", [["--count", "many"], ["--kind", "half"], ["--rate"], ["--rate", "nan"]])
 def test_wrong_values_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         made(Some).parse_args(words)

@@ -1,9 +1,12 @@
 """`braid show`: facts of presets, recipes, model folders, runs and packed data."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+
+from braidlm.bridges.convert import convert
 
 import braidlm
 
@@ -87,7 +90,7 @@ def test_every_problem_of_a_recipe_at_once(braid, tmp_path: Path):
     assert shown.code == 2
     assert shown.out == ""
     assert "model: unknown key 'widht'. Did you mean 'width'?" in shown.err
-    assert "training.batch: expected a whole number, got 'x'" in shown.err
+    assert "training.batch: expected a whole number from 1 to 1000000, got 'x'" in shown.err
     assert "data: unknown key 'lenght'. Did you mean 'length'?" in shown.err
 
 
@@ -156,7 +159,7 @@ def test_packed_data(braid, tmp_path: Path):
         (["models/gpt2-82m"], "there is no recipe and no folder 'models/gpt2-82m'. Did you mean 'models/gpt2-28m'?"),
         (["nothing.yaml"], "nothing.yaml: this recipe file does not exist"),
         (["models/gpt2", "width=100"], "models/gpt2: width 100 does not divide into 12 heads"),
-        (["models/gpt2", "--length", "0"], "length must be at least 1, got 0"),
+        (["models/gpt2", "--length", "0"], "length: expected a whole number from 1 to"),
         (["models/gpt2", "--length", "2000"], "length 2000 is more than the model's 1024 learned positions"),
     ],
 )
@@ -168,9 +171,47 @@ def test_errors(braid, arguments: list[str], text: str):
 
 def test_folders_that_are_nothing_or_cannot_change(braid, tmp_path: Path, model_folder: Path):
     (tmp_path / "empty").mkdir()
-    assert "this folder is no model (config.json), no run" in braid("show", tmp_path / "empty").err
+    assert "neither a model folder (no config.json) nor a run" in braid("show", tmp_path / "empty").err
     shown = braid("show", model_folder, "width=3")
     assert shown.code == 2
     assert "overrides change a recipe, and this is a folder: width=3" in shown.err
     (model_folder / "config.json").write_text('{"model_type": "mamba"}')
     assert "this folder holds a 'mamba' model; Braid reads braid, gpt2, llama" in braid("show", model_folder).err
+
+
+def test_models_side_by_side(braid, model_folder: Path, run_folder: Path):
+    shown = braid("show", model_folder, run_folder)
+    assert shown.code == 0
+    assert shown.out.splitlines()[0].split() == ["model", "run"]
+    assert [line.split()[1:] for line in shown.out.splitlines() if line.startswith("trained steps")] == [
+        ["steps", "7", "10"]
+    ]
+    facts = braid("show", model_folder, "models/gpt2", "width=64", "block.attention.heads=4", "--json").json()
+    assert [model["width"] for model in facts["models"]] == [32, 64]
+
+
+def test_a_study_shows_words_epochs_checkpoints_and_time(braid):
+    facts = braid("show", "papers/moep/strict-small", "--json").json()
+    training = facts["models"][0]["training"]
+    assert (training["words"], training["epochs"], training["checkpoints"]) == (100_000_000, 10, 19)
+    assert facts["expected_seconds"] > 0
+    shown = braid("show", "papers/moep/strict-small").out
+    assert "expected time" in shown
+    assert "checkpoints" in shown
+
+
+def test_a_studys_folder_shows_its_models(braid, run_folder: Path, tmp_path: Path):
+    study = tmp_path / "study"
+    for name in ("dense", "routed"):
+        shutil.copytree(run_folder, study / "seed-1" / name)
+    facts = braid("show", study, "--json").json()
+    assert [Path(model["name"]).name for model in facts["models"]] == ["dense", "routed"]
+    assert braid("show", study / "dense", "--json").json()["name"] == str(study / "seed-1" / "dense")
+    assert braid("show", study).out.splitlines()[0].split() == ["dense", "routed"]
+
+
+def test_a_folder_of_transformers_is_shown_as_braid_reads_it(braid, tmp_path: Path, made_model: Path):
+    convert(made_model, tmp_path / "gpt2", to="gpt2")
+    ours, theirs = (braid("show", folder, "--json").json() for folder in (made_model, tmp_path / "gpt2"))
+    assert theirs["parameters"] == ours["parameters"]
+    assert "This is a 'gpt2' folder" in theirs["notes"][0]

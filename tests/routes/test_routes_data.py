@@ -85,8 +85,8 @@ def test_what_cannot_be_read(folders: dict[str, Path], text_file: Path, packed: 
         return str(caught.value)
 
     assert "there is no such file, folder or corpus" in error(data={"stories": tmp_path / "none.txt"})
-    assert "tokens must be at least 1, got 0" in error(data={"stories": text_file}, tokens=0)
-    assert "held_out must be above 0 and at most 1, got 2" in error(data={"stories": packed}, held_out=2.0)
+    assert "tokens: expected a whole number from 1 to" in error(data={"stories": text_file}, tokens=0)
+    assert "held_out: expected a number above 0 and at most 1, got 2" in error(data={"stories": packed}, held_out=2.0)
     assert "only packed data has a held-out part" in error(data={"stories": text_file}, held_out=0.1)
     assert "the domain 'storys' is no path of this model. Did you mean 'stories'?" in error(data={"storys": text_file})
     empty = tmp_path / "empty.txt"

@@ -5,6 +5,9 @@ import dataclasses
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from braidlm.cli.numbers import number
+from braidlm.model.config.strict import plain_type
+
 T = TypeVar("T")
 COMMON = ("verb", "run", "quiet", "debug", "json")
 """Arguments of the command line that the functions of the verbs do not have."""
@@ -15,7 +18,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, title: str) ->
     """An option for each field: flags for true and false, choices, numbers, texts and lists of these."""
     from braidlm.core.attribute_docs import attribute_docs
 
-    docs, hints = attribute_docs(settings), get_type_hints(settings)
+    docs, hints = attribute_docs(settings), get_type_hints(settings, include_extras=True)
     add = parser.add_argument_group(title).add_argument
     for field in dataclasses.fields(settings):
         default = _default(field)
@@ -49,9 +52,10 @@ def _values(hint: Any) -> dict[str, Any]:
         return {"choices": inner, "type": type(inner[0])}
     if origin in (tuple, list):
         return {"nargs": "+", **_values(inner[0])}
-    if hint not in METAVARS:
+    kind = plain_type(hint)
+    if kind not in METAVARS:
         raise TypeError(f"a setting of type {hint} cannot be an option")
-    return {"type": hint, "metavar": METAVARS[hint]}
+    return {"type": str if kind is str else number(hint), "metavar": METAVARS[kind]}
 
 
 def _without_none(hint: Any) -> Any:

@@ -5,17 +5,10 @@ from contextlib import contextmanager
 
 from braidlm.model.errors import BraidError, did_you_mean
 
-__all__ = ["BraidError", "check_at_least_1", "check_folder_name", "collecting", "did_you_mean", "errors_at"]
+__all__ = ["BraidError", "check_folder_name", "collecting", "did_you_mean", "errors_at"]
 
 MAX_NAME_BYTES = 200
 """File systems allow 255; a name also gets suffixes."""
-
-
-def check_at_least_1(**numbers: int | None) -> None:
-    """Refuse a number below 1, given under its name; None is no number."""
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise BraidError(f"{name} must be at least 1, got {number}")
 
 
 def check_folder_name(key: str, name: str) -> None:

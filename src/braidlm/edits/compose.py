@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
-from braidlm.core.errors import BraidError, check_at_least_1, did_you_mean
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import save_model
 from braidlm.core.models.names import find_sources, model_folder
@@ -27,6 +27,7 @@ from braidlm.edits.path_models import (
 from braidlm.edits.sources import open_source
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.paths.joins import joins
@@ -57,7 +58,7 @@ def compose(
     for a dry run.
     """
     join_choice = _read_join(join)
-    _check_options(layers, blocks, freeze, start)
+    _check_options(layers, blocks, freeze, start, seed)
     if out is not None or not dry_run:
         check_new_folder(out)
     models = [OpenModel(model_folder(found)) for source in sources for found in find_sources(source)]
@@ -124,11 +125,11 @@ def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
     return decode(_JoinOption, {"join": join}).join
 
 
-def _check_options(layers: int | None, blocks: int, freeze: Sequence[str], start: str) -> None:
+def _check_options(layers: int | None, blocks: int, freeze: Sequence[str], start: str, seed: int) -> None:
     """Check the options that need no model."""
-    check_at_least_1(layers=layers)
-    if blocks < 0:
-        raise BraidError(f"blocks must be 0 or more, got {blocks}")
+    decode(Layers | None, layers, "layers")
+    decode(LayersOrZero, blocks, "blocks")
+    decode(Seed, seed, "seed")
     for part in freeze:
         if part not in FREEZABLE:
             raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")

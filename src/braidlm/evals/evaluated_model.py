@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from braidlm.model.config.ranges import Count, CountOrZero, Probability, Range, Rows, Temperature
+from braidlm.model.config.strict import decode
 
 if TYPE_CHECKING:  # the command line reads `Settings` and does not need torch
     import torch
@@ -19,28 +22,31 @@ class Settings:
     """Whether programs that the model writes may be run."""
     code_isolation: Literal["required", "best"] = "required"
     """Whether they run only where the system can isolate them, or else with limits alone."""
-    code_samples: int = 10
+    code_samples: Annotated[int, Range(at_least=1, at_most=10_000)] = 10
     """How many programs a model writes for each problem; pass@k needs k."""
-    code_temperature: float = 0.2
+    code_temperature: Temperature = 0.2
     """What they are drawn with; 0 takes the most probable token."""
-    code_top_p: float | None = 0.95
+    code_top_p: Probability | None = 0.95
     """Only the most probable tokens that together have this much probability."""
-    shots: int | None = None
+    shots: CountOrZero | None = None
     """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
     finetune: Literal["full", "lora"] = "full"
     """What fine-tuning trains: all parameters (BabyLM 2025's numbers), or adapters (PaPaformer's numbers)."""
-    seeds: int = 1
+    seeds: Annotated[int, Range(at_least=1, at_most=1000)] = 1
     """How often a model is fine-tuned, each time from another seed; the score is the mean."""
-    finetune_epochs: int | None = None
+    finetune_epochs: Count | None = None
     """The most times that fine-tuning reads its examples; by default the paper's."""
-    finetune_learning_rate: float | None = None
+    finetune_learning_rate: Annotated[float, Range(above=0, below=1)] | None = None
     """By default the paper's."""
-    finetune_batch_size: int | None = None
+    finetune_batch_size: Rows | None = None
     """Examples of one step; by default the paper's."""
-    finetune_length: int | None = None
+    finetune_length: Annotated[int, Range(at_least=8, at_most=100_000_000)] | None = None
     """The most tokens of an example; by default the paper's."""
-    finetune_patience: int | None = None
+    finetune_patience: Count | None = None
     """Epochs without a better score after which fine-tuning ends; by default the paper's."""
+
+    def __post_init__(self) -> None:
+        decode(Settings, self)
 
 
 @dataclass

@@ -8,12 +8,14 @@ import numpy as np
 
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.decoding.prompts import Prompt
-from braidlm.core.errors import BraidError, check_at_least_1, did_you_mean
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.model.config.ranges import Count, Probability
+from braidlm.model.config.strict import decode
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,8 @@ def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: 
 
 def data_sources(data: Mapping[str, str | Path] | None, tokens: int, held_out: float | None = None) -> list[DataSource]:
     """The data sets by name, checked."""
-    check_at_least_1(tokens=tokens)
-    if held_out is not None and not 0.0 < held_out <= 1.0:
-        raise BraidError(f"held_out must be above 0 and at most 1, got {held_out:g}")
+    decode(Count, tokens, "tokens")
+    decode(Probability | None, held_out, "held_out")
     sources = [DataSource(name, str(path), tokens, held_out) for name, path in (data or {}).items()]
     for source in sources:
         source.check()

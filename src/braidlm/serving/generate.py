@@ -9,9 +9,11 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, model_folder, name_sources
+from braidlm.model.config.ranges import CountOrZero, Length
+from braidlm.model.config.strict import decode
 from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, check_report, write_report
 
 
@@ -117,9 +119,8 @@ def _sampling(
     top_next: int,
 ) -> Sampling:
     """The options, checked."""
-    check_at_least_1(max_tokens=max_tokens)
-    if top_next < 0:
-        raise BraidError(f"top_next must be 0 or more, got {top_next}")
+    decode(Length, max_tokens, "max_tokens")
+    decode(CountOrZero, top_next, "top_next")
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 

@@ -61,10 +61,10 @@ def test_tokens_come_as_often_as_their_probability(sampling: Sampling) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
-        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"temperature": -0.1}, "temperature: expected a number from 0 to 1000, got -0.1"),
+        ({"top_k": 0}, "top_k: expected a whole number from 1 to"),
+        ({"top_p": 0.0}, "top_p: expected a number above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p: expected a number above 0 and at most 1, got 1.5"),
     ],
 )
 def test_impossible_choices_are_refused(options: dict[str, Any], text: str) -> None:
@@ -161,13 +161,13 @@ def test_a_replayed_graph_gives_what_plain_steps_do(positions: str, window: int 
 @pytest.mark.parametrize("option", ["temperature", "top_p"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_sampling_by_what_is_no_number_is_refused(option: str, value: float) -> None:
-    with pytest.raises(BraidError, match=f"{option} must be"):
+    with pytest.raises(BraidError, match=f"{option}: expected a number"):
         Sampling(**{option: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_that_torch_does_not_take_is_refused(seed: int) -> None:
-    with pytest.raises(BraidError, match="seed must be from 0 to"):
+    with pytest.raises(BraidError, match="seed: expected a whole number from 0 to"):
         Sampling(seed=seed)
 
 

@@ -288,7 +288,7 @@ def test_empty_data_and_wrong_options(tmp_path: Path) -> None:
         "unknown encoding 'utf-88'": {"encoding": "utf-88"},
         "errors cannot be 'skip'": {"errors": "skip"},
         "the separator is empty": {"separator": ""},
-        "0 workers cannot work": {"workers": 0},
+        "workers: expected a whole number from 1 to": {"workers": 0},
         "a vocabulary of 999 was asked for, and 'bytes' has 258 tokens": {"tokenizer": "bytes", "vocab_size": 999},
     }
     for message, options in wrong.items():

@@ -111,6 +111,7 @@ def test_humaneval_from_file_to_score(tmp_path: Path, written: list[str]) -> Non
     assert result.notes["failures"] == {"AssertionError": 7, "ended before its tests did": 1}
     assert (result.notes["samples"], result.notes["temperature"]) == (10, 0.2)
     assert result.notes["sandbox"] == Sandbox.open().statement
+    assert result.notes["tests"] == {"Python": LANGUAGES["python"].trust}
     assert result.items["problem"] == ["HumanEval/0", "HumanEval/1"]
     assert result.items["influence"] == [-40.0, 40.0]
     assert result.items["failures"][0][:4] == [
@@ -217,11 +218,11 @@ def test_nothing_is_run_unless_it_is_allowed(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"code_samples": 0}, "code_samples must be at least 1, got 0"),
+        ({"code_samples": 0}, "code_samples: expected a whole number from 1 to 10000, got 0"),
         ({"code_temperature": 0.0}, "at temperature 0 all 10 samples of a problem are the same"),
-        ({"code_temperature": -1.0}, "temperature must be 0 or more"),
-        ({"code_top_p": 2.0}, "top_p must be above 0"),
-        ({"shots": -1}, "shots must be 0 or more, got -1"),
+        ({"code_temperature": -1.0}, "code_temperature: expected a number from 0 to 1000"),
+        ({"code_top_p": 2.0}, "code_top_p: expected a number above 0"),
+        ({"shots": -1}, "shots: expected a whole number from 0 to"),
     ],
 )
 def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
@@ -238,6 +239,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], t
         ("humaneval", "{", "line 2: this line is not JSON"),
         ("mbpp", {**MBPP, "task_id": "many"}, "line 2: 'task_id' is to be a number"),
         ("mbpp", {**MBPP, "task_id": 12, "test_list": "assert"}, "line 2: 'test_list' is to be a list of tests"),
+        ("mbpp", {**MBPP, "task_id": 12, "test_list": ["assert ("]}, "line 2: the tests are not Python"),
         ("mbpp", {**MBPP, "task_id": 12, "test_setup_code": 1}, "line 2: 'test_setup_code' is to be text, not 1"),
     ],
 )
@@ -257,6 +259,10 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
         TASKS["humaneval_x"]().open(tmp_path)
     jsonl(tmp_path / "humaneval_go.jsonl", {"task_id": "Go/0", "prompt": "p", "test": "t", "import": ""})
     with pytest.raises(BraidError, match=r"humaneval_go\.jsonl, line 1: there is no text 'test_setup'"):
+        TASKS["humaneval_x"]().open(tmp_path)
+    jsonl(tmp_path / "humaneval_go.jsonl", {"task_id": "Go/0", **X["go"]})
+    jsonl(tmp_path / "humaneval_js.jsonl", {"task_id": "JS/0", "prompt": "p", "test": "t"})
+    with pytest.raises(BraidError, match=r"humaneval_js\.jsonl, line 1: there is no beginning of a function"):
         TASKS["humaneval_x"]().open(tmp_path)
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(BraidError, match="this file is damaged"):

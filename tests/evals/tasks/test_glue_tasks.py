@@ -70,7 +70,7 @@ def test_wrong_settings_are_an_error_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("a model was loaded"))
     path = {"glue_sst2": write_answerable(tmp_path / "data")}
-    with pytest.raises(BraidError, match="seeds is 0, and must be at least 1"):
+    with pytest.raises(BraidError, match="seeds: expected a whole number from 1 to 1000, got 0"):
         evaluate(runs / "one", "glue_sst2", data_of=path, settings=Settings(seeds=0))
 
 

@@ -1,14 +1,14 @@
 """Our own decoding loop: a cache of fixed size, no work that a step does not need, a replayed graph on CUDA."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from braidlm.core.errors import BraidError, check_at_least_1
-from braidlm.model.config.ranges import MAX_INTEGER
+from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, Probability, Seed, Temperature
+from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
 
@@ -19,23 +19,17 @@ SMALLEST = torch.finfo(torch.float32).tiny
 class Sampling:
     """How the next token is chosen from its probabilities."""
 
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """0 takes the most probable token."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Only the k most probable tokens."""
-    top_p: float | None = None
+    top_p: Probability | None = None
     """Only the most probable tokens that together have this much probability."""
-    seed: int | None = None
+    seed: Seed | None = None
     """The same seed gives the same text."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise BraidError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.seed is not None and not 0 <= self.seed <= MAX_INTEGER:
-            raise BraidError(f"seed must be from 0 to {MAX_INTEGER}, got {self.seed}")
-        check_at_least_1(top_k=self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise BraidError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        decode(Sampling, self)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[batch, vocabulary] probabilities after temperature and cuts."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer
+from braidlm.model.config.ranges import Length
+from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 
 INCOMPLETE = "\ufffd"
@@ -81,7 +83,7 @@ def continue_text(
 
     `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
     """
-    check_at_least_1(max_tokens=max_tokens)
+    decode(Length, max_tokens, "max_tokens")
     encoded = encode_prompts(tokenizer, prompts)
     decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens, graph)
     streams = [TextStream(tokenizer, ids) for ids in encoded]

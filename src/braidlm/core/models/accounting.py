@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from braidlm.core.errors import BraidError, check_at_least_1
+from braidlm.core.errors import BraidError
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Length
+from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
@@ -89,7 +91,7 @@ def training_bytes(parameters: int) -> int:
 
 def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any]:
     """Size, cost per token at sequences of `length` (by default the context), and memory."""
-    check_at_least_1(length=length)
+    decode(Length | None, length, "length")
     model = skeleton(config)
     limit = model.model.positions.limit
     if length is not None and limit is not None and length > limit:

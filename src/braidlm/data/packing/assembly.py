@@ -15,6 +15,8 @@ from braidlm.core.files import write_json
 from braidlm.data.packing.packed_data import MANIFEST, Manifest, token_dtype
 from braidlm.data.packing.shards import ShardCounts
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.config.ranges import Count
+from braidlm.model.config.strict import decode
 
 BLOCK = 1 << 22
 DOCUMENTS = 1 << 18

@@ -28,6 +28,8 @@ from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
 from braidlm.data.tokenizing.training import train_bpe_on_sample
+from braidlm.model.config.ranges import Positive, VocabularySize, Workers
+from braidlm.model.config.strict import decode
 
 DEFAULT_VOCAB_SIZE = 16_384
 MEGABYTE = 1_000_000

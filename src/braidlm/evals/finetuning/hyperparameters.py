@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import Settings
 
 SEEDS = (42, 12, 3, 100, 200)
@@ -71,7 +70,6 @@ LORA = Hyperparameters(
 
 def hyperparameters_for(data_set: str, settings: Settings) -> Hyperparameters:
     """The paper's values, overridden by the user's settings."""
-    _check(settings)
     defaults = FULL_FOR.get(data_set, FULL) if settings.finetune == "full" else LORA
     names = ("learning_rate", "batch_size", "epochs", "length", "patience")
     overrides = {name: value for name in names if (value := getattr(settings, f"finetune_{name}")) is not None}
@@ -82,16 +80,3 @@ def seeds_for(settings: Settings) -> list[int]:
     """As many seeds as the settings say."""
     more = range(SEEDS[-1] + 1, SEEDS[-1] + 1 + max(0, settings.seeds - len(SEEDS)))
     return [*SEEDS, *more][: settings.seeds]
-
-
-def _check(settings: Settings) -> None:
-    if settings.finetune not in ("full", "lora"):
-        raise BraidError(f"models are fine-tuned in full or with lora, not with '{settings.finetune}'")
-    minimum = {"seeds": 1, "finetune_batch_size": 1, "finetune_epochs": 1, "finetune_length": 8, "finetune_patience": 1}
-    for name, low in minimum.items():
-        value = getattr(settings, name)
-        if value is not None and value < low:
-            raise BraidError(f"{name} is {value}, and must be at least {low}")
-    rate = settings.finetune_learning_rate
-    if rate is not None and not 0 < rate < 1:
-        raise BraidError(f"finetune_learning_rate is {rate}, and must lie between 0 and 1")

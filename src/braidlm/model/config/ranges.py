@@ -48,6 +48,7 @@ Count = Annotated[int, Range(at_least=1, at_most=MAX_INTEGER)]
 CountOrZero = Annotated[int, Range(at_least=0, at_most=MAX_INTEGER)]
 Seed = Annotated[int, Range(at_least=0, at_most=MAX_INTEGER)]
 Layers = Annotated[int, Range(at_least=1, at_most=1000)]
+LayersOrZero = Annotated[int, Range(at_least=0, at_most=1000)]
 Size = Annotated[int, Range(at_least=1, at_most=100_000)]
 """Channels, or the inner size of a part."""
 Heads = Annotated[int, Range(at_least=1, at_most=1024)]
@@ -58,6 +59,8 @@ Length = Annotated[int, Range(at_least=1, at_most=100_000_000)]
 VocabularySize = Annotated[int, Range(at_least=1, at_most=10_000_000)]
 Rows = Annotated[int, Range(at_least=1, at_most=1_000_000)]
 """Sequences of a batch."""
+Workers = Annotated[int, Range(at_least=1, at_most=4096)]
+"""Processes."""
 
 Share = Annotated[float, Range(at_least=0, at_most=1)]
 Rate = Annotated[float, Range(at_least=0, below=1)]
