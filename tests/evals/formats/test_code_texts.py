@@ -7,12 +7,13 @@ import pytest
 
 from braidlm.evals.formats.code_problems import pass_at_k
 from braidlm.evals.formats.code_texts import (
-    humaneval_program,
-    mbpp_program,
+    humaneval_code,
+    mbpp_code,
     mbpp_prompt,
+    undefined_names,
     x_body,
+    x_code,
     x_is_finished,
-    x_program,
 )
 from braidlm.evals.scoring.stop_strings import contains_any, truncate_at
 
@@ -47,10 +48,13 @@ def test_stops() -> None:
 
 
 def test_humaneval() -> None:
-    row = {"prompt": "def f(x):\n", "test": "def check(f):\n    assert f(1) == 2", "entry_point": "f"}
-    program = humaneval_program(row, "    return x + 1\n\nprint(f(3))\ndef g(): pass")
-    assert program == "def f(x):\n    return x + 1\n\ndef check(f):\n    assert f(1) == 2\ncheck(f)"
-    exec(program, {})
+    prompt = "import math\n\ndef g(): return 1\n\ndef f(x):\n"
+    row = {"prompt": prompt, "test": "def check(f):\n    assert f(1) == 2", "entry_point": "f"}
+    code = humaneval_code(row, "    return x + 1\n\nprint(f(3))\ndef g(): pass")
+    assert code.program == f"{prompt}    return x + 1\n"
+    assert code.tests == "def check(f):\n    assert f(1) == 2\ncheck(f)"
+    assert (code.given, code.names) == ("import math\n\ndef g(): return 1\n\n", ("f",))
+    exec(code.whole, {})
 
 
 def test_mbpp() -> None:
@@ -63,9 +67,31 @@ def test_mbpp() -> None:
         "You are an expert Python programmer, and here is your task: Double. Your code should pass these tests:\n\n"
         "assert g(1) == 2\nassert g(2) == 4\n[BEGIN]\n"
     )
-    program = mbpp_program(row, "def g(x):\n    return 2 * x\n[DONE]\nand more")
-    assert program == "def g(x):\n    return 2 * x\n\nimport math\nassert g(1) == 2\nassert g(2) == 4"
-    exec(program, {})
+    code = mbpp_code(row, "def g(x):\n    return 2 * x\n[DONE]\nand more")
+    assert code.program == "def g(x):\n    return 2 * x\n"
+    assert code.tests == "import math\nassert g(1) == 2\nassert g(2) == 4"
+    assert (code.given, code.names) == ("", ("g",))
+    exec(code.whole, {})
+
+
+@pytest.mark.parametrize(
+    ("tests", "names"),
+    [
+        ("assert f(1, len([2])) == 3", ["f"]),
+        ("root = Node(1)\nroot.left = Node(2)\nassert height(root) == 2", ["Node", "height"]),
+        ("import math as m\nassert [f(x) for x in range(3)] == list(map(lambda y: m.sqrt(y), []))", ["f"]),
+        ("assert size() == sys.getsizeof(1)", ["size", "sys"]),
+        ("assert sum(10, 15) == 6", ["sum"]),
+    ],
+)
+def test_what_tests_use_of_a_program(tests: str, names: list[str]) -> None:
+    assert undefined_names(tests) == names
+
+
+def test_modules_are_not_the_programs() -> None:
+    row = {"test_list": ["assert size() == sys.getsizeof(1)"], "test_setup_code": ""}
+    code = mbpp_code(row, "")
+    assert (code.given, code.names) == ("import sys\n", ("size",))
 
 
 @pytest.mark.parametrize(
@@ -92,8 +118,13 @@ def test_where_functions_of_humaneval_x_end(language: str, written: str, finishe
 
 def test_programs_of_humaneval_x() -> None:
     row = {"prompt": "def f(x):\n", "test": "assert f(4) == 2.0"}
-    exec(x_program("python", row, "    return math.sqrt(x)\n"), {})
-    cpp = x_program("cpp", {"prompt": "#include<vector>\nint f(){\n", "test": "int main(){}"}, "  return 1;\n}")
+    python = x_code("python", row, "    return math.sqrt(x)\n")
+    exec(python.whole, {})
+    assert python.names == ("f",)
+    assert python.given.endswith("from collections import *\n")
+    js = x_code("js", {"prompt": "const g = 1\n/* f */\nconst f = (x) => {\n", "test": "f(g)"}, "  return x\n}")
+    assert (js.given, js.names, js.tests) == ("const g = 1\n/* f */\n", ("f",), "f(g)")
+    cpp = x_code("cpp", {"prompt": "#include<vector>\nint f(){\n", "test": "int main(){}"}, "  return 1;\n}").whole
     assert cpp.count("#include<vector>") == 1
     assert cpp.endswith("#include<vector>\nint f(){\n  return 1;\n}\nint main(){}")
     go = {
@@ -102,8 +133,8 @@ def test_programs_of_humaneval_x() -> None:
         "test_setup": 'package main\nimport (\n    "testing"\n    "fmt"\n)\n',
         "test": "func TestF(t *testing.T) {}",
     }
-    assert x_program("go", go, "  return math.Sqrt(rand.Float64() + fmt.X)\n}") == (
+    assert x_code("go", go, "  return math.Sqrt(rand.Float64() + fmt.X)\n}").whole == (
         f'{go["test_setup"]}\nimport (\n    "math"\n    "math/rand"\n)\nfunc F() float64 {{\n'
         "  return math.Sqrt(rand.Float64() + fmt.X)\n}\nfunc TestF(t *testing.T) {}"
     )
-    assert "import (\n)" not in x_program("go", go, "  return 1\n}")
+    assert "import (\n)" not in x_code("go", go, "  return 1\n}").whole

@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.task_items import TaskItems
 from braidlm.evals.results import Part, TaskResult
-from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, open_code_environment
+from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, TestedCode, open_code_environment
 from braidlm.evals.scoring.scorer import ProgressCallback
 from braidlm.evals.statistics.influence import INFLUENCE, set_influences
 
@@ -36,7 +36,7 @@ class Problem:
     prompt: Callable[[int | None], str]
     """With this many examples before it; None for the default number."""
     is_finished: Callable[[str], bool]
-    program: Callable[[str], str]
+    code: Callable[[str], TestedCode]
 
 
 @dataclass
@@ -51,10 +51,6 @@ class CodeProblems(TaskItems[Problem]):
                 "code execution",
                 "Say `--allow-code-execution`: they run in a sandbox, and the documentation says what it enforces.",
             )
-        if settings.code_samples < 1:
-            raise BraidError(f"code_samples must be at least 1, got {settings.code_samples}")
-        if settings.shots is not None and settings.shots < 0:
-            raise BraidError(f"shots must be 0 or more, got {settings.shots}")
         self.items[0].prompt(settings.shots)
         _sampling(settings)
         if settings.code_temperature == 0 and settings.code_samples > 1:
@@ -107,12 +103,12 @@ def _failures(
 ) -> list[list[str]]:
     """Why each sample of each problem failed; empty where it passed. Equal programs are run once."""
     sources = [
-        (problem.language, problem.program(completion.text))
+        (problem.language, problem.code(completion.text))
         for problem, samples in zip(problems, completions, strict=True)
         for completion in samples
     ]
     distinct = list(dict.fromkeys(sources))
-    tests = [environment.languages[language].test(source) for language, source in distinct]
+    tests = [environment.languages[language].test(code) for language, code in distinct]
     outcomes = environment.sandbox.run_all([test.program for test in tests])
     failure = {key: test.failure(out) for key, test, out in zip(distinct, tests, outcomes, strict=True)}
     in_order = iter(failure[source] for source in sources)
@@ -164,6 +160,7 @@ def _result(
             "prompts cut": truncated_prompts,
             "not run": environment.missing,
             "sandbox": environment.sandbox.statement,
+            "tests": {LANGUAGES[name].name: LANGUAGES[name].trust for name in dict.fromkeys(languages)},
         },
         items={
             "problem": [problem.name for problem in problems],

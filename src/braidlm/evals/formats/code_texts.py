@@ -4,19 +4,30 @@ HumanEval: the stop sequences of Chen and others (2021, section 2.3). MBPP: the 
 (2021, section 4). HumanEval-X: CodeGeeX, codegeex/benchmark/utils.py and humaneval-x/evaluate_humaneval_x.py.
 """
 
+import ast
+import builtins
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
+from braidlm.evals.sandbox.languages import TestedCode
 from braidlm.evals.scoring.stop_strings import truncate_at
 
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 MBPP_STOPS = ("[DONE]",)
+FUNCTIONS = {
+    "python": re.compile(r"^def\s+(\w+)", re.MULTILINE),
+    "js": re.compile(r"^(?:const|let|var|function)\s+(\w+)", re.MULTILINE),
+}
+"""Where a function begins in the languages whose tests run apart from the program; the last in a prompt is tested."""
 
 
-def humaneval_program(row: Mapping[str, str], completion: str) -> str:
-    """The function, its tests and the call of them."""
+def humaneval_code(row: Mapping[str, str], completion: str) -> TestedCode:
+    """The function, and its tests with the call of them."""
+    prompt, name = row["prompt"], row["entry_point"]
     body = truncate_at(completion, HUMANEVAL_STOPS)
-    return f"{row['prompt']}{body}\n{row['test']}\ncheck({row['entry_point']})"
+    given, _ = _split_prompt("python", prompt)
+    return TestedCode(f"{prompt}{body}", f"{row['test']}\ncheck({name})", given, (name,))
 
 
 def mbpp_prompt(row: Mapping, examples: Sequence[Mapping]) -> str:
@@ -25,9 +36,36 @@ def mbpp_prompt(row: Mapping, examples: Sequence[Mapping]) -> str:
     return "".join(solved) + _mbpp_question(row)
 
 
-def mbpp_program(row: Mapping, completion: str) -> str:
-    """The code and its tests."""
-    return "\n".join([truncate_at(completion, MBPP_STOPS), row["test_setup_code"], *row["test_list"]])
+def mbpp_code(row: Mapping, completion: str) -> TestedCode:
+    """The code, and its tests."""
+    tests = "\n".join([row["test_setup_code"], *row["test_list"]])
+    undefined = undefined_names(tests)
+    modules = [name for name in undefined if name in sys.stdlib_module_names]
+    names = tuple(name for name in undefined if name not in modules)
+    given = "".join(f"import {name}\n" for name in modules)
+    return TestedCode(truncate_at(completion, MBPP_STOPS), tests, given, names)
+
+
+def undefined_names(tests: str) -> list[str]:
+    """The names that tests use and neither they nor Python define; if there is none, the functions that they call.
+
+    One of MBPP's tasks is to write a function `sum`.
+    """
+    defined, used, called = set(dir(builtins)), {}, {}
+    for node in ast.walk(ast.parse(tests)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used[node.id] = True
+        elif isinstance(node, ast.Name):
+            defined.add(node.id)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called[node.func.id] = True
+    return [name for name in used if name not in defined] or list(called)
 
 
 def _mbpp_question(row: Mapping) -> str:
@@ -71,21 +109,31 @@ def x_body(language: str, text: str) -> str:
     return text
 
 
-def x_program(language: str, row: Mapping[str, str], completion: str) -> str:
-    """The whole program with its tests."""
+def x_code(language: str, row: Mapping[str, str], completion: str) -> TestedCode:
+    """The whole program, and its tests."""
     body, prompt, test = x_body(language, completion), row["prompt"], row["test"]
     if language == "python":
         imports = "".join(f"import {name}\n" for name in PYTHON_IMPORTS)
-        return f"{imports}from typing import *\nfrom collections import *\n{prompt}{body}\n{test}\n"
+        imports += "from typing import *\nfrom collections import *\n"
+        given, names = _split_prompt(language, prompt)
+        return TestedCode(f"{imports}{prompt}{body}", test, imports + given, names)
+    if language == "js":
+        return TestedCode(f"{prompt}{body}", test, *_split_prompt(language, prompt))
     if language == "cpp":
         imports = "".join(f"#include<{name}>\n" for name in CPP_IMPORTS if f"#include<{name}>" not in prompt)
-        return f"{imports}\n{prompt}{body}\n{test}"
+        return TestedCode(f"{imports}\n{prompt}{body}", test)
     if language == "go":
         setup, prompt = row["test_setup"], prompt.replace(row["import"], "")
         used = [name for name in GO_IMPORTS if name not in setup and f"{name.split('/')[-1]}." in body]
         imports = "import (\n" + "".join(f'    "{name}"\n' for name in used) + ")\n" if used else ""
-        return f"{setup}\n{imports}{prompt}{body}\n{test}"
-    return f"{prompt}{body}\n{test}"
+        return TestedCode(f"{setup}\n{imports}{prompt}{body}", test)
+    return TestedCode(f"{prompt}{body}", test)
+
+
+def _split_prompt(language: str, prompt: str) -> tuple[str, tuple[str, ...]]:
+    """What a prompt gives beside the function to be written (imports, functions that tests use too), and its name."""
+    begins = list(FUNCTIONS[language].finditer(prompt))
+    return (prompt[: begins[-1].start()], (begins[-1][1],)) if begins else ("", ())
 
 
 def _first_unindented(text: str) -> int | None:

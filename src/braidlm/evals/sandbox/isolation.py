@@ -44,6 +44,9 @@ class Isolation:
         """Called in the process that starts the steps."""
         _write_files(self.scratch, self.job["files"], self.user)
 
+    def hide_processes(self) -> None:
+        """Called in the process of a program whose tests are in another: it must not find that in /proc."""
+
     def restrict(self) -> None:
         """Called in the program's own process, right before it begins."""
         if self.user is not None:
@@ -103,6 +106,11 @@ class Namespaces(Isolation):
         kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
         _new_root(self.job["readable"], self.job["disk"])
         _write_files(SCRATCH, self.job["files"], self.user)
+
+    def hide_processes(self) -> None:
+        kernel.unshare(kernel.NEW_MOUNTS)
+        if os.path.ismount("/proc"):
+            kernel.detach("/proc")
 
     def restrict(self) -> None:
         if self.user is not None:

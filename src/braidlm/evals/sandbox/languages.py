@@ -1,10 +1,11 @@
 """How programs in each language are built and run, and when their tests have passed.
 
-As in the harness of HumanEval-X (Zheng and others, 2023; CodeGeeX, codegeex/benchmark/execution.py): Python in one
-namespace with its tests, C++ with `g++ -std=c++11`, Java with javac and java, JavaScript with node, where any output is
-a failed assertion, Go with `go test`. What differs: Go's tests need only `assert.Equal` of testify, which is replaced
-here, so that nothing is downloaded; and Python must reach the end of its tests, so that a program that exits before
-them has not passed.
+As in the harness of HumanEval-X (Zheng and others, 2023; CodeGeeX, codegeex/benchmark/execution.py): C++ with
+`g++ -std=c++11`, Java with javac and java, JavaScript with node, where any output is a failed assertion, Go with
+`go test`. What differs: Go's tests need only `assert.Equal` of testify, which is replaced here, so that nothing is
+downloaded; and to have passed, the tests must print a proof when they have reached their end. Tests of Python and
+JavaScript run in another process than the program, which never has the proof. Those of the compiled languages are
+compiled with the program: it does not have the proof in its files, but it could be written to read it.
 """
 
 import contextlib
@@ -13,13 +14,33 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
+from braidlm.evals.sandbox.javascript_tests import javascript_program
+from braidlm.evals.sandbox.python_tests import python_program
 from braidlm.evals.sandbox.sandbox import MEGABYTE, IsolationPolicy, Limits, Outcome, Program, Sandbox, Step, python
+
+
+@dataclass(frozen=True)
+class TestedCode:
+    """What a model wrote, and its tests."""
+
+    __test__ = False  # not one of pytest's
+
+    program: str
+    tests: str
+    given: str = ""
+    """What the tests use of the prompt, where they run apart from the program."""
+    names: tuple[str, ...] = ()
+    """What the tests use of the program, where they run apart from it."""
+
+    @property
+    def whole(self) -> str:
+        """Both as one source."""
+        return f"{self.program}\n{self.tests}"
 
 
 @dataclass(frozen=True)
@@ -29,10 +50,10 @@ class Test:
     __test__ = False  # not one of pytest's
 
     program: Program
-    ending: str | None = None
+    proof: str
     """The required end of the output."""
     silent: bool = False
-    """Whether any output means that a test has failed."""
+    """Whether any other output means that a test has failed."""
 
     def failure(self, outcome: Outcome) -> str:
         """Why it failed; empty if it passed."""
@@ -42,23 +63,27 @@ class Test:
             return f"does not compile: {error[:200]}"
         if outcome.reason:
             return outcome.reason
-        if self.ending is not None and not outcome.out.endswith(self.ending):
+        if not outcome.out.endswith(self.proof):
             return "ended before its tests did"
-        output = (outcome.err or outcome.out).strip()
-        if self.silent and output:
-            return f"printed: {output.splitlines()[0][:200]}"
+        printed = (outcome.err + outcome.out.removesuffix(self.proof)).strip()
+        if self.silent and printed:
+            return f"printed: {printed.splitlines()[0][:200]}"
         return ""
 
 
 @dataclass(frozen=True)
 class Language:
-    """One language: its tools, by name, and how a test is made from a source text and the paths of these tools."""
+    """One language: its tools, by name, and how a program is made from tested code, the tools' paths and a proof."""
 
     name: str
     tools: tuple[str, ...]
-    make: Callable[[str, Mapping[str, str]], Test]
-    example: str
-    """A program that passes, to test whether the tools work in the sandbox."""
+    make: Callable[[TestedCode, Mapping[str, str], str], Program]
+    example: TestedCode
+    """One that passes, to test whether the tools work in the sandbox."""
+    tests_apart: bool = False
+    """Whether tests run in another process than the program."""
+    silent: bool = False
+    """Whether any output means that a test has failed."""
     prepare: Callable[[Mapping[str, str], Path], None] | None = None
     """Preparation that is done once, in a folder that all programs can read (its path is the tool `prepared`)."""
     paths: dict[str, str] = field(default_factory=dict)
@@ -69,9 +94,17 @@ class Language:
         installed = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
         return replace(self, paths=installed) if len(installed) == len(paths) else None
 
-    def test(self, source: str) -> Test:
-        """The test of a source text that includes its tests."""
-        return self.make(source, self.paths)
+    @property
+    def trust(self) -> str:
+        """What a pass proves."""
+        if self.tests_apart:
+            return "run in another process than the program, which cannot pretend to have passed"
+        return "run in the program's process: it cannot pass by exiting, but a program made to cheat could pass"
+
+    def test(self, code: TestedCode) -> Test:
+        """The test of a program."""
+        proof = secrets.token_hex(16)
+        return Test(self.make(code, self.paths, proof), proof, self.silent)
 
 
 @dataclass(frozen=True)
@@ -131,18 +164,8 @@ def _folder_of(tool: str) -> str:
     return os.path.dirname(folder) if os.path.basename(folder) == "bin" else folder
 
 
-def _python(source: str, paths: Mapping[str, str]) -> Test:
-    # In a namespace that is not __main__, as the harness of HumanEval does: a sample's own tests at its end do not run.
-    done = f"done {secrets.token_hex(8)}\n"
-    run = f"""
-        with open("program.py", encoding="utf-8", newline="") as file:
-            source = file.read()
-        exec(compile(source, "program.py", "exec"), {{}})
-        print({done!r}, end="")
-    """
-    limits = Limits(seconds=3, wall=10)
-    step = Step([paths["python"], "-I", "-S", "{scratch}/run.py"], limits)
-    return Test(Program({"program.py": source, "run.py": textwrap.dedent(run)}, [step]), ending=done)
+def _python(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
+    return python_program(paths["python"], code.program, code.given, code.names, code.tests, proof)
 
 
 _COMPILING = Limits(
@@ -151,25 +174,44 @@ _COMPILING = Limits(
 _MANAGED = Limits(seconds=5, wall=15, memory_is_watched=True, processes=64, open_files=256)
 """For virtual machines, which reserve address space and take a second to start."""
 
+_CPP_MAIN = """#include <stdio.h>
+extern "C" int __real_main();
+extern "C" int __wrap_main() {
+    int code = __real_main();
+    if (code == 0)
+        for (int letter = getchar(); letter != EOF; letter = getchar()) putchar(letter);
+    return code;
+}
+"""
+"""The linker calls this in place of `main`: a program that exits earlier does not print the proof."""
 
-def _cpp(source: str, paths: Mapping[str, str]) -> Test:
-    extra = ["-lcrypto", "-lssl"] if "openssl/" in source else []
-    build = Step([paths["g++"], "-std=c++11", "test.cpp", "-o", "test", *extra], _COMPILING)
-    return Test(Program({"test.cpp": source}, [build, Step(["{scratch}/test"], Limits(seconds=3, wall=10))]))
+
+def _cpp(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
+    extra = ["-lcrypto", "-lssl"] if "openssl/" in code.program else []
+    command = [paths["g++"], "-std=c++11", "test.cpp", "harness.cpp", "-Wl,--wrap=main", "-o", "test", *extra]
+    run = Step(["{scratch}/test"], Limits(seconds=3, wall=10), input=proof)
+    return Program({"test.cpp": code.whole, "harness.cpp": _CPP_MAIN}, [Step(command, _COMPILING), run])
 
 
 _JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=1", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xmx512m")
+_JAVA_MAIN = """public class BraidHarness {
+    public static void main(String[] words) throws Exception {
+        Main.main(words);
+        for (int letter = System.in.read(); letter >= 0; letter = System.in.read()) System.out.write(letter);
+        System.out.flush();
+    }
+}
+"""
 
 
-def _java(source: str, paths: Mapping[str, str]) -> Test:
-    build = Step([paths["javac"], *(f"-J{flag}" for flag in _JAVA), "Main.java"], _COMPILING)
-    run = Step([paths["java"], *_JAVA, "-cp", "{scratch}", "Main"], _MANAGED)
-    return Test(Program({"Main.java": source}, [build, run]))
+def _java(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
+    build = Step([paths["javac"], *(f"-J{flag}" for flag in _JAVA), "Main.java", "BraidHarness.java"], _COMPILING)
+    run = Step([paths["java"], *_JAVA, "-cp", "{scratch}", "BraidHarness"], _MANAGED, input=proof)
+    return Program({"Main.java": code.whole, "BraidHarness.java": _JAVA_MAIN}, [build, run])
 
 
-def _js(source: str, paths: Mapping[str, str]) -> Test:
-    run = Step([paths["node"], "--max-old-space-size=512", "test.js"], _MANAGED)
-    return Test(Program({"test.js": source}, [run]), silent=True)
+def _js(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
+    return javascript_program(paths["node"], _MANAGED, code.program, code.given, code.names, code.tests, proof)
 
 
 _GO_PACKAGES = (
@@ -236,9 +278,28 @@ def _prepare_go(paths: Mapping[str, str], folder: Path) -> None:
         raise BraidError(f"go cannot compile its standard library ({done.stderr.strip()[-200:]})")
 
 
-def _go(source: str, paths: Mapping[str, str]) -> Test:
+_GO_MAIN = """package main
+
+import (
+	"io"
+	"os"
+	"testing"
+)
+
+func TestMain(tests *testing.M) {
+	code := tests.Run()
+	if code == 0 {
+		io.Copy(os.Stdout, os.Stdin)
+	}
+	os.Exit(code)
+}
+"""
+
+
+def _go(code: TestedCode, paths: Mapping[str, str], proof: str) -> Program:
     files = {
-        "main_test.go": source,
+        "main_test.go": code.whole,
+        "harness_test.go": _GO_MAIN,
         "go.mod": _GO_MODULE,
         "testify/go.mod": "module github.com/stretchr/testify\n\ngo 1.18\n",
         "testify/assert/assert.go": _GO_ASSERT,
@@ -251,23 +312,46 @@ def _go(source: str, paths: Mapping[str, str]) -> Test:
     }
     limits = replace(_COMPILING, processes=256, open_files=1024, file_size=128 * MEGABYTE)
     build = Step([paths["go"], "test", "-c", "-o", "test.out"], limits, environment)
-    run = Step(["{scratch}/test.out", "-test.timeout=10s"], _MANAGED)
-    return Test(Program(files, [build, run], disk=256 * MEGABYTE))
+    run = Step(["{scratch}/test.out", "-test.timeout=10s"], _MANAGED, input=proof)
+    return Program(files, [build, run], disk=256 * MEGABYTE)
 
 
 LANGUAGES = {
-    "python": Language("Python", ("python",), _python, "assert sum(range(4)) == 6\n"),
-    "cpp": Language("C++", ("g++",), _cpp, "#include <cassert>\nint main() { assert(1 + 1 == 2); }\n"),
-    "java": Language(
-        "Java", ("javac", "java"), _java, "public class Main { public static void main(String[] words) { } }\n"
+    "python": Language(
+        "Python",
+        ("python",),
+        _python,
+        TestedCode("def f(x): return x + 1\n", "assert f(1) == 2\n", names=("f",)),
+        tests_apart=True,
     ),
-    "js": Language("JavaScript", ("node",), _js, "console.assert(1 + 1 === 2)\n"),
+    "cpp": Language(
+        "C++",
+        ("g++",),
+        _cpp,
+        TestedCode("int f() { return 2; }", "#include <cassert>\nint main() { assert(f() == 2); }\n"),
+    ),
+    "java": Language(
+        "Java",
+        ("javac", "java"),
+        _java,
+        TestedCode("class Solution { }", "public class Main { public static void main(String[] words) { } }\n"),
+    ),
+    "js": Language(
+        "JavaScript",
+        ("node",),
+        _js,
+        TestedCode("const f = (x) => x + 1\n", "console.assert(f(1) === 2)\n", names=("f",)),
+        tests_apart=True,
+        silent=True,
+    ),
     "go": Language(
         "Go",
         ("go",),
         _go,
-        'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n\n'
-        "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n",
-        _prepare_go,
+        TestedCode(
+            'package main\n\nimport (\n\t"testing"\n\t"github.com/stretchr/testify/assert"\n)\n',
+            "func TestSum(t *testing.T) {\n\tassert.New(t).Equal(2, 1+1)\n}\n",
+        ),
+        prepare=_prepare_go,
     ),
 }

@@ -113,6 +113,7 @@ class Supervisor:
             "code": ended.get("code"),
             "broken": ended.get("broken"),
             "cpu": ended.get("cpu"),
+            "program": ended.get("program"),
             "wall": time.monotonic() - begun,
             "out": printed[self.out[0]][-MAX_OUTPUT:].decode(errors="replace"),
             "err": printed[self.err[0]][-MAX_OUTPUT:].decode(errors="replace"),
@@ -176,44 +177,67 @@ class StepRunner:
         for step in self.job["steps"]:
             if not os.read(self.start, 1):
                 return
-            self._send(self._step(step))
+            report = self._step(step)
+            self._kill_remaining()
+            self._send(report)
 
     def _step(self, step: dict[str, Any]) -> dict[str, Any]:
+        out, err = self.outputs
+        try:
+            if step["harness"] is None:
+                return self._ended(self._start(step, step, (out, err)))
+            with contextlib.ExitStack() as pipes:
+                (questions, ask), (answers, answer) = (_pipe(pipes) for _ in range(2))
+                program = self._start(step, step, (err, err, questions, answer))
+                harness = self._start(step["harness"], step, (out, err, answers, ask))
+        except ChildProcessError as error:
+            return {"broken": str(error)}
+        report = self._ended(harness)
+        os.kill(program, signal.SIGKILL)
+        return {**report, "program": self._ended(program)}
+
+    def _ended(self, process: int) -> dict[str, Any]:
+        """Wait for a process."""
+        _, code, used = os.wait4(process, 0)
+        return {"code": os.waitstatus_to_exitcode(code), "cpu": used.ru_utime + used.ru_stime}
+
+    def _start(self, what: dict[str, Any], step: dict[str, Any], descriptors: tuple[int, ...]) -> int:
+        """Start the program or the harness of a step, with its input and these descriptors."""
         problem, end = os.pipe()
         limit = self.isolation.process_limit(step["processes"])
         process = os.fork()
         if process == 0:
             try:
-                self._execute(step, limit)
+                self._execute(what, step, descriptors, limit)
             except BaseException as error:
                 os.write(end, str(error).encode())
             os._exit(126)
         os.close(end)
         error_text = os.read(problem, 4096).decode()
         os.close(problem)
-        _, code, used = os.wait4(process, 0)
-        self._kill_remaining()
         if error_text:
-            return {"broken": f"{step['command'][0]} could not be started: {error_text}"}
-        return {"code": os.waitstatus_to_exitcode(code), "cpu": used.ru_utime + used.ru_stime}
+            raise ChildProcessError(f"{what['command'][0]} could not be started: {error_text}")
+        return process
 
-    def _execute(self, step: dict[str, Any], processes: int | None) -> None:
+    def _execute(
+        self, what: dict[str, Any], step: dict[str, Any], descriptors: tuple[int, ...], processes: int | None
+    ) -> None:
         """Replace this process by the program."""
         os.setsid()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that
             signal.signal(ignored, signal.SIG_DFL)
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-        os.dup2(self.outputs[0], 1)
-        os.dup2(self.outputs[1], 2)
+        _set_descriptors([_readable(what["input"]), *descriptors])
         os.chdir(self.isolation.scratch)
-        if step["command"][0].startswith("{scratch}/"):
-            _make_executable(step["command"][0].removeprefix("{scratch}/"))
+        if what["command"][0].startswith("{scratch}/"):
+            _make_executable(what["command"][0].removeprefix("{scratch}/"))
         _set_limits(step, processes)
+        if what is step and step["harness"]:
+            self.isolation.hide_processes()
         self.isolation.restrict()
         if self.job["filter"]:
             call_filter.forbid_calls(step["may_fork"])
         scratch = self.isolation.scratch
-        command = [word.replace("{scratch}", scratch) for word in step["command"]]
+        command = [word.replace("{scratch}", scratch) for word in what["command"]]
         folders = {"HOME": scratch, "TMPDIR": scratch}
         own = {key: value.replace("{scratch}", scratch) for key, value in step["environment"].items()}
         os.execve(command[0], command, {**folders, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **own})
@@ -230,6 +254,30 @@ class StepRunner:
 
     def _send(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")
+
+
+def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe, whose ends this process closes after it has started those that use it."""
+    ends = os.pipe()
+    for end in ends:
+        closing.callback(os.close, end)
+    return ends
+
+
+def _readable(text: str) -> int:
+    """A file in memory with this text, which never is on a disk that a program could read."""
+    file = os.memfd_create("input")
+    with os.fdopen(os.dup(file), "w", encoding="utf-8", newline="") as writer:
+        writer.write(text)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _set_descriptors(descriptors: list[int]) -> None:
+    """Make these the descriptors 0, 1, 2 and so on; all others are closed when the program begins."""
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in descriptors]
+    for number, descriptor in enumerate(aside):
+        os.dup2(descriptor, number)
 
 
 def _make_executable(path: str) -> None:

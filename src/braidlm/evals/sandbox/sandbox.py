@@ -71,12 +71,27 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Harness:
+    """A second process beside that of a step, with the same limits: it tests what the step runs.
+
+    The two speak by their descriptors 3 (to read) and 4 (to write). The step's outcome and its output are those of the
+    harness, and no descriptor of the program leads there.
+    """
+
+    command: Sequence[str]
+    input: str
+
+
+@dataclass(frozen=True)
 class Step:
     """One command, which begins with an absolute path; `{scratch}` is the folder of the files."""
 
     command: Sequence[str]
     limits: Limits = field(default_factory=Limits)
     environment: dict[str, str] = field(default_factory=dict)
+    input: str = ""
+    """What it can read from its standard input."""
+    harness: Harness | None = None
 
 
 @dataclass(frozen=True)
@@ -175,10 +190,7 @@ class Sandbox:
                 "scratch": scratch,
                 "files": program.files,
                 "disk": program.disk,
-                "steps": [
-                    {**asdict(step.limits), "command": list(step.command), "environment": step.environment}
-                    for step in program.steps
-                ],
+                "steps": [asdict(step.limits) | asdict(step) for step in program.steps],
             }
             timeout = sum(step.limits.wall for step in program.steps) + ADDED_SECONDS
             report = _launch(job, timeout)
@@ -319,10 +331,13 @@ def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
     }
     if step["stopped"]:
         return stopped[step["stopped"]]
-    code = step["code"]
+    code, cpu = step["code"], step["cpu"] or 0
+    tested = step["program"]
+    if tested and tested["code"] < 0 and (tested["code"] != -signal.SIGKILL or _used_up(tested["cpu"], limits)):
+        code, cpu = tested["code"], tested["cpu"]  # otherwise it was killed when its tests had ended
     if code == 0:
         return ""
-    if code in (-signal.SIGXCPU, -signal.SIGKILL) and (step["cpu"] or 0) >= limits.seconds - 0.1:
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and _used_up(cpu, limits):
         return f"used more than {limits.seconds} seconds of processor time"
     if code == -signal.SIGXFSZ:
         return f"wrote a file larger than {limits.file_size // MEGABYTE:,} MB"
@@ -330,3 +345,7 @@ def _reason(step: dict[str, Any], limits: Limits, disk: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}{detail}"
     return f"ended with {code}{detail}"
+
+
+def _used_up(cpu: float, limits: Limits) -> bool:
+    return cpu >= limits.seconds - 0.1

@@ -7,7 +7,7 @@ from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
 from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
-from braidlm.evals.formats.code_texts import HUMANEVAL_STOPS, humaneval_program
+from braidlm.evals.formats.code_texts import HUMANEVAL_STOPS, humaneval_code
 from braidlm.evals.scoring.stop_strings import contains_any
 from braidlm.evals.tasks.task import TASKS, Task
 
@@ -31,6 +31,7 @@ class HumanEval(Task):
     )
     hub = HubSource("openai/openai_humaneval", "openai_humaneval", ("test",))
     fetch = f"`git clone https://github.com/openai/human-eval DATA/human-eval`, or {hub.command}"
+    version = 2  # tests run apart from programs
     uses = CODE_SETTINGS
 
     def open(self, path: Path) -> CodeProblems:
@@ -45,5 +46,5 @@ def _problem(row: Row) -> Problem:
         language="python",
         prompt=lambda shots: fields["prompt"],
         is_finished=functools.partial(contains_any, stops=HUMANEVAL_STOPS),
-        program=functools.partial(humaneval_program, fields),
+        code=functools.partial(humaneval_code, fields),
     )

@@ -7,7 +7,7 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.files.json_rows import Row, rows_of
 from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
-from braidlm.evals.formats.code_texts import x_is_finished, x_program
+from braidlm.evals.formats.code_texts import FUNCTIONS, x_code, x_is_finished
 from braidlm.evals.sandbox.languages import LANGUAGES
 from braidlm.evals.tasks.problems.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
@@ -28,6 +28,7 @@ class HumanEvalX(Task):
     metric = "pass@1, % (mean over the languages that could be run)"
     locations = ("maths-and-code/humaneval-x", "humaneval-x", "CodeGeeX/codegeex/benchmark/humaneval-x")
     fetch = "`git clone https://github.com/THUDM/CodeGeeX DATA/CodeGeeX` gets it."
+    version = 2  # tests run apart from programs
     uses = CODE_SETTINGS
 
     def open(self, path: Path) -> CodeProblems:
@@ -49,10 +50,12 @@ def _problem(row: Row, language: str) -> Problem:
         if not isinstance(row.fields.get(key), str):
             raise row.error(f"there is no text '{key}'")
         fields[key] = row.fields[key]
+    if language in FUNCTIONS and not FUNCTIONS[language].search(fields["prompt"]):
+        raise row.error("there is no beginning of a function in 'prompt'")
     return Problem(
         name=fields["task_id"],
         language=language,
         prompt=lambda shots: fields["prompt"],
         is_finished=functools.partial(x_is_finished, language),
-        program=functools.partial(x_program, language, fields),
+        code=functools.partial(x_code, language, fields),
     )

@@ -9,7 +9,7 @@ from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.files.json_rows import Row, rows_of
 from braidlm.evals.files.text_files import unpacked_files
 from braidlm.evals.formats.code_problems import CodeProblems, Problem
-from braidlm.evals.formats.code_texts import MBPP_STOPS, mbpp_program, mbpp_prompt
+from braidlm.evals.formats.code_texts import MBPP_STOPS, mbpp_code, mbpp_prompt, undefined_names
 from braidlm.evals.scoring.stop_strings import contains_any
 from braidlm.evals.tasks.problems.humaneval import CODE_SETTINGS
 from braidlm.evals.tasks.task import TASKS, Task
@@ -33,6 +33,7 @@ class Mbpp(Task):
     locations = ("maths-and-code/mbpp.jsonl", "mbpp.jsonl", "mbpp")
     hub = HubSource("google-research-datasets/mbpp", "full", ("prompt", "test"))
     fetch = f"It is `mbpp/mbpp.jsonl` of https://github.com/google-research/google-research, or {hub.command}"
+    version = 2  # tests run apart from programs
     uses = (*CODE_SETTINGS, "shots")
 
     def open(self, path: Path) -> CodeProblems:
@@ -56,6 +57,10 @@ def _fields(row: Row) -> dict[str, Any]:
     setup = row.fields.get("test_setup_code") or ""
     if not isinstance(setup, str):
         raise row.error(f"'test_setup_code' is to be text, not {str(setup)[:40]}")
+    try:
+        undefined_names("\n".join([setup, *tests]))
+    except SyntaxError as error:
+        raise row.error(f"the tests are not Python ({error.msg})") from None
     texts = {key: row.text(key) for key in ("text", "code")}
     return {**texts, "task_id": int(row.number("task_id")), "test_list": tests, "test_setup_code": setup}
 
@@ -76,5 +81,5 @@ def _problem(fields: dict[str, Any], examples: list[dict[str, Any]], path: Path)
         language="python",
         prompt=prompt,
         is_finished=functools.partial(contains_any, stops=MBPP_STOPS),
-        program=functools.partial(mbpp_program, fields),
+        code=functools.partial(mbpp_code, fields),
     )
