@@ -10,7 +10,7 @@ from typing import Any
 from braidlm.core.console import count as short_count
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import TokenStream
-from braidlm.model.config.ranges import MAX_INTEGER, CountOrZero
+from braidlm.model.config.ranges import MAX_INTEGER, Count, CountOrZero
 
 UNITS = ("steps", "tokens", "words")
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -83,7 +83,7 @@ def repetition(budget: Amount, streams: Sequence[TokenStream]) -> str | None:
 class Pace:
     """An interval that may change during training; written `100 steps` or `1M words to 10M, then 10M`."""
 
-    parts: tuple[tuple[int, int | None], ...]
+    parts: tuple[tuple[Count, Count | None], ...]
     """(every, until) in order; the last has no end."""
     unit: str
 

@@ -440,7 +440,7 @@ BAD_CONFIGS = {
     "pad": ({"pad_id": 31}, ["pad_id is 31, the embedding has 31 rows"]),
     "no heads": ({"n_heads": None}, ["the tensors do not say how many heads attention has (n_heads)", "32 channels"]),
     "odd heads": ({"path_heads": 8}, ["path_heads is 8: a width of 8 does not divide into heads of an even size"]),
-    "zero heads": ({"n_heads": 0}, ["n_heads must be above 0, got 0"]),
+    "zero heads": ({"n_heads": 0}, ["n_heads: expected a whole number from 1 to 1024, got 0"]),
     "output": ({"attention_output_projection": True}, ["attention_output_projection is true; PaPaformer's"]),
     "positions": ({"rope_style": "half"}, ["rope_style: 'half' is not one of interleaved pairs"]),
 }

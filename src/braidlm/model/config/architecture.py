@@ -18,6 +18,10 @@ from .registry import Choice
 from .strict import PartOf, decode, encode, part_of
 
 
+MAX_BLOCKS = 4096
+"""The most in a model, with those of parallel paths; each takes about a millisecond to build."""
+
+
 @dataclass(kw_only=True)
 class Architecture:
     """Everything about a model except its vocabulary's size."""
@@ -46,11 +50,18 @@ class Architecture:
     def __post_init__(self) -> None:
         if not self.stages:
             raise BraidError("stages: a model needs at least one stage, for example `- block`")
+        if self.blocks > MAX_BLOCKS:
+            raise BraidError(f"stages: a model has at most {MAX_BLOCKS} blocks, and these have {self.blocks}")
 
     @property
     def depth(self) -> int:
         """The number of layers in sequence."""
         return sum(getattr(stage.options, "layers", 0) for stage in self.stages)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks, those of parallel paths too."""
+        return sum(getattr(s.options, "layers", 0) * len(getattr(s.options, "paths", "1")) for s in self.stages)
 
 
 def read_architecture(data: "dict[str, Any] | Architecture", where: str = "model") -> Architecture:

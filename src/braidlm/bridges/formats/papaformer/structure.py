@@ -6,6 +6,7 @@ from typing import Literal
 
 from braidlm.bridges.checkpoint import Shapes
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, Epsilon, Heads, Positive
 
 SHARED, V1, V2 = "shared_linear", "gumbel_v1", "gumbel_v2"
 
@@ -46,27 +47,23 @@ class Structure:
 class PaPaformerConfig:
     """The authors' options. Only the numbers of heads are needed; sizes are checked, and the rest has defaults."""
 
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     pad_id: int | None = None
-    dim: int | None = None
-    n_heads: int | None = None
-    n_layers: int | None = None
+    dim: Count | None = None
+    n_heads: Heads | None = None
+    n_layers: Count | None = None
     """Blocks of a path or dense model."""
-    path_dim: int | None = None
-    path_heads: int | None = None
-    parallel_layers: int | None = None
-    paths: int | None = None
-    ffn_multiplier: float | None = None
-    rms_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    path_dim: Count | None = None
+    path_heads: Heads | None = None
+    parallel_layers: Count | None = None
+    paths: Count | None = None
+    ffn_multiplier: Positive | None = None
+    rms_eps: Epsilon = 1e-5
+    rope_theta: Positive = 10000.0
     rope_style: Literal["interleaved pairs"] = "interleaved pairs"
     attention_output_projection: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_heads", "path_heads", "rms_eps", "rope_theta"):  # other sizes are compared with the tensors
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise BraidError(f"{name} must be above 0, got {value:g}")
         if self.attention_output_projection:
             raise BraidError("attention_output_projection is true; PaPaformer's attention has none")
 
