@@ -39,14 +39,18 @@ def test_train_takes_overrides_behind_options():
     [
         (["show", "models/gpt2", "--lenght", "128"], "unrecognized arguments: --lenght 128"),
         (["list", "parts", "width=3"], "unrecognized arguments: width=3"),
-        (["shwo"], "invalid choice: 'shwo'"),
     ],
 )
-def test_what_is_not_understood_is_said(braid, capsys, arguments: list[str], text: str):
-    with pytest.raises(SystemExit) as end:
-        braid(*arguments)
-    assert end.value.code == 2
-    assert text in capsys.readouterr().err
+def test_what_is_not_understood_is_said(braid, arguments: list[str], text: str):
+    shown = braid(*arguments)
+    assert shown.code == 2
+    assert text in shown.err
+
+
+@pytest.mark.parametrize(("word", "near"), [("shwo", "show"), ("tran", "train"), ("genrate", "generate")])
+def test_the_nearest_verb_is_named(capsys, word: str, near: str):
+    assert command.main([word]) == 2
+    assert f"there is no verb '{word}'. Did you mean '{near}'?" in capsys.readouterr().err
 
 
 def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.MonkeyPatch):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from braidlm.bridges.convert import convert
-
 import braidlm
 
 
@@ -157,7 +155,7 @@ def test_packed_data(braid, tmp_path: Path):
     ("arguments", "text"),
     [
         (["models/gpt2-82m"], "there is no recipe and no folder 'models/gpt2-82m'. Did you mean 'models/gpt2-28m'?"),
-        (["nothing.yaml"], "nothing.yaml: this recipe file does not exist"),
+        (["nothing.yaml"], "nothing.yaml: this file does not exist"),
         (["models/gpt2", "width=100"], "models/gpt2: width 100 does not divide into 12 heads"),
         (["models/gpt2", "--length", "0"], "length: expected a whole number from 1 to"),
         (["models/gpt2", "--length", "2000"], "length 2000 is more than the model's 1024 learned positions"),
@@ -210,8 +208,9 @@ def test_a_studys_folder_shows_its_models(braid, run_folder: Path, tmp_path: Pat
     assert braid("show", study).out.splitlines()[0].split() == ["dense", "routed"]
 
 
-def test_a_folder_of_transformers_is_shown_as_braid_reads_it(braid, tmp_path: Path, made_model: Path):
-    convert(made_model, tmp_path / "gpt2", to="gpt2")
+def test_a_folder_of_transformers_is_shown_as_braid_reads_it(braid, capsys, tmp_path: Path, made_model: Path):
+    braidlm.convert(made_model, tmp_path / "gpt2", to="gpt2")
+    capsys.readouterr()
     ours, theirs = (braid("show", folder, "--json").json() for folder in (made_model, tmp_path / "gpt2"))
     assert theirs["parameters"] == ours["parameters"]
     assert "This is a 'gpt2' folder" in theirs["notes"][0]

@@ -195,7 +195,7 @@ def test_data_from_the_environment(runs: Path, data: Path, monkeypatch: pytest.M
         (["{one}", "blimp_fas"], ["there is no model folder and no task 'blimp_fas'. Did you mean 'blimp_fast'?"]),
         (
             ["{tmp}/runs/onee", "blimp_fast"],
-            ["there is no model folder '{tmp}/runs/onee'. Did you mean '{tmp}/runs/one'?"],
+            ["{tmp}/runs/onee: there is no such folder. Did you mean '{tmp}/runs/one'?"],
         ),
         (["{one}", "zzz"], ["there is no model folder and no task 'zzz'", "`braid list tasks` lists the tasks."]),
         (["blimp_fast"], ["there is no model", "name a model folder or a run"]),

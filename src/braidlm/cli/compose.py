@@ -3,9 +3,11 @@
 import argparse
 from typing import Any
 
+from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 
 HELP = "make one model of several that were trained apart, as parallel paths with a join"
 EPILOG = """examples:
@@ -22,13 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="PATH",
-        help="a model folder, a run folder (its newest checkpoint), or a Llama or GPT-2 folder; one tokenizer for all",
+        help="a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all",
     )
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
     add("--join", default="shared_linear", metavar="JOIN", help='a kind, or "{kind: ..., option: ...}" (shared_linear)')
     add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
-    add("--layers", type=int, metavar="N", help="how often the paths are joined (the depth of the shallowest)")
-    add("--blocks", type=int, default=1, metavar="N", help="fresh full-width blocks before and after (1)")
+    add(
+        "--layers",
+        type=number(Layers),
+        metavar="N",
+        help="how often the paths are joined (the depth of the shallowest)",
+    )
+    add(
+        "--blocks",
+        type=number(LayersOrZero),
+        default=1,
+        metavar="N",
+        help="fresh full-width blocks before and after (1)",
+    )
     add(
         "--freeze",
         nargs="+",
@@ -37,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what later training leaves as it is: paths (all that came from them), joins, embedding, head",
     )
     add("--start", default="mean", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
-    add("--seed", type=int, default=1, metavar="N", help="of the fresh weights (1)")
+    add("--seed", type=number(Seed), default=1, metavar="N", help="of the fresh weights (1)")
     add("--dry-run", action="store_true", help="show what would come from where, and write nothing")
 
 
@@ -46,6 +59,7 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.edits.compose import compose
 
     folder = compose(**options_of(args) | {"join": read_join(args.join)})
+    console.show_json({"model": folder, "sources": args.sources})
     if folder is not None:
         console.show(str(folder))
 

@@ -2,6 +2,8 @@
 
 import argparse
 
+from braidlm.core import console
+
 HELP = "convert a model from or to a Hugging Face format (gpt2, llama), or from moep_lm or papaformer"
 
 
@@ -10,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a model folder, or a name on the Hub such as openai-community/gpt2; of papaformer the file of weights",
+        help="a model folder, a run or one model of a study, or a name on the Hub such as openai-community/gpt2; of "
+        "papaformer the file of weights",
     )
     direction = parser.add_mutually_exclusive_group()
     direction.add_argument(
@@ -31,4 +34,5 @@ def run(args: argparse.Namespace) -> None:
     """Convert as the arguments say."""
     from braidlm.bridges.convert import convert
 
-    convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run, config=args.config)
+    plan = convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run, config=args.config)
+    console.show_json({"model": None if args.dry_run else args.out, "plan": plan.lines()})

@@ -15,4 +15,5 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.studies.demo import demo
 
     report = demo(args.out, args.overrides)
+    console.show_json({"report": report})
     console.show(f"Open {report} in a browser.")

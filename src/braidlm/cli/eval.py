@@ -5,9 +5,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from braidlm.cli.numbers import number
 from braidlm.cli.settings import add_settings, settings_from
-from braidlm.core.console import set_quiet, show, show_json, table
+from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.models.names import find_sources
+from braidlm.model.config.ranges import CountOrZero
 
 if TYPE_CHECKING:
     from braidlm.evals.babylm.predictions import WrittenFiles
@@ -31,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.evals.evaluated_model import Settings
 
     add = parser.add_argument
-    add("words", nargs="+", metavar="MODEL|TASK", help="model folders or run folders, and tasks or suites")
+    add("words", nargs="+", metavar="MODEL|TASK", help="model folders, runs or studies, and tasks or suites")
     add(
         "--data",
         nargs="+",
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
-    add("--harness-shots", type=int, metavar="N", help="examples that it shows before a question")
+    add("--harness-shots", type=number(CountOrZero), metavar="N", help="examples that it shows before a question")
     add("--paths", nargs="+", metavar="PATH", help="use only these paths of the models")
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
     add(
@@ -58,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ewok-text", action="store_true", help="with --leaderboard: also EWoK's, whose answers are its plain text")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
-    add("--json", action="store_true", help="print facts for programs")
     add_settings(parser, Settings, "settings of tasks that use them")
 
 
@@ -68,8 +70,6 @@ def run(args: argparse.Namespace) -> None:
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings
 
-    if args.json:
-        set_quiet(True)
     harness = [name for name in (args.harness or "").split(",") if name]
     models, tasks = _models_and_tasks(args.words, bool(harness))
     root, own = _data(args.data or [])
@@ -92,12 +92,10 @@ def run(args: argparse.Namespace) -> None:
     written = None
     if args.leaderboard:
         written = write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
-    if args.json:
-        show_json(evaluation.facts())
-    else:
-        _show(evaluation, args.out)
-        if written is not None:
-            _show_leaderboard(written, args.ewok_text)
+    show_json(evaluation.facts())
+    _show(evaluation, args.out)
+    if written is not None:
+        _show_leaderboard(written, args.ewok_text)
 
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
@@ -109,8 +107,9 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
     tasks = [word for word in words if word in known]
     models = [word for word in words if word not in known]
     for word in models:
-        if not Path(word).exists():
+        if len(Path(word).parts) == 1 and not Path(word).exists():
             raise _unknown(word, known)
+        find_sources(word, any_folder=True)  # an error that suggests the nearest name
     if not models:
         raise BraidError("there is no model", todo="`braid eval MODEL ... TASK ...`: name a model folder or a run.")
     if not tasks and not harness:
@@ -121,13 +120,7 @@ def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[
 
 
 def _unknown(word: str, tasks: list[str]) -> BraidError:
-    """The error for a word that is neither: a folder if it looks like a path, else most probably a misspelled task."""
-    folder = Path(word)
-    if len(folder.parts) > 1:
-        siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-        near = [f"{folder.parent}/{name}" for name in get_close_matches(folder.name, siblings, n=1)]
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        return BraidError(f"there is no model folder '{word}'.{hint}")
+    """The error for a word that is neither a task nor a folder here."""
     if get_close_matches(word, tasks, n=1):
         return BraidError(f"there is no model folder and no task '{word}'.{did_you_mean(word, tasks)}")
     return BraidError(f"there is no model folder and no task '{word}'", todo="`braid list tasks` lists the tasks.")

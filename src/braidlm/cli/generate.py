@@ -5,41 +5,51 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
 from braidlm.core.console import say, show, show_json, table
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Seed, Temperature
 
 HELP = "continue a text with a model, and show what may come next"
+STANDARD_INPUT = "-"
 USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
        %(prog)s --prompts FILE --models MODEL [MODEL ...] [--out REPORT] [options]"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    model = parser.add_argument("model", help="a model folder, or a run folder (its newest checkpoint)")
+    model = parser.add_argument("model", help="a model folder, a run, or one model of a study as STUDY/NAME")
     prompts = parser.add_argument(
-        "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin'
+        "prompt", nargs="+", metavar="prompt", help='text to continue; "" lets the model begin, - reads standard input'
     )
     model.required = prompts.required = False  # a prompt study has --models and --prompts instead
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="at most this many new tokens (default 100; in a study 40)"
+        "--max-tokens",
+        type=number(Length),
+        metavar="N",
+        help="at most this many new tokens (default 100; in a study 40)",
     )
-    parser.add_argument("--temperature", type=float, help="0: the most probable token (default 0.8)")
-    parser.add_argument("--top-k", type=int, metavar="N", help="choose among the N most probable tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="choose among tokens that together have probability P")
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text")
+    parser.add_argument("--temperature", type=number(Temperature), help="0: the most probable token (default 0.8)")
+    parser.add_argument("--top-k", type=number(Count), metavar="N", help="choose among the N most probable tokens")
+    parser.add_argument(
+        "--top-p", type=number(Probability), metavar="P", help="choose among tokens that together have probability P"
+    )
+    parser.add_argument("--seed", type=number(Seed), help="the same seed gives the same text")
     parser.add_argument("--greedy", action="store_true", default=None, help="always the most probable token")
     parser.add_argument(
-        "--top-next", type=int, metavar="N", help="show the N most probable next tokens (default 0; in a study 3)"
+        "--top-next",
+        type=number(CountOrZero),
+        metavar="N",
+        help="show the N most probable next tokens (default 0; in a study 3)",
     )
     parser.add_argument("--paths", nargs="+", metavar="NAME", help="use only these paths of the model")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
-    parser.add_argument("--json", action="store_true", help="print facts for programs")
     study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
     study.add_argument(
         "--prompts", dest="file", metavar="FILE", help="a prompt a line, or .jsonl with `prompt` and `domain`"
     )
-    study.add_argument("--models", nargs="+", metavar="MODEL", help="model folders or run folders")
+    study.add_argument("--models", nargs="+", metavar="MODEL", help="model folders, runs or studies")
     study.add_argument("--out", metavar="REPORT", help="also write a report: .md, .html or .csv")
 
 
@@ -74,25 +84,25 @@ def _generate(args: argparse.Namespace) -> None:
     """Print texts: the first as it is generated, the others when it is complete."""
     from braidlm.serving.generate import generate
 
+    prompts = [_standard_input() if prompt == STANDARD_INPUT else prompt for prompt in args.prompt]
     live = not args.json
 
     def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        if live:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
     started = False
 
     def on_text(prompt: int, text: str) -> None:
         nonlocal started
-        if live and prompt == 0:
-            write(text if started else args.prompt[0] + text)
+        if prompt == 0:
+            write(text if started else prompts[0] + text)
             started = True
 
-    result = generate(args.model, args.prompt, **_options(args), on_text=on_text)
-    if args.json:
-        show_json(asdict(result) | {"tokens_per_second": result.tokens_per_second})
-        return
-    write("\n" if started else args.prompt[0] + "\n")
+    result = generate(args.model, prompts, **_options(args), on_text=on_text)
+    show_json(asdict(result) | {"tokens_per_second": result.tokens_per_second})
+    write("\n" if started else prompts[0] + "\n")
     for text in result.texts[1:]:
         show("\n" + text.prompt + text.text)
     for text in result.texts:
@@ -109,19 +119,24 @@ def _generate(args: argparse.Namespace) -> None:
     say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
 
 
+def _standard_input() -> str:
+    """What is piped in, without the line break that ends nearly every text."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise BraidError(f"this is not UTF-8 text ({error.reason} at byte {error.start})", "standard input") from None
+
+
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
     from braidlm.serving.generate import prompt_study
     from braidlm.serving.prompt_study import as_text
 
     def on_model(name: str) -> None:
-        if not args.json:
-            say(f"{name} ...")
+        say(f"{name} ...")
 
     study = prompt_study(args.models, args.file, **_options(args), out=args.out, on_model=on_model)
-    if args.json:
-        show_json(asdict(study))
-        return
+    show_json(asdict(study))
     show("\n" + as_text(study))
     if args.out is not None:
         say(f"Written to {args.out}.")

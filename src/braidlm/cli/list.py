@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="tasks: the folder in which their data is looked for (default BRAID_DATA or data)"
     )
-    parser.add_argument("--json", action="store_true", help="print facts for programs")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,10 +28,8 @@ def run(args: argparse.Namespace) -> None:
     if args.data is not None and args.what != "tasks":
         raise BraidError(f"--data is for `braid list tasks`, not for {args.what}")
     rows = _tasks(args.data) if args.what == "tasks" else collect()
-    if args.json:
-        show_json(rows)
-    else:
-        display(rows)
+    show_json(rows)
+    display(rows)
 
 
 def _recipes() -> list[Row]:
@@ -66,7 +63,7 @@ def _data() -> list[Row]:
 
 
 def _show_data(rows: list[Row]) -> None:
-    from braidlm.data.sources.files import COMPRESSIONS
+    from braidlm.data.sources.compression import COMPRESSIONS
     from braidlm.data.sources.hub import PREFIX
 
     table(("", "name", "files", ""), [(r["kind"], r["name"], " ".join(r["files"]), r["about"]) for r in rows])

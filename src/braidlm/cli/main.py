@@ -17,7 +17,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if (wrong := _unknown_verb(argv)) is not None:
-        console.error([f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."])
+        console.error(
+            [f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."]
+        )
         return 2
     parser = make_parser(_verb_of(argv))
     args = _parse(parser, argv)

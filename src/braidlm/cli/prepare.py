@@ -1,9 +1,12 @@
 """`braid prepare`: text into packed token files."""
 
 import argparse
+from dataclasses import asdict
 
+from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
-from braidlm.core.console import table
+from braidlm.core.console import show_json, table
+from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
 
 HELP = "text, JSONL, parquet or a Hub data set, into packed token files (parallel, resumable)"
 EPILOG = """examples:
@@ -21,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="the folder to write")
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
-    add("--workers", type=int, metavar="N", help="processes (all cores, unless given)")
+    add("--workers", type=number(Workers), metavar="N", help="processes (all cores, unless given)")
 
     group = parser.add_argument_group("tokenizer").add_argument
     group("--tokenizer", default="bpe", metavar="T", help="bpe (train one), bytes, a folder or file, or a Hub name")
-    group("--vocab-size", type=int, metavar="N", help="tokens of a trained one (16384)")
+    group("--vocab-size", type=number(VocabularySize), metavar="N", help="tokens of a trained one (16384)")
     group(
         "--special",
         dest="special_tokens",
@@ -33,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[ROLE=]TOKEN",
         help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
     )
-    group("--sample-mb", type=float, default=64, metavar="MB", help="text to train on, spread over the data (64)")
+    group(
+        "--sample-mb",
+        type=number(Positive),
+        default=64,
+        metavar="MB",
+        help="text to train on, spread over the data (64)",
+    )
 
     group = parser.add_argument_group("reading").add_argument
     group(
@@ -49,11 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")
     group("--split", default="train", help="Hub: split (train)")
     group("--subset", help="Hub: configuration of the data set")
-    group("--documents", type=int, default=10_000, metavar="N", help="built-in corpora: documents (10000)")
-    group("--first", type=int, default=0, metavar="N", help="built-in corpora: number of the first document (0)")
-    group("--seed", type=int, default=0, metavar="N", help="built-in corpora: seed (0)")
-    group("--limit-documents", type=int, metavar="N", help="take at most so many documents")
-    group("--limit-words", type=int, metavar="N", help="take whole documents up to so many words")
+    group("--documents", type=number(Count), default=10_000, metavar="N", help="built-in corpora: documents (10000)")
+    group(
+        "--first",
+        type=number(CountOrZero),
+        default=0,
+        metavar="N",
+        help="built-in corpora: number of the first document (0)",
+    )
+    group("--seed", type=number(Seed), default=0, metavar="N", help="built-in corpora: seed (0)")
+    group("--limit-documents", type=number(Count), metavar="N", help="take at most so many documents")
+    group("--limit-words", type=number(Count), metavar="N", help="take whole documents up to so many words")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,6 +89,7 @@ def run(args: argparse.Namespace) -> None:
         ("tokenizer", f"{vocabulary.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
         ("folder", str(data.folder)),
     ]
+    show_json({"folder": data.folder, "vocab_size": vocabulary.vocab_size, **asdict(facts)})
     table((facts.name, ""), rows)
 
 

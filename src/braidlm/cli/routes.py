@@ -3,9 +3,11 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
-from braidlm.core.console import set_quiet, show, show_json, table
+from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Count, Probability
 
 if TYPE_CHECKING:
     from braidlm.routes.measures import LayerTally
@@ -24,7 +26,7 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="a model folder, or a run folder (its newest checkpoint)")
+    add("models", nargs="+", metavar="MODEL", help="a model folder, a run, or a study (all its models)")
     add(
         "--prompts",
         metavar="FILE",
@@ -34,27 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", nargs="+", action="extend", metavar="NAME=PATH", help="packed folders or text; the name is the domain"
     )
     add(
-        "--held-out", type=float, metavar="SHARE", help="of packed data, only what `holdout: SHARE` keeps from training"
+        "--held-out",
+        type=number(Probability),
+        metavar="SHARE",
+        help="of packed data, only what `holdout: SHARE` keeps from training",
     )
-    add("--tokens", type=int, default=20_000, metavar="N", help="at most this many tokens of each data set (20000)")
+    add(
+        "--tokens",
+        type=number(Count),
+        default=20_000,
+        metavar="N",
+        help="at most this many tokens of each data set (20000)",
+    )
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
     add("--paths", nargs="+", metavar="PATH", help="use only these paths")
     add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
-    add("--json", action="store_true", help="print facts for programs")
 
 
 def run(args: argparse.Namespace) -> None:
     """Collect the routes, then show them as tables or as JSON."""
     from braidlm.routes.routes import routes
 
-    if args.json:
-        set_quiet(True)
     pairs = {"data": _pairs(args.data, "--data"), "domains": _pairs(args.domains, "--domains")}
     report = routes(**options_of(args) | pairs)
-    if args.json:
-        show_json(report.facts())
-        return
+    show_json(report.facts())
     _show(report)
     if args.out:
         show(f"{args.out}/routes.html")

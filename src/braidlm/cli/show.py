@@ -2,12 +2,16 @@
 
 import argparse
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from braidlm.cli.numbers import number
 from braidlm.core import console
-from braidlm.core.console import count, table
+from braidlm.core.console import count, duration, table
+from braidlm.model.config.ranges import Length
 
-HELP = "look at a recipe, a model folder, a run or packed data: stages, parameters, FLOPs, memory, lineage, problems"
+HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"
 MEMORY = {
     "weights_float32": "weights, float32",
     "weights_bfloat16": "weights, bf16",
@@ -17,25 +21,22 @@ MEMORY = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("x", metavar="X", help="a recipe's name or file, or a folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to a recipe")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens per text for FLOPs (default: the context)")
-    parser.add_argument("--json", action="store_true", help="print facts for programs")
+    parser.add_argument("x", metavar="X", help="a recipe's name or file, or a model, run, study or data folder")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="X|key=value", help="others to compare it with, and changes to recipes"
+    )
+    parser.add_argument(
+        "--length", type=number(Length), metavar="N", help="tokens per text for FLOPs (default: the context)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.studies.show import show
 
-    facts = show(args.x, args.overrides, args.length)
-    if args.json:
-        console.show_json(facts)
-        return
-    if facts["kind"] == "data":
-        _print_data(facts)
-    elif facts["kind"] == "study":
-        _print_study(facts)
-    else:
-        _print_model(facts)
+    others = [word for word in args.overrides if "=" not in word or Path(word).exists()]
+    facts = show([args.x, *others], [word for word in args.overrides if word not in others], args.length)
+    console.show_json(facts)
+    PRINTERS.get(facts["kind"], _print_model)(facts)
     if facts["notes"] or facts["problems"]:
         console.show("")
     for note in facts["notes"]:
@@ -72,7 +73,39 @@ def _print_study(facts: dict[str, Any]) -> None:
         (row["name"], row["kind"], row["layers"], row["width"], *(row[key] for key in keys)) for row in facts["models"]
     ]
     table(("model", "", "attentions", "width", "parameters", "active", "FLOPs per token"), rows)
+    console.show("")
+    rows = [(row["name"], *_training_row(row["training"])) for row in facts["models"]]
+    table(("training", "words", "tokens", "epochs", "checkpoints", "expected time"), rows)
+    seeds = len(facts["seeds"])
+    if facts["expected_seconds"] is not None:
+        times = f", {seeds} seeds" if seeds > 1 else ""
+        console.show(f"all{times}: about {duration(facts['expected_seconds'])} on this machine\n")
     table(("domain", "source"), list(facts["domains"].items()))
+
+
+def _training_row(training: dict[str, Any]) -> tuple[str, ...]:
+    amounts = ["-" if training[key] is None else count(float(training[key])) for key in ("words", "tokens")]
+    seconds = training["seconds"]
+    return (
+        *amounts,
+        f"{training['epochs']:g}",
+        "-" if training["checkpoints"] is None else str(training["checkpoints"]),
+        "-" if seconds is None else f"about {duration(seconds)}",
+    )
+
+
+def _print_comparison(facts: dict[str, Any]) -> None:
+    """A row for each fact, a column for each model; facts that no model has are left out."""
+    models = facts["models"]
+    rows = [(label, *(read(model) for model in models)) for label, read in COMPARED.items()]
+    table(("", *_names(models)), [row for row in rows if any(cell != "-" for cell in row[1:])], keep=1)
+
+
+def _names(models: list[dict[str, Any]]) -> list[str]:
+    """The last parts of the models' names, as many as tell them apart."""
+    parts = [Path(model["name"]).parts for model in models]
+    length = next(n for n in range(1, 100) if len({part[-n:] for part in parts}) == len(set(parts)))
+    return ["/".join(part[-length:]) for part in parts]
 
 
 def _stage_name(row: dict[str, Any]) -> str:
@@ -147,3 +180,46 @@ def _number(value: float) -> str:
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
+
+
+def _whole(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda facts: f"{facts[key]:,}"
+
+
+def _trained(key: str) -> Callable[[dict[str, Any]], str]:
+    """Of the training that the lineage records."""
+
+    def read(facts: dict[str, Any]) -> str:
+        value = ((facts["lineage"] or {}).get("training") or {}).get(key)
+        return "-" if value is None else _number(value)
+
+    return read
+
+
+def _bits(facts: dict[str, Any]) -> str:
+    bits = (facts.get("run") or {}).get("validation", {}).get("bits_per_byte")
+    return "-" if bits is None else f"{bits:.4f}"
+
+
+COMPARED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "kind": lambda facts: facts["kind"],
+    "parameters": _whole("parameters"),
+    "active": _whole("active_parameters"),
+    "FLOPs per token": _whole("flops_per_token"),
+    "layers": _whole("layers"),
+    "width": _whole("width"),
+    "context": _whole("context"),
+    "vocabulary": _whole("vocab_size"),
+    "stages": lambda facts: ", ".join(row["name"].split(": ")[1] for row in facts["stages"] if ": " in row["name"]),
+    "weights, float32": lambda facts: size(facts["memory"]["weights_float32"]),
+    "made by": lambda facts: str((facts["lineage"] or {}).get("made_by", "-")),
+    "trained steps": _trained("steps"),
+    "trained tokens": _trained("tokens"),
+    "trained words": _trained("words"),
+    "bits per byte": _bits,
+    "checkpoint": lambda facts: str((facts.get("run") or {}).get("checkpoint") or "-"),
+    "tokenizer": lambda facts: (facts["tokenizer"] or "-")[:16],
+}
+"""What a comparison shows of each model."""
+PRINTERS = {"data": _print_data, "study": _print_study, "comparison": _print_comparison}
+"""By kind of what is shown; anything else is one model."""

@@ -1,6 +1,7 @@
 """`braid train`."""
 
 import argparse
+from dataclasses import asdict
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -37,6 +38,7 @@ def _train(args: argparse.Namespace) -> None:
     if is_main_process():
         console.say(f"{run.progress.steps:,} steps, {run.progress.tokens:,} tokens, {run.progress.words:,} words.")
         console.show(str(run.model))
+        console.show_json(run.facts())
     if run.stopped_by is not None:
         raise SystemExit(exit_code(run.stopped_by))
 
@@ -46,6 +48,7 @@ def _study(args: argparse.Namespace) -> None:
 
     results = study(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     console.show(str(results.study.folder))
+    console.show_json({"folder": results.study.folder, **results.as_dict()})
 
 
 def _sweep(args: argparse.Namespace) -> None:
@@ -53,6 +56,7 @@ def _sweep(args: argparse.Namespace) -> None:
 
     runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     show_sweep(runs)
+    console.show_json({"runs": [asdict(run) for run in runs]})
     failed = [run.label for run in runs if run.failed]
     if failed:
         raise BraidError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")

@@ -1,10 +1,16 @@
-"""Output in the terminal: lines, tables, progress. Plain lines where there is no terminal."""
+"""Output in the terminal: lines, tables, progress. Plain lines where there is no terminal.
+
+A verb shows its result twice: for people with `show` and `table`, for programs with `show_json`. Which of the two is
+printed, `json_output` decides.
+"""
 
 import contextlib
 import json
+import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,6 +19,8 @@ from rich.text import Text
 
 _console = Console(highlight=False, soft_wrap=True)
 _quiet = False
+_document: TextIO | None = None
+"""Where the result for programs goes; None where it is for people."""
 PLAIN_INTERVAL = 10.0
 """Seconds between progress lines where there is no terminal."""
 
@@ -23,6 +31,21 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+@contextlib.contextmanager
+def json_output(wanted: bool) -> Iterator[None]:
+    """With --json, standard output gets one JSON document and nothing else: messages go to standard error."""
+    global _document
+    if not wanted:
+        yield
+        return
+    _document = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # also for what libraries print
+            yield
+    finally:
+        _document = None
+
+
 def say(message: str) -> None:
     """Print a line about the work in progress, unless quiet."""
     if not _quiet:
@@ -31,13 +54,25 @@ def say(message: str) -> None:
 
 def show(message: str) -> None:
     """Print a result, even when quiet; never wrapped, so that it can be piped."""
+    if _document is not None:
+        return
     _console.file.write(message + "\n")
     _console.file.flush()
 
 
 def show_json(facts: Any) -> None:
-    """Print facts for programs."""
-    show(json.dumps(facts, ensure_ascii=False, indent=2))
+    """Print a verb's result for programs, if --json asks for it; numbers that JSON does not have are null."""
+    if _document is not None:
+        _document.write(json.dumps(_plain(facts), ensure_ascii=False, indent=2, default=str) + "\n")
+        _document.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def warn(message: str) -> None:
@@ -52,6 +87,8 @@ def table(
 
     With `keep`, columns that do not fit the terminal go into further tables, which repeat the first `keep`.
     """
+    if _document is not None:
+        return
     body = [[_cell(value) for value in row] for row in rows]
     for number, part in enumerate(_split_columns(columns, body, keep)):
         if number:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from braidlm.core.errors import BraidError
+from braidlm.core.report.notebook import html_table
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,15 @@ class Evaluation:
             if model.name == name:
                 return model
         raise BraidError(f"no model '{name}' was evaluated")
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a row for each model, a column for each task, the data below."""
+        rows = [
+            (model.name, *(model.tasks[task].shown if task in model.tasks else None for task in self.tasks))
+            for model in self.models
+        ]
+        notes = [f"{task}: {facts['metric']}; data {facts['data']}" for task, facts in self.tasks.items()]
+        return html_table(("model", *self.tasks), rows, notes)
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `results.json` holds it."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from braidlm.core.report.notebook import html_table
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import Tally
 
@@ -108,6 +109,12 @@ class RoutingReport:
     @property
     def _choices(self) -> list[str]:
         return [choice for model in self.models for layer in model.layers for choice in layer.choices]
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the share of every choice over all layers, and what it means."""
+        notes = [f"{model.name}: {text}" for model in self.models for text in (*verdicts(model), *model.findings)]
+        rows = [(tally.what, *row) for at, tally in enumerate(self.models[0].tallies) for row in share_rows(self, at)]
+        return html_table(("over", "choice", *(model.name for model in self.models)), rows, notes)
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""

@@ -1,41 +1,87 @@
 """`braid show` for everything that has a recipe or a folder, studies included."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_facts
+from braidlm.core.models.names import find_sources
 from braidlm.core.recipes import compose_recipe, list_recipes
+from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
+from braidlm.studies.plan import TOKENS_PER_WORD, StudyPlan, total_seconds
 from braidlm.studies.study import Study, decode_study, is_study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 
-def show(x: str | Path, overrides: list[str] | None = None, length: int | None = None) -> dict[str, Any]:
-    """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, run or data folder."""
+def show(
+    x: str | Path | Sequence[str | Path], overrides: list[str] | None = None, length: int | None = None
+) -> dict[str, Any]:
+    """What `x` is and costs: a recipe's name or file (with `key=value` overrides), a model, a run, a study or data.
+
+    Several are compared: `{"kind": "comparison", "models": [...]}`. So are the models of a study's folder. Overrides
+    then change those that are recipes.
+    """
+    if not isinstance(x, (str, Path)):
+        recipes = [one for one in x if not _is_folder(one)]
+        facts = [show(one, overrides if one in recipes or not recipes else None, length) for one in x]
+        return facts[0] if len(facts) == 1 else _comparison(facts)
     name = str(x)
-    if Path(x).is_dir():
-        if overrides:
-            raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
+    if not _is_folder(x):
+        check_recipe_exists(name)
+        data = compose_recipe(name, overrides)
+        return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
+    if overrides:
+        raise BraidError(f"overrides change a recipe, and this is a folder: {' '.join(overrides)}", name)
+    if is_packed(x):
         return any_folder_facts(x, length)
-    check_recipe_exists(name)
-    data = compose_recipe(name, overrides)
-    return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
+    sources = find_sources(x)
+    facts = [any_folder_facts(source, length) for source in sources]
+    return facts[0] if len(facts) == 1 else _comparison(facts)
+
+
+def _is_folder(x: str | Path) -> bool:
+    """Whether it names something on this disk, such as one model of a study, and not a recipe."""
+    try:
+        return Path(x).expanduser().is_dir() or bool(find_sources(x))
+    except BraidError:
+        return False
+
+
+def _comparison(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several models side by side; a comparison among them is taken apart."""
+    models = [one for each in facts for one in (each["models"] if each["kind"] == "comparison" else [each])]
+    if other := [one for one in models if one["kind"] in ("data", "study")]:
+        raise BraidError(f"models are compared, and this is {other[0]['kind']}", other[0]["name"])
+    return {
+        "kind": "comparison",
+        "models": models,
+        "notes": [f"{one['name']}: {note}" for one in models for note in one["notes"]],
+        "problems": [f"{one['name']}: {problem}" for one in models for problem in one["problems"]],
+    }
 
 
 def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:
     """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
     study = decode_study(data)
     vocab_size = study.data.tokenizer.vocab_size
-    models = []
+    models, plans, plan = [], [], StudyPlan(study)
     for kind, label, architecture in _architectures(study):
-        config = BraidConfig(architecture, vocab_size or DEFAULT_VOCAB_SIZE)
-        models.append({"name": label, "kind": kind, **model_facts(config, length)})
+        facts = model_facts(BraidConfig(architecture, vocab_size or DEFAULT_VOCAB_SIZE), length)
+        plans.append(plan.training(*_training_share(study, kind, label), facts["flops_per_token"]))
+        models.append({"name": label, "kind": kind, **facts, "training": plans[-1].facts()})
     notes = []
+    if not plan.is_prepared:
+        notes.append(
+            f"Time is counted with {TOKENS_PER_WORD} tokens per word until the data is prepared."
+            if plans[0].words is not None
+            else "Words, checkpoints and time are known when the data is prepared, which `braid train` begins with."
+        )
     if vocab_size is None:
         notes.append(f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens.")
     problems = []
@@ -51,6 +97,8 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "name": name,
         "about": dict(list_recipes()).get(name),
         "models": models,
+        "seeds": study.seeds,
+        "expected_seconds": total_seconds(plans, len(study.seeds)),
         "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
@@ -71,3 +119,10 @@ def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
             composed = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
             architectures.append(("composed", label, composed))
     return architectures + [("whole", label, model.architecture) for label, model in study.whole.items()]
+
+
+def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float]:
+    """The domains that a model of a study is trained on, and the share of them."""
+    if study.paths is None or kind == "whole":
+        return list(study.domains), 1.0
+    return ([label], study.paths.share) if kind == "path" else (list(study.domains), 1.0 - study.paths.share)

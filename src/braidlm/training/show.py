@@ -31,13 +31,7 @@ def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]
     if is_packed(folder):
         facts = read_json(folder / MANIFEST)
         return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
-    if is_run(folder):
-        return run_facts(folder, length)
-    if (folder / "config.json").is_file():
-        return {"kind": "model", **folder_facts(folder, length)}
-    raise BraidError(
-        "this folder is no model (config.json), no run (recipe.yaml) and no packed data set (data.json)", str(x)
-    )
+    return run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(folder, length)}
 
 
 def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_vocabulary
+from braidlm.core.models.runs import last_records
+from braidlm.core.report.notebook import html_table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
@@ -41,6 +43,27 @@ class Run:
     """False if it was stopped before its end."""
     stopped_by: type[KeyboardInterrupt] | None = None
     """The kind of the signal that stopped it: KeyboardInterrupt for Ctrl-C, Terminated for SIGTERM."""
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data, as `--json` prints it."""
+        return {
+            "folder": str(self.folder),
+            "model": str(self.model),
+            "finished": self.finished,
+            "steps": self.progress.steps,
+            "tokens": self.progress.tokens,
+            "words": self.progress.words,
+        }
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was trained, and the last records of its metrics."""
+        last = last_records(self.folder)
+        figures = {
+            **self.facts(),
+            "loss": last.get("train", {}).get("loss"),
+            "bits per byte": last.get("validation", {}).get("bits_per_byte"),
+        }
+        return html_table(("run", self.folder.name), list(figures.items()))
 
 
 def train(

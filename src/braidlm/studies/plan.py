@@ -1,0 +1,122 @@
+"""What a study will take: the words, epochs and checkpoints of each of its trainings, and about how long they last."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from braidlm.core.devices import choose_device
+from braidlm.data.loading.chunking import chunkings
+from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.studies.study import Study
+
+TOKENS_PER_WORD = 1.4
+"""Of English under a tokenizer of 16k tokens: assumed until the data is prepared."""
+SHARE_OF_PRODUCTS = 0.3
+"""What training reaches of the speed of large matrix products; small models on many cores reach less."""
+TRAINING_FLOPS = 3
+"""Forward and backward pass, in forward passes."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What one training of a study takes; None for what is known only when the data is prepared."""
+
+    words: int | None
+    tokens: int | None
+    epochs: float
+    checkpoints: int | None
+    seconds: float | None
+    """Expected on this machine, within a factor of about two."""
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DomainSize:
+    """How much training text a domain has."""
+
+    words: int
+    tokens: int
+
+
+class StudyPlan:
+    """The plans of a study's trainings, with what they share looked up once."""
+
+    def __init__(self, study: Study):
+        self.study = study
+        self.sizes = {domain: _size(study, domain) for domain in study.domains}
+        self.flops_per_second = SHARE_OF_PRODUCTS * _product_speed(choose_device("auto"))
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the size of every domain is known."""
+        return None not in self.sizes.values()
+
+    @property
+    def tokens_per_word(self) -> float:
+        sizes = [size for size in self.sizes.values() if size is not None]
+        words = sum(size.words for size in sizes)
+        return sum(size.tokens for size in sizes) / words if words and self.is_prepared else TOKENS_PER_WORD
+
+    def training(self, domains: Sequence[str], share: float, flops_per_token: int) -> TrainingPlan:
+        """The plan of one training on a share of these domains."""
+        study = self.study
+        per_epoch = chunkings.build(study.data.chunking).words_per_epoch
+        words = tokens = None
+        if per_epoch is not None:
+            words = round(study.epochs * per_epoch * len(domains))
+            tokens = round(words * self.tokens_per_word)
+        elif self.is_prepared:
+            sizes = [size for domain in domains if (size := self.sizes[domain]) is not None]
+            words = round(study.epochs * share * sum(size.words for size in sizes))
+            tokens = round(study.epochs * share * sum(size.tokens for size in sizes))
+        seconds = None if tokens is None else TRAINING_FLOPS * tokens * flops_per_token / self.flops_per_second
+        return TrainingPlan(words, tokens, study.epochs, self._checkpoints(words, tokens), seconds)
+
+    def _checkpoints(self, words: int | None, tokens: int | None) -> int | None:
+        """How many checkpoints are made, the end included."""
+        if words is None or tokens is None:
+            return None
+        training = self.study.training
+        per_step = training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length
+        pace = self.study.checkpoints.every
+        end = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}[pace.unit]
+        count, mark = 0, pace.next_after(0)
+        while mark is not None and mark < end:
+            count, mark = count + 1, pace.next_after(mark)
+        return count + 1
+
+
+def _size(study: Study, domain: str) -> DomainSize | None:
+    """The training text of a domain, if it is packed or was prepared before."""
+    spec = study.domains[domain]
+    prepared = [spec.path] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
+    folders = [folder for folder in prepared if is_packed(folder)]
+    if len(folders) != 1:  # not there, or prepared in several ways
+        return None
+    manifest = PackedData(folders[0]).manifest
+    kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
+    return DomainSize(round(kept * manifest.words), round(kept * manifest.tokens))
+
+
+def _product_speed(device: str, size: int = 1024, repeats: int = 3) -> float:
+    """FLOPs per second of a large matrix product, the best of a few, in the type that training uses there."""
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first also starts the library
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # waits for a GPU
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def total_seconds(plans: Sequence[TrainingPlan], seeds: int) -> float | None:
+    """All trainings with every seed."""
+    seconds = [plan.seconds for plan in plans]
+    return None if None in seconds else seeds * sum(filter(None, seconds))
