@@ -80,6 +80,8 @@ class Trainer:
         self.speed = SpeedMeter(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
+        self.recorded: int | None = None
+        """The number of records that were written up to the checkpoint that the run resumes from, if it says so."""
         self.earlier_budgets: list[dict[str, Any]] = []
         """Budgets that the run had before it was given a larger one, each with the step that it was used up to."""
         self.compute: Choices | None = None
@@ -114,6 +116,8 @@ class Trainer:
             self.loader.load_state(position["loader"])
             self.last, self.metrics.losses = position["last"], position["losses"]
             self.compute = position.get("compute")
+            records = position.get("records")
+            self.recorded = records if isinstance(records, int) else None
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
             self._note_larger_budget(load_lineage(self.checkpoints.models / name) or {})
         self.saved_at = self.progress.steps
@@ -143,7 +147,7 @@ class Trainer:
                 self._step()
                 self._after_step(before, tracker, advance if self.rank.is_main else None)
                 if not self.finished and self._stop_requested():
-                    self._save(interrupted=True)
+                    self._save(tracker, interrupted=True)
                     return False
         return True
 
@@ -186,7 +190,7 @@ class Trainer:
         if self._due(self.recipe.samples.every, before) or (self.recipe.samples.every is None and validating):
             self._sample(tracker)
         if self.finished or self._due(self.recipe.checkpoints.every, before):
-            self._save()
+            self._save(tracker)
 
     def _at_record(self) -> bool:
         return self.progress.steps % self.recipe.log.every == 0
@@ -269,7 +273,7 @@ class Trainer:
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(self.progress.tokens)
 
-    def _save(self, interrupted: bool = False) -> None:
+    def _save(self, tracker: Tracker | None, interrupted: bool = False) -> None:
         """Save a checkpoint, unless this step has one; an interruption's is removed when the next is saved."""
         if self.saved_at == self.progress.steps:
             return
@@ -280,6 +284,7 @@ class Trainer:
             "last": self.last,
             "losses": self.metrics.losses,
             "compute": self.compute,
+            "records": None if tracker is None else tracker.records,
         }
         facts = {**asdict(self.progress), **self.last}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}

@@ -26,6 +26,7 @@ NOT_IDENTITY = (("name",), ("out",), ("log",), ("samples",), ("validation", "eve
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
     """Refuse a folder that holds something else than this run; nothing is written."""
+    _check_links(folder, () if fresh else RUN_ENTRIES)
     if folder.exists() and not folder.is_dir():
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
@@ -39,6 +40,18 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
+
+
+def _check_links(folder: Path, entries: tuple[str, ...]) -> None:
+    """Refuse links that lead to nothing, as a disk that is not mounted leaves them: what they held is not lost."""
+    inside = [folder / name for name in entries]
+    for path in (folder, *inside, *(item for entry in inside if entry.is_dir() for item in sorted(entry.iterdir()))):
+        if path.is_symlink() and not path.exists():
+            raise BraidError(
+                f"this link leads to nothing ({os.readlink(path)})",
+                str(path),
+                "Restore what it pointed to, or remove the link; then run the same command again.",
+            )
 
 
 def identity(recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

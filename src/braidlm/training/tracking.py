@@ -7,19 +7,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
 from braidlm.core.models.runs import METRICS
+from braidlm.core.reading import explained_system_errors
 from braidlm.training.recipe import LogConfig
 
 
 class Tracker:
     """Writes records of a run; `kind` is train, validation or sample."""
 
-    def __init__(self, folder: Path, config: LogConfig, name: str, resumed_step: int):
+    def __init__(self, folder: Path, config: LogConfig, name: str, resumed_step: int, expected: int | None = None):
+        """`expected` records were written up to the step that the run resumes from, if the checkpoint says so."""
         self.path = folder / METRICS
-        drop_records_after(self.path, resumed_step)
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        with explained_system_errors(self.path):
+            self.records = drop_records_after(self.path, resumed_step)
+            self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        if expected is not None and self.records < expected:
+            warn(
+                f"{self.path}: {expected - self.records} of {expected} records up to step {resumed_step:,} are lost, "
+                "so the curves have gaps; the training itself is the same. If you have a copy, stop now, put it back and "
+                "run the same command again."
+            )
         self.sinks: list[TensorBoardSink | WandbSink] = []
         if "tensorboard" in config.track:
             self.sinks.append(TensorBoardSink(folder / "tensorboard", resumed_step))
@@ -34,6 +44,7 @@ class Tracker:
         with explained_disk_errors(self.path):
             self.file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
             self.file.flush()
+        self.records += 1
         numbers = dict(_numbers(kind, facts))
         for sink in self.sinks:
             sink.write(step, numbers)
@@ -45,10 +56,10 @@ class Tracker:
             sink.close()
 
 
-def drop_records_after(path: Path, step: int) -> None:
-    """Remove records after the step that a run resumes from, and a last line that a crash cut off."""
+def drop_records_after(path: Path, step: int) -> int:
+    """Remove records after the step that a run resumes from, and lines that are none; returns how many are left."""
     if not path.is_file():
-        return
+        return 0
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
@@ -57,6 +68,7 @@ def drop_records_after(path: Path, step: int) -> None:
         except (json.JSONDecodeError, KeyError, TypeError):
             continue
     write_text(path, "".join(kept))
+    return len(kept)
 
 
 class TensorBoardSink:

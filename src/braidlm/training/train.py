@@ -139,7 +139,8 @@ def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str 
 def _track(trainer: Trainer, folder: Path) -> bool:
     if not trainer.rank.is_main:
         return trainer.run(None)
-    tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, trainer.progress.steps)
+    steps = trainer.progress.steps
+    tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, steps, trainer.recorded)
     with contextlib.closing(tracker):
         return trainer.run(tracker)
 

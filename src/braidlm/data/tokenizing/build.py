@@ -1,6 +1,7 @@
 """Where tokenizers come from: train a byte-level BPE, plain bytes, or any Hugging Face fast tokenizer."""
 
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -70,7 +71,11 @@ def _from_file(path: Path, config: Path) -> BraidTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise BraidError(f"this is not a tokenizer.json of a fast tokenizer ({error})", str(path)) from None
+        raise BraidError(
+            f"this is not a tokenizer.json of a fast tokenizer ({error})",
+            str(path),
+            "If it is damaged, use another copy; the same `braid train` command repairs the last checkpoint of a run.",
+        ) from None
     settings = read_json(config) if config.is_file() else {}
     return BraidTokenizer(backend, _roles(backend, settings), settings)
 
@@ -97,6 +102,8 @@ def _roles(backend: Tokenizer, settings: dict[str, Any]) -> SpecialTokens:
     for role in ROLES:
         token = settings.get(f"{role}_token")
         token = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(token, (str, NoneType)):
+            raise BraidError(f"'{role}_token' in tokenizer_config.json is not a text but {token!r:.40}")
         if token is not None and backend.token_to_id(token) is None:
             token = None  # several published configurations name a token that their vocabulary lacks
         roles[role] = token or next((name for name in COMMON_NAMES[role] if name in special), None)

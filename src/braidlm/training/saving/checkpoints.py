@@ -30,6 +30,7 @@ from braidlm.training.saving.state import read_state, write_state
 
 STATES_KEPT = 2
 POSITION, MANIFEST = "position.json", "manifest.json"
+NEEDED = (WEIGHTS, "config.json", "tokenizer.json")
 
 
 class Checkpoints:
@@ -147,7 +148,7 @@ class Checkpoints:
             try:
                 saved = read_json(path / POSITION)["saved"]
             except (BraidError, KeyError, TypeError):
-                saved = path.stat().st_mtime_ns
+                saved = path.lstat().st_mtime_ns  # also of a link that leads to nothing
             dated.append((saved, path.name))
         return [name for _, name in sorted(dated)]
 
@@ -168,9 +169,9 @@ def _is_interruption(model: Path) -> bool:
 
 
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:
-    """Hashes of every file of a state, and of the weights it belongs to."""
+    """Hashes of every file of a state, and of the files of its model folder that the model cannot do without."""
     files = {str(p.relative_to(state)): sha256_of(p) for p in sorted(state.rglob("*")) if p.is_file()}
-    return {"files": files, "model": {name: sha256_of(model / name) for name in (WEIGHTS, "config.json")}}
+    return {"files": files, "model": {name: sha256_of(model / name) for name in NEEDED if (model / name).is_file()}}
 
 
 def state_problem(state: Path, model: Path) -> str | None:
