@@ -9,6 +9,7 @@ import json
 import re
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -19,10 +20,12 @@ from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
 from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.config.registry import Registry
-from braidlm.model.config.strict import part_of
+from braidlm.model.config.strict import part_of, plain_type, range_of
+from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
-from braidlm.training.recipe import Recipe
+from braidlm.training.recipe import CheckpointConfig, LogConfig, Recipe, SampleConfig, ValidationConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -35,6 +38,7 @@ Generated from the code by `python docs/generate_reference.py`; do not edit. How
 
 - [Verbs](#verbs)
 - [Recipe keys](#recipe-keys)
+- [Study keys](#study-keys)
 - [Model keys](#model-keys)
 - [Parts](#parts)
 - [Data](#data)
@@ -53,6 +57,10 @@ def reference() -> str:
         "An *amount* is `500 steps`, `2.5M tokens` or `10M words`; a *pace* is an amount, or several: "
         "`1M words to 10M, then 10M`.\n",
         *keys_of(Recipe, "", "The top of a recipe"),
+        "## Study keys\n",
+        "A recipe with `domains` is a study. Its `training`, `checkpoints`, `validation`, `samples` and `log` have the "
+        "[keys of a recipe](#recipe-keys), but there is no `training.budget`: budgets follow from `epochs`.\n",
+        *keys_of(Study, "", "The top of a study", known=(CheckpointConfig, ValidationConfig, SampleConfig, LogConfig)),
         "## Model keys\n",
         "`model` in a recipe, or the top of a model preset (`recipes/models/`). `vocab_size` may be given beside these "
         "keys; without it, it is the tokenizer's. `block` and `dropout` are what stages inherit.\n",
@@ -103,8 +111,8 @@ def _option(action: argparse.Action) -> str:
     return f"{action.option_strings[-1]} {values}"
 
 
-def keys_of(cls: type, path: str, title: str) -> Iterator[str]:
-    """A table of a configuration class's keys, then those of the classes inside it."""
+def keys_of(cls: type, path: str, title: str, known: tuple[type, ...] = ()) -> Iterator[str]:
+    """A table of a configuration class's keys, then those of the classes inside it but for those that are `known`."""
     yield f"### {f'`{path}`: ' if path else ''}{title}\n"
     hints = get_type_hints(cls, include_extras=True)
     options = list_options(cls)
@@ -112,9 +120,9 @@ def keys_of(cls: type, path: str, title: str) -> Iterator[str]:
     yield from table(("key", "value", "default", ""), rows)
     for option in options:
         found = _inner_class(hints[option["name"]])
-        if found is not None:
+        if found is not None and found[0] not in known:
             inner, step = found
-            yield from keys_of(inner, f"{path}.{option['name']}{step}".lstrip("."), about(inner).rstrip("."))
+            yield from keys_of(inner, f"{path}.{option['name']}{step}".lstrip("."), about(inner).rstrip("."), known)
 
 
 def parts(noun: str, registry: Registry) -> Iterator[str]:
@@ -148,12 +156,18 @@ def type_words(hint: Any) -> str:
     if origin is list:
         return f"list of {type_words(inner[0])}"
     if origin is tuple:
-        return f"list of {len(inner)}"
+        return f"list of {len(inner)}: {type_words(inner[0])}"
     if origin is dict:
         return f"name: {type_words(inner[1])}"
-    if hint in WORDS:
-        return WORDS[hint]
-    return "mapping"
+    return " ".join([WORDS.get(plain_type(hint), "mapping"), _range_words(hint)]).strip()
+
+
+def _range_words(hint: Any) -> str:
+    """The range of a number; a limit that only the number's size in memory sets is left out."""
+    allowed = range_of(hint)
+    if allowed is None:
+        return ""
+    return str(replace(allowed, at_most=None) if allowed.at_most == MAX_INTEGER else allowed)
 
 
 def _inner_class(hint: Any) -> tuple[type, str] | None:
@@ -166,6 +180,8 @@ def _inner_class(hint: Any) -> tuple[type, str] | None:
     if origin in (list, dict):
         found = _inner_class(get_args(hint)[-1])
         return None if found is None else (found[0], "[i]" if origin is list else ".NAME")
+    if origin in (Union, types.UnionType):
+        return next(filter(None, map(_inner_class, get_args(hint))), None)
     return None
 
 

@@ -74,7 +74,7 @@ def test_a_number_has_a_range_and_nothing_absurd_is_in_it(hint: Any) -> None:
     if plain_type(hint) is float:
         absurd += [math.nan, math.inf, -math.inf, "inf", "-inf", 1e300]
     for value in absurd:
-        with pytest.raises(BraidError, match="key: expected a (whole )?number"):
+        with pytest.raises(BraidError, match=r"key: expected a (whole )?number"):
             decode(hint, value, "key")
 
 

@@ -17,7 +17,6 @@ from .ranges import MAX_ITEMS, Length, Size
 from .registry import Choice
 from .strict import PartOf, decode, encode, part_of
 
-
 MAX_BLOCKS = 4096
 """The most in a model, with those of parallel paths; each takes about a millisecond to build."""
 
