@@ -29,11 +29,12 @@ WORDS = ("cat", "dog", "key", "hat", "book", "mat", "noun", "home", "box", "see"
 
 
 def write_vocabulary(folder: Path, contexts: int = 20) -> Path:
-    """Words with contexts, one of them with too few, and one that no child knows of."""
+    """Words with contexts, one of them with a single one, one with none, and one that no child knows of."""
     folder.mkdir(parents=True)
     rng = random.Random(0)
     some = {word: [{"context": f"The {rng.choice(WORDS)} {at} sat on the"} for at in range(contexts)] for word in WORDS}
-    some["rare"] = [{"context": "A"}] * (contexts - 1)
+    some["rare"] = [{"context": "A"}]
+    some["never"] = []
     some["a"] = [{"context": "It is"}] * contexts
     (folder / "cdi_childes.json").write_text(json.dumps(some))
     with open(folder / "cdi_human.csv", "w", newline="") as file:
@@ -52,11 +53,11 @@ def test_surprisals_are_the_definition(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "aoa" / "cdi_childes.json").read_text())
     expected = [
         -phrase_sum(MODEL, tokenizer, one["context"].strip() + " " + word, word)
-        for word in WORDS
+        for word in (*WORDS, "rare")
         for one in facts[word]
     ]
     np.testing.assert_allclose(found.items["surprisal"], expected, atol=1e-4)
-    assert (found.count, found.notes["words"]) == (200, 10), "words of one letter or few contexts are left out"
+    assert (found.count, found.notes["words"]) == (201, 11), "words of one letter or without contexts are left out"
     assert found.score == pytest.approx(np.mean(expected), abs=1e-4)
     assert not found.higher_is_better
 
@@ -88,10 +89,12 @@ def test_a_run_is_judged_as_the_definition_says(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     after = [2e6, 4e6, 3e6, 8e6, 6e6, 1.5e7, 1e7, 3e7, 2e7, 5e6]
     values = np.stack([learned(each, amounts, rng) for each in after])  # [words, amounts, contexts]
+    rare = learned(5e6, amounts, rng)[:, :1]
     checkpoints = []
     for name in names:
         at = int(np.flatnonzero(amounts == int(name[5:-1]) * 1e6)[0])
-        result = TaskResult("aoa", "nats", 1.0, 200, None, items={"surprisal": values[:, at].reshape(-1).tolist()})
+        surprisals = [*values[:, at].reshape(-1).tolist(), *rare[at].tolist()]
+        result = TaskResult("aoa", "nats", 1.0, 201, None, items={"surprisal": surprisals})
         checkpoints.append(ModelResults(f"run/{name}", f"run/{name}", "0", "run", words=7, tasks={"aoa": result}))
     found = data.score_run("aoa", checkpoints)
 
@@ -110,8 +113,9 @@ def test_a_run_is_judged_as_the_definition_says(tmp_path: Path) -> None:
     assert (found.count, found.notes["checkpoints"]) == (len(ages), 6)
 
     records = data.records("aoa", checkpoints)
-    assert len(records) == 6 * 200
-    assert records[200] == {
+    assert len(records) == 6 * 201
+    assert [record["target_word"] for record in records[200:202]] == ["rare", "cat"]
+    assert records[201] == {
         "step": "chck_2M",
         "word_count": 2_000_000,
         "target_word": "cat",
@@ -210,7 +214,7 @@ def test_the_verb_judges_runs_and_scores_new_checkpoints_only(
     first = braidlm.eval(runs / "one", "aoa", **options)
     score = first.over_runs["one"]["aoa"]
     assert score.count <= 9
-    assert [model.tasks["aoa"].notes["words"] for model in first.models] == [10] * 4
+    assert [model.tasks["aoa"].notes["words"] for model in first.models] == [11] * 4
     facts = json.loads((out / "results.json").read_text())
     assert facts["over_runs"]["one"]["aoa"]["score"] == score.score
     assert "items" not in facts["models"][0]["tasks"]["aoa"], "answers are kept, and do not fill the results"
@@ -254,7 +258,7 @@ def test_folders_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="the contexts of 'cat' cannot be read"):
         read_acquisition(folder)
     (folder / "cdi_childes.json").write_text('{"cat": []}')
-    with pytest.raises(BraidError, match="no word has 20 contexts"):
+    with pytest.raises(BraidError, match="no word has a context"):
         read_acquisition(folder)
     (folder / "cdi_childes.json").unlink()
     with pytest.raises(BraidError, match=r"there is no cdi_childes\.json here"):

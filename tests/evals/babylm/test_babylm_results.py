@@ -139,7 +139,7 @@ def test_a_suite_is_evaluated_and_its_answers_give_the_same_scores_in_the_pipeli
     }
     assert written.missing["one"] == [
         "aoa",
-        *(f"glue {name}" for name in ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")),
+        *SUITES["glue_babylm"],
         *(f"checkpoint chck_{millions}M" for millions in (*range(1, 10), *range(10, 101, 10))),
     ]
     assert written.collated == [tmp_path / "answers" / "one" / COLLATED]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from braidlm.evals.babylm.collation import COLLATED, OURS, collate
+from braidlm.evals.babylm.collation import CHECKPOINTS, COLLATED, OURS, collate, missing_entries
+from braidlm.evals.suites import SUITES
 from outcome import Outcome
 
 Verb = Callable[..., Outcome]
@@ -58,8 +59,8 @@ def test_a_finished_model_and_its_checkpoints_come_together(
     assert str(board / "one" / COLLATED) in shown.out
     said = " ".join(shown.out.split())
     assert "it still lacks blimp_supplement, ewok, entity_tracking, wug_adj, wug_past, comps, reading, aoa" in said
-    assert "glue wsc, 19 checkpoints (chck_1M to chck_100M)" in said
-    assert "glue rte" not in said
+    assert "superglue_wsc, 19 checkpoints (chck_1M to chck_100M)" in said
+    assert "glue_rte" not in said.partition("it still lacks")[2]
     assert "written only with --ewok-text" in said
     first = collated(board)
     assert set(first) == {"blimp", "glue", "fast_eval_results"}
@@ -128,3 +129,22 @@ def test_what_people_get_wrong(
     for text in texts:
         assert text.format(tmp=tmp_path) in shown.err
     assert not (tmp_path / "board").exists()
+
+
+def aoa_rows(counts: dict[str, int]) -> dict[str, Any]:
+    return {"aoa": {"results": [{"step": step} for step, count in counts.items() for _ in range(count)]}, "glue": {}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "complete"),
+    [(8005, True), (6560, False), (0, False)],
+    ids=["all contexts", "those of words with 20, as it was once", "a checkpoint is missing"],
+)
+def test_age_of_acquisition_is_counted_as_the_collation_counts_it(tmp_path: Path, rows: int, complete: bool) -> None:
+    counts = {**dict.fromkeys(CHECKPOINTS, 8005), "chck_7M": rows}
+    assert ("aoa" not in missing_entries(tmp_path, aoa_rows(counts))) == complete
+
+
+def test_what_is_missing_is_named_as_tasks_are(tmp_path: Path) -> None:
+    tasks = [name for name in missing_entries(tmp_path, {"glue": {}}) if not name.startswith("checkpoint ")]
+    assert sorted(tasks) == sorted([*SUITES["babylm_full"], *SUITES["glue_babylm"], "aoa"])

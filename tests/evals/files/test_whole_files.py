@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer, word_chance
 
+from braidlm.evals.babylm.collation import AOA_ROWS
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import Scorer
@@ -54,6 +55,10 @@ def test_pairs(task: str) -> None:
     pairs = [[row["sentence_good"], row["sentence_bad"]] for row in rows_in(place)]
     expected = [int(np.argmax(sums([(sentence, sentence) for sentence in pair]))) for pair in pairs]
     assert found.items["chosen"] == expected
+
+
+def test_age_of_acquisition_has_the_rows_of_the_collation() -> None:
+    assert TASKS["aoa"]().open(find_data(["aoa"], None, {})["aoa"]).count == AOA_ROWS
 
 
 def test_world_knowledge() -> None:

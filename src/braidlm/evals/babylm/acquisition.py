@@ -1,9 +1,10 @@
 """Age of acquisition: does a run learn words in the order in which children do?
 
-For 504 words of children's vocabulary there are contexts. For every checkpoint of a run the surprisal of each word in
-each of its contexts is measured; a sigmoid over the logarithm of the words of training gives the time at which a word
-was learned, which is correlated (Pearson, times 100) with the age at which half of the children know it. A checkpoint
-alone has no such score: its own result is the mean surprisal, and the run's is in `Evaluation.over_runs`.
+Words of children's vocabulary have contexts: 504 words and 8,005 contexts in the challenge's data (19 words have none).
+For every checkpoint of a run the surprisal of each word in each of its contexts is measured; a sigmoid over the
+logarithm of the words of training gives the time at which a word was learned, which is correlated (Pearson, times 100)
+with the age at which half of the children know it. A checkpoint alone has no such score: its own result is the mean
+surprisal, and the run's is in `Evaluation.over_runs`.
 """
 
 import csv
@@ -32,8 +33,6 @@ from braidlm.evals.statistics.sigmoids import child_age, model_age
 from braidlm.evals.statistics.standard_errors import pearson_error
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
-MIN_CONTEXTS = 20
-"""Words with fewer contexts are left out."""
 AGES = tuple(range(16, 31))
 """Months, the columns of the children's table."""
 MIN_WORDS = 3
@@ -151,10 +150,10 @@ def _contexts(path: Path) -> dict[str, list[str]]:
         if not isinstance(contexts, list) or not all(isinstance(each, dict) and "context" in each for each in contexts):
             example = json.dumps({"airplane": [{"context": "Look, there is an"}]})
             raise BraidError(f"the contexts of '{word}' cannot be read", str(path), f"The file looks like {example}.")
-        if len(word) > 1 and len(contexts) >= MIN_CONTEXTS:
+        if len(word) > 1 and contexts:
             by_word[word] = [str(each["context"]) for each in contexts]
     if not by_word:
-        raise BraidError(f"no word has {MIN_CONTEXTS} contexts", str(path))
+        raise BraidError("no word has a context", str(path))
     return by_word
 
 

@@ -4,6 +4,7 @@ It is made from the files in the folder, as there, so that predictions of differ
 scores of checkpoints are read from `braid.json`, where the pipeline computes them again from predictions and data.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ COLLATED = f"all_full_preds_and_fast_scores_{BACKEND}.json"
 OURS = "braid.json"
 CHECKPOINTS = tuple(f"chck_{millions}M" for millions in (*range(1, 10), *range(10, 101, 10)))
 """Those that the strict-small track requires; the other tracks require more after them."""
+PIPELINE = "591121d1758efc535237d8f320b298eada1040dc"
+"""The revision of github.com/babylm/evaluation-pipeline-2025 whose collation these files are for."""
+AOA_ROWS = 8005
+"""The surprisals of each checkpoint that it requires; earlier revisions left out words with fewer than 20 contexts."""
 
 
 def zero_shot(folder: Path, revision: str) -> Path:
@@ -39,13 +44,19 @@ def collate(folder: Path) -> dict[str, Any]:
 
 
 def missing_entries(folder: Path, collated: dict[str, Any]) -> list[str]:
-    """What the leaderboard requires for the strict-small track, and the folder does not have."""
-    present = {*collated, *(f"glue {task}" for task in collated["glue"])}
-    required = [*(key for key, _ in FULL.values()), AOA, *(f"glue {task}" for task in GLUE.values())]
+    """The tasks that the leaderboard requires for the strict-small track, and the folder does not have."""
+    missing = [task for task, (key, _) in FULL.items() if key not in collated]
+    missing += [] if AOA in collated and _is_complete(collated[AOA]) else [AOA]
+    missing += [task for task, key in GLUE.items() if key not in collated["glue"]]
     keys = {key for key, _ in FAST.values()}
     complete = {name for name, scores in _checkpoints(folder).items() if keys <= set(scores)}
     checkpoints = [name for name in CHECKPOINTS if name not in complete]
-    return [key for key in required if key not in present] + [f"checkpoint {name}" for name in checkpoints]
+    return missing + [f"checkpoint {name}" for name in checkpoints]
+
+
+def _is_complete(surprisals: dict[str, Any]) -> bool:
+    """Whether there are as many surprisals of every checkpoint as the collation requires."""
+    return Counter(row["step"] for row in surprisals["results"]) == dict.fromkeys(CHECKPOINTS, AOA_ROWS)
 
 
 def _checkpoints(folder: Path) -> dict[str, dict[str, Any]]:

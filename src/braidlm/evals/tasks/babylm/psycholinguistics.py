@@ -49,7 +49,8 @@ class AgeOfAcquisition(Task):
     """Chang and Bergen (2022), with children's data of Wordbank: a task of whole runs (`--all-checkpoints`)."""
 
     description = "are words learned in children's order? Over all checkpoints of a run; BabyLM 2025"
-    size = "328 words in 20 contexts each"
+    size = "485 words in 8,005 contexts"
+    version = 2  # words with fewer than 20 contexts count too
     licence = f"{LICENCE}; of the children's data see wordbank.stanford.edu"
     metric = "Pearson's correlation with children's ages, x 100; of a checkpoint mean surprisal"
     babylm = ("full_eval/aoa", "full_eval/cdi_childes")
