@@ -43,6 +43,8 @@ VALUES: dict[str, list[Any]] = {
     "scaling": [{"kind": "yarn", "factor": 4.0, "original_context": 256}],
 }
 """By the option's name, where its type does not tell; anything else is found by `alternatives`."""
+COMPANIONS: dict[str, dict[str, Any]] = {"kv_bias": {"keys": "shared"}, "activation": {"hidden": 8}}
+"""By the name of an option of experts or a router, what it needs beside it."""
 SCALARS: dict[Any, list[Any]] = {
     bool: [True, False],
     int: [2, 3, 1, 4, 8, 16, 24],
@@ -74,7 +76,7 @@ def _candidates(noun: str, kind: str, path: tuple[str, ...], values: list[Any]) 
     for value in values:
         option: Any = value
         for name in reversed(path[1:]):
-            option = {name: option} | ({"names": 3} if name == "router" else {})
+            option = {name: option} | COMPANIONS.get(name, {}) | ({"names": 3} if name == "router" else {})
         if path[0] == "experts" and len(path) > 1 and isinstance(option, dict):
             option = {"names": 3, **option}
         yield architecture(noun, kind, {path[0]: option})

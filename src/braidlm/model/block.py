@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from .attention.attention import attentions
 from .attention.routed import attention_part
-from .attention.softmax import attentions
 from .config.registry import Choice, Registry
 from .config.strict import PartOf
 from .dropout import BlockDropout, Dropout

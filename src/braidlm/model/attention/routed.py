@@ -13,7 +13,8 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import stack_kwargs, weighted_sum
 from ..span import Span
-from .softmax import AttentionExpertsConfig, attentions
+from .attention import AttentionExpertsConfig, attentions
+from .mixture_of_heads import MixtureOfHeads
 
 
 def attention_part(choice: Choice, width: int, dropout: float, stack: int | None) -> nn.Module:
@@ -21,6 +22,8 @@ def attention_part(choice: Choice, width: int, dropout: float, stack: int | None
     experts = getattr(choice.options, "experts", None)
     if experts is None:
         return attentions.build(choice, width, dropout=dropout, **stack_kwargs(stack))  # type: ignore[no-any-return]
+    if experts.keys != "own":
+        return MixtureOfHeads(choice, experts, width, dropout)
     check_stackable(attentions, choice)
     return RoutedAttention(choice, experts, width, dropout)
 

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.attention import AttentionExpertsConfig
 from ..attention.routed import set_active_attention_share, span_for_scope
-from ..attention.softmax import AttentionExpertsConfig
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
@@ -68,6 +68,8 @@ class ParallelStage(Stage):
 
     @dataclass
     class Config:
+        other_keys: ClassVar = tuple(sorted(BLOCK_OPTIONS))
+        """What the paths inherit."""
         paths: list[PathConfig]
         """Names, or names with options; by default these are the stage's, then those of the model's `block`."""
         layers: Layers = 1

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..attention.softmax import Scope
+from ..attention.attention import Scope
 from ..routing.router import RouterConfig, TopKRouter
 from ..routing.routing import Routing, Routings
 from .joins import JoinConfig, JoinShape, SameWidthJoin, joins

@@ -84,10 +84,19 @@ class Permutation:
         zeros = rows.new_zeros(experts * tokens, rows.shape[1])
         return zeros.index_copy(0, self._index_R(tokens), rows).view(experts, tokens, -1)
 
+    def by_token(self, rows: Tensor) -> Tensor:
+        """Each token's rows, [T, K, W]."""
+        return rows.index_select(0, self.row_TK.flatten()).view(*self.row_TK.shape, -1)
+
+    def as_rows(self, values_TKW: Tensor) -> Tensor:
+        """The inverse of `by_token`."""
+        rows = torch.empty_like(values_TKW).flatten(0, 1)
+        return rows.index_copy(0, self.row_TK.flatten(), values_TKW.flatten(0, 1))
+
     def combine(self, rows: Tensor, weights_TK: Tensor) -> Tensor:
         """The weighted sum of each token's rows."""
-        tokens, top_k = self.row_TK.shape
-        rows_TKW = rows.index_select(0, self.row_TK.flatten()).view(tokens, top_k, -1)
+        top_k = self.row_TK.shape[1]
+        rows_TKW = self.by_token(rows)
         weights = weights_TK.to(rows.dtype)[:, :, None]
         total = rows_TKW[:, 0] * weights[:, 0]
         for choice in range(1, top_k):

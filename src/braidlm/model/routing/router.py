@@ -1,14 +1,14 @@
 """Routers: for each token the top k of N named things, with the record of the choice."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config.ranges import Choices, NonNegative, Share
+from ..config.ranges import MAX_ITEMS, Choices, NonNegative, Range, Share, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf
 from ..errors import BraidError
@@ -25,11 +25,18 @@ class RouterConfig:
     top_k: Choices = 2
     """The number of choices for each token."""
     renormalise: bool = True
-    """Whether the weights of the chosen are normalised to a sum of 1 (MoEP), or stay as the softmax gives them."""
+    """Whether the weights of the chosen are normalised to a sum of 1 (MoEP), which is a softmax after the choice, or
+    stay as the softmax over all gives them (ModuleFormer)."""
+    hidden: Size | None = None
+    """Inner size of a router of two layers, the first of which has a bias (ModuleFormer); by default it has one."""
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Between the layers of a router of two: GELU as in ModuleFormer's code, or ReLU as its paper prints."""
     norm: Annotated[Choice, PartOf(norms)] | None = None
     """A normalisation of the router's input; by default none."""
     bias: bool = True
     """Whether the scores have a bias."""
+    sampled: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
+    """How many of the `top_k` are drawn at random by their probabilities in training; the others are the top ones."""
     noise: NonNegative = 0.0
     """Standard deviation of noise on the scores in training; it changes the choice, not the weights."""
     losses: dict[str, NonNegative] = field(default_factory=lambda: {"switch": 0.01})
@@ -42,6 +49,11 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_losses(self.losses)
+        if self.sampled > self.top_k:
+            raise BraidError(f"sampled is {self.sampled}, and only {self.top_k} are chosen (top_k)")
+
+
+ROUTER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
 class ScoreLinear(nn.Linear):
@@ -53,7 +65,7 @@ class ScoreLinear(nn.Linear):
 
 
 class TopKRouter(nn.Module):
-    """Linear scores, softmax over all, then the top k. Computed in float32 or wider."""
+    """Linear scores, or those of two layers, softmax over all, then the top k. Computed in float32 or wider."""
 
     def __init__(self, config: RouterConfig, width: int, choices: Sequence[str]):
         super().__init__()
@@ -65,7 +77,8 @@ class TopKRouter(nn.Module):
         self.inactive: frozenset[str] = frozenset()
         """Choices that are never selected."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
-        self.scores = ScoreLinear(width, len(self.choices), bias=config.bias)
+        self.inner = None if config.hidden is None else ScoreLinear(width, config.hidden)
+        self.scores = ScoreLinear(config.hidden or width, len(self.choices), bias=config.bias)
         if config.balance_rate:
             self.register_buffer("balance", torch.zeros(len(self.choices)))
         else:
@@ -85,7 +98,7 @@ class TopKRouter(nn.Module):
         if self.balance is not None:
             ranked_BTN = ranked_BTN.softmax(-1) + self.balance
             ranked_BTN = ranked_BTN if inactive_N is None else ranked_BTN.masked_fill(inactive_N, -torch.inf)
-        chosen_BTK = ranked_BTN.topk(self.config.top_k, dim=-1).indices
+        chosen_BTK = self._choose(ranked_BTN, probabilities_BTN.detach())
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
         if self.config.renormalise:
             weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
@@ -97,7 +110,21 @@ class TopKRouter(nn.Module):
             wide = torch.promote_types(hidden.dtype, torch.float32)
             if self.norm is not None:
                 hidden = self.norm(hidden.to(self.scores.weight.dtype))
-            return self.scores(hidden.to(wide))  # type: ignore[no-any-return]
+            hidden = hidden.to(wide)
+            if self.inner is not None:
+                hidden = ROUTER_ACTIVATIONS[self.config.activation](self.inner(hidden))
+            return self.scores(hidden)  # type: ignore[no-any-return]
+
+    def _choose(self, ranked_BTN: Tensor, probabilities_BTN: Tensor) -> Tensor:
+        """The top k; in training some of them may be drawn instead."""
+        drawn = self.config.sampled if self.training else 0
+        top_BTK = ranked_BTN.topk(self.config.top_k - drawn, dim=-1).indices
+        if not drawn:
+            return top_BTK
+        # A choice that is switched off has probability 0; every other one may be drawn, however small its probability.
+        chances_BTN = (probabilities_BTN + 1e-6 * (probabilities_BTN > 0)).scatter(-1, top_BTK, 0.0)
+        drawn_RK = torch.multinomial(chances_BTN.flatten(0, 1), drawn)
+        return torch.cat((top_BTK, drawn_RK.unflatten(0, top_BTK.shape[:2])), dim=-1)
 
     @torch.no_grad()
     def rebalance(self, load_N: Tensor) -> None:
