@@ -14,7 +14,7 @@ from braidlm.model.config.architecture import Architecture, read_architecture, w
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.registry import PARTS
-from braidlm.model.config.strict import plain_type
+from braidlm.model.config.strict import part_of, plain_type
 from braidlm.model.dropout import BlockDropout
 from braidlm.model.routing.experts import ExpertsConfig
 from tiny_models import tiny_config
@@ -141,7 +141,7 @@ def values_for(hint: Any) -> st.SearchStrategy:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
-        return st.one_of(*map(values_for, get_args(hint)))
+        return st.one_of(*(values_for(arm) for arm in get_args(hint) if part_of(arm) is None))  # parts in parts: not here
     if isinstance(hint, type) and issubclass(hint, ExpertsConfig):
         few = st.integers(2, 5)
         return few | st.fixed_dictionaries(
@@ -239,3 +239,20 @@ def test_the_architecture_wins_over_names_derived_from_it() -> None:
     config = BraidConfig({"stages": ["block"], "tie_embeddings": False}, hidden_size=3, tie_word_embeddings=True)
     assert config.hidden_size == 256
     assert config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        ({"stages": ["block"], "zzz": 1}, {f.name for f in dataclasses.fields(Architecture)} | {"block", "vocab_size"}),
+        (
+            {"stages": [{"parallel": {"paths": 2, "zzz": 1}}]},
+            {"paths", "layers", "join", "to", "stacked", "norm", "attention", "feed", "dropout"},
+        ),
+        ({"stages": ["block"], "norm": {"kind": "rms", "zzz": 1}}, {"kind", "eps"}),
+    ],
+)
+def test_an_unknown_key_is_answered_with_every_key_that_exists(data: dict[str, Any], keys: set[str]) -> None:
+    with pytest.raises(BraidError) as caught:
+        read_architecture(data)
+    assert set(str(caught.value).split("There are: ")[1].rstrip(".").split(", ")) == keys

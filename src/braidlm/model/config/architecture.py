@@ -1,7 +1,7 @@
 """An architecture is data: the strict configuration from which the one model class is built."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from ..attention.positions import position_kinds
 from ..block import BlockConfig
@@ -25,6 +25,8 @@ MAX_BLOCKS = 4096
 class Architecture:
     """Everything about a model except its vocabulary's size."""
 
+    other_keys: ClassVar = ("block", "vocab_size")
+    """What stages inherit, and what a recipe has beside the architecture."""
     stages: list[Annotated[Choice, PartOf(stage_kinds, by_key=True)]]
     """The layers of the model, from the embedding to the head."""
     width: Size = 256

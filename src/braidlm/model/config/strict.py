@@ -108,7 +108,8 @@ def _decode(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     return _decode_plain(hint, data, where, problems)
 
 
-def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> Any:
+def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str], also: tuple[str, ...] = ()) -> Any:
+    """`also` and the class's `other_keys` are keys that are read before, and that the list of what exists names too."""
     if hasattr(cls, "from_shorthand") and not isinstance(data, (dict, cls, type(None))):
         try:
             data = cls.from_shorthand(data)  # a mapping or an instance
@@ -127,7 +128,8 @@ def _decode_dataclass(cls: Any, data: Any, where: str, problems: list[str]) -> A
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
         if key not in fields:
-            problems.append(f"{_at(where)}unknown key '{key}'.{did_you_mean(key, fields)}")
+            known = (*fields, *also, *getattr(cls, "other_keys", ()))
+            problems.append(f"{_at(where)}unknown key '{key}'.{did_you_mean(key, known)}")
     values = {}
     for name, declared in fields.items():
         path = _join(where, name)
@@ -186,7 +188,7 @@ def _decode_choice(part: PartOf, data: Any, where: str, problems: list[str]) -> 
             problems.extend(line for line in advice if line not in problems)
         return None
     inside = _join(where, kind) if part.by_key else where
-    return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems))
+    return Choice(str(kind), _decode_dataclass(cls.Config, options, inside, problems, () if part.by_key else ("kind",)))
 
 
 def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
