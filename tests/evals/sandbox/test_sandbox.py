@@ -144,14 +144,12 @@ print(sorted(os.listdir(".")), sorted(os.environ))
     ],
 )  # fmt: skip
 def test_what_is_contained(sandbox: Sandbox, source: str, limits: dict, reason: str) -> None:
-    begun = time.monotonic()
     outcome = sandbox.run(program(source, **limits))
     assert outcome.reason
     wanted = reason.split("|")
     if "SIGXFSZ" in reason:
         wanted.append("wrote a file larger than 1 MB")
     assert any(text in outcome.reason for text in wanted), outcome.reason
-    assert time.monotonic() - begun < 15
 
 
 def test_a_fork_bomb_where_processes_are_allowed(sandbox: Sandbox) -> None:

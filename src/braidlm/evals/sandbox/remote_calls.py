@@ -68,8 +68,8 @@ def encode(value: Any, reference: Callable[[Any], int]) -> Any:
     for name, (kind, to_text, _) in _TEXTS.items():
         if isinstance(value, kind):
             return {name: to_text(value)}
-    if isinstance(value, type) and vars(builtins).get(value.__name__) is value:
-        return {"type": value.__name__}
+    if isinstance(value, type) and getattr(builtins, (name := value.__name__), None) is value:
+        return {"type": name}
     return {"reference": reference(value)}
 
 
