@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,18 @@ def test_unknown_tasks_in_python(runs: Path) -> None:
         braidlm.eval(runs / "one", "blimp_slow")
     with pytest.raises(BraidError, match="there is no task"):
         braidlm.eval(runs / "one", [])
+
+
+def test_data_of_single_tasks_says_what_it_is_called(runs: Path, data: Path):
+    with pytest.raises(BraidError) as caught:
+        braidlm.eval(runs / "one", "bits_per_byte", data={"bits_per_byte": "dev.txt"}, device="cpu")  # type: ignore[arg-type]
+    assert "data_of={'bits_per_byte': 'dev.txt'}" in str(caught.value)
+
+
+def test_a_study_is_all_its_models_and_one_by_name(runs: Path, data: Path, tmp_path: Path):
+    study = tmp_path / "study"
+    shutil.copytree(runs, study / "seed-1")
+    options: dict[str, Any] = {"data_of": {"bits_per_byte": data / "dev" / "a.txt"}, "device": "cpu"}
+    assert [model.name for model in braidlm.eval(study, "bits_per_byte", **options).models] == ["one", "two"]
+    (one,) = braidlm.eval(study / "two", "bits_per_byte", **options).models
+    assert one.folder == str(study / "seed-1" / "two" / "checkpoints" / "chck_30M")

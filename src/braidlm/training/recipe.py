@@ -131,6 +131,8 @@ class Recipe:
     start_from: str | None = None
     """A model whose weights the training begins with; it brings its architecture, unless `model` is given, and its
     tokenizer for sources that are prepared."""
+    licence: str | None = None
+    """The model's licence for its card, as the Hub writes it: apache-2.0, mit, cc-by-4.0."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)

@@ -20,7 +20,7 @@ from braidlm.training.amounts import Amount, parse_amount
 
 RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
-NOT_IDENTITY = (("name",), ("out",), ("log",), ("samples",), ("validation", "every"), ("checkpoints", "keep"))
+NOT_IDENTITY = (("name",), ("out",), ("licence",), ("log",), ("samples",), ("validation", "every"), ("checkpoints", "keep"))
 """Keys of logging, display and storage: a run whose recipe differs in these alone is the same run."""
 
 

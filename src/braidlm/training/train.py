@@ -185,6 +185,7 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData) -> Any:
             "recipe_sha256": digest,
             "sources": sources,
             "training": training,
+            **({"licence": loaded.recipe.licence} if loaded.recipe.licence else {}),
         }
 
     return lineage

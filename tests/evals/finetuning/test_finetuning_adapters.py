@@ -9,12 +9,15 @@ import torch
 from labelled_examples import STACKED, evaluated, write_answerable
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.card import model_card
+from braidlm.core.models.presets import config_from
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, targets
 from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.finetuning.hyperparameters import LORA, hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune, predict
 from braidlm.evals.tasks import TASKS
+from braidlm.model.modeling_braid import BraidForCausalLM
 
 QUICK = {"finetune_epochs": 8, "finetune_batch_size": 16, "finetune_learning_rate": 1e-2}
 KINDS = pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])
@@ -39,6 +42,35 @@ def test_stacks_are_found_as_parameters() -> None:
     assert stacked
     assert all(name.endswith(".weight") and is_target(name) for name in stacked)
     assert not targets(make_classifier(evaluated().model, 2))[1]
+
+
+@pytest.mark.parametrize("recipe", ["tiny/moep", "tiny/paths"])
+def test_adapters_land_on_every_stack(recipe: str) -> None:
+    pytest.importorskip("peft")
+    model: Any = make_classifier(BraidForCausalLM(config_from(recipe, vocab_size=300)), 2)
+    stacks = {name for name, parameter in model.named_parameters() if parameter.ndim == 3}
+    assert stacks
+    assert set(targets(model)[1]) == stacks
+    adapted = add_adapters(model, LORA)
+    reached = [name for name, _ in adapted.named_parameters() if "lora_A" in name]
+    assert not [stack for stack in stacks if not any(stack.removesuffix(".weight") in name for name in reached)]
+
+
+@pytest.mark.parametrize("recipe", ["tiny/moep", "tiny/paths"])
+def test_the_cards_advice_reaches_every_stack(recipe: str) -> None:
+    """The card's own lines, as a reader would run them with plain transformers and PEFT."""
+    pytest.importorskip("peft")
+    model = BraidForCausalLM(config_from(recipe, vocab_size=300))
+    stacks = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
+    card = model_card("toy", model.config, model, {})
+    code = card.split("## Adapters")[1].split("```python\n")[1].split("```")[0]
+    variables: dict[str, Any] = {"model": model}
+    exec(code, variables)
+    adapted = variables["model"]
+    ids = torch.randint(0, 300, (2, 8))
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    reached = [name for name, parameter in adapted.named_parameters() if parameter.grad is not None]
+    assert not [stack for stack in stacks if not any(stack.removesuffix(".weight") in name for name in reached)]
 
 
 @KINDS

@@ -1,54 +1,118 @@
-"""The model card (README.md) of a model folder."""
+"""The model card (README.md) of a model folder: what it is made of, where it came from, how to use it."""
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from braidlm.core.console import count
-from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
+NO_LICENCE = "Not stated. (In a recipe, `licence: apache-2.0` states it.)"
+HUB = "hub:"
+"""How a recipe writes a data set of the Hub."""
+USE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+text = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**text, max_new_tokens=50)[0]))
+```"""
+ADAPTERS = """## Adapters
+Paths and experts of one shape are one parameter, [member, in, out], which PEFT's `all-linear` does not see. Name these
+parameters beside it:
+
+```python
+from peft import LoraConfig, get_peft_model
+
+stacks = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
+config = LoraConfig(target_modules="all-linear", target_parameters=stacks, task_type="CAUSAL_LM")
+model = get_peft_model(model, config)
+```"""
+
 
 def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage: dict[str, Any]) -> str:
-    """A short page: the model's size, how to use it, and where it came from."""
-    cost = model_cost(model)
-    architecture = config.decoded
-    stages = ", ".join(f"{s.kind} x {getattr(s.options, 'layers', 1)}" for s in architecture.stages)
-    facts = [
+    """The whole page."""
+    sections = [
+        _front_matter(lineage),
+        f"# {name}",
+        f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}.",
+        _table(("", ""), _facts(config, model)),
+        USE,
+        "## Parts",
+        _table(("part", "layers", "parameters", "active per token"), _parts(model)),
+        *([ADAPTERS] if any(parameter.ndim == 3 for parameter in model.parameters()) else []),
+        "## Data",
+        _data_section(lineage),
+        "## Licence",
+        lineage.get("licence") or NO_LICENCE,
+        "`lineage.json` says where every part came from.",
+    ]
+    if training := lineage.get("training"):
+        sections.append(f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```")
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(lineage: dict[str, Any]) -> str:
+    """What the Hub reads."""
+    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [braid]"]
+    if licence := lineage.get("licence"):
+        lines.append(f"license: {json.dumps(licence)}")
+    on_hub = [row[1].removeprefix(HUB) for row in _data_rows(lineage) if row[1].startswith(HUB)]
+    names = dict.fromkeys(source.split(":")[0].split("@")[0] for source in on_hub)
+    if names:
+        lines.append(f"datasets: {json.dumps(list(names))}")
+    return "\n".join(["---", *lines, "---"])
+
+
+def _facts(config: BraidConfig, model: BraidForCausalLM) -> list[tuple[str, Any]]:
+    cost, architecture = model_cost(model), config.decoded
+    return [
         ("parameters", f"{cost.parameters:,}"),
         ("active per token", f"{cost.active_parameters:,}"),
         ("forward FLOPs per token", f"{count(float(cost.flops_per_token))} at {architecture.context} tokens"),
         ("width", architecture.width),
-        ("stages", stages),
+        ("stages", ", ".join(f"{s.kind} x {getattr(s.options, 'layers', 1)}" for s in architecture.stages)),
         ("vocabulary", config.vocab_size),
         ("context", architecture.context),
     ]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [braid]",
-        "---",
-        f"# {name}",
-        "",
-        f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {key} | {value} |" for key, value in facts),
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'folder = "."',
-        "model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
-        "tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
-        'text = tokenizer("Once upon a time", return_tensors="pt")',
-        "print(tokenizer.decode(model.generate(**text, max_new_tokens=50)[0]))",
-        "```",
-        "",
-        "`lineage.json` says where every part came from.",
-    ]
-    if training := lineage.get("training"):
-        lines += ["", "Training so far:", "", "```json", json.dumps(training, indent=2), "```"]
-    return "\n".join(lines) + "\n"
+
+
+def _parts(model: BraidForCausalLM) -> Iterator[tuple[Any, ...]]:
+    for row in stage_table(model):
+        paths = f" of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else ""
+        yield f"{row['name']}{paths}", row["layers"] or "-", f"{row['parameters']:,}", f"{row['active_parameters']:,}"
+
+
+def _data_section(lineage: dict[str, Any]) -> str:
+    rows = list(_data_rows(lineage))
+    return _table(("data", "source", "tokens", "words", "for"), rows) if rows else "Not known."
+
+
+def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, str, str, str, str]]:
+    """The data that a model was trained on, and its sources before it: the last column is the path or model."""
+    sets = ((lineage.get("recipe") or {}).get("data") or {}).get("sets") or {}
+    sources = lineage.get("sources")
+    for source in sources if isinstance(sources, list) else []:
+        if not isinstance(source, dict):  # a source's own lineage may be a stranger's
+            continue
+        if "data" in source:
+            own = sets.get(source["data"]) or {}
+            where = next((own[key] for key in ("source", "folder", "path") if own.get(key)), "-")
+            amounts = [f"{source[key]:,}" if isinstance(source.get(key), int) else "-" for key in ("tokens", "words")]
+            yield str(source["data"]), _joined(where), amounts[0], amounts[1], part
+        elif source.get("sources"):
+            yield from _data_rows(source, str(source.get("name") or source.get("model") or part))
+
+
+def _joined(where: Any) -> str:
+    return ", ".join(map(str, where)) if isinstance(where, list) else str(where)
+
+
+def _table(columns: Sequence[str], rows: Any) -> str:
+    """A Markdown table; a `|` inside a cell would end it."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)

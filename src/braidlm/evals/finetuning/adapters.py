@@ -26,16 +26,11 @@ def check_peft() -> None:
 
 
 def targets(model: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of single matrices, and of the parameters that hold a stack of them."""
-    single, stacked = [], []
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] not in TARGETS:
-            continue
-        if isinstance(module, nn.Linear):
-            single.append(name)
-        elif isinstance(module, StackedLinear):
-            stacked.append(f"{name}.weight")
-    return single, stacked
+    """The names of single matrices, and of all parameters that hold a stack of them, whatever they are called."""
+    modules = dict(model.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    stacked = [f"{name}.weight" for name, module in modules.items() if isinstance(module, StackedLinear)]
+    return [name for name in linear if name.rsplit(".", 1)[-1] in TARGETS], stacked
 
 
 def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:
