@@ -142,6 +142,10 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
             existing_folder(tmp_path / name)
     with pytest.raises(BraidError, match="there is no such folder"):
         existing_folder("~no-such-user/model")
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    with pytest.raises(BraidError, match=r"caf\\udce9': the name of this folder is not UTF-8"):
+        existing_folder(odd)
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may read everything")

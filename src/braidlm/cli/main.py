@@ -2,12 +2,14 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from braidlm import __version__
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.interruptions import Terminated, exit_code, terminable
+from braidlm.core.reading import system_error
 
 VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list", "completion")
 """In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
@@ -16,6 +18,7 @@ VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "c
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    console.print_any_name()
     if (wrong := _unknown_verb(argv)) is not None:
         console.error(
             [f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."]
@@ -40,6 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code(type(error))
     except BrokenPipeError:  # the process that reads our output has ended
         sys.stderr.close()
+    except OSError as error:  # a path that nobody looked at before it was used
+        if args.debug or error.filename is None:
+            raise
+        console.error(system_error(error, os.fsdecode(error.filename)).lines())
+        return 2
     return 0
 
 

@@ -5,6 +5,7 @@ printed, `json_output` decides.
 """
 
 import contextlib
+import io
 import json
 import math
 import sys
@@ -44,6 +45,13 @@ def json_output(wanted: bool) -> Iterator[None]:
             yield
     finally:
         _document = None
+
+
+def print_any_name() -> None:
+    """Let a file name that is not UTF-8 be printed, with escapes for its bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(message: str) -> None:

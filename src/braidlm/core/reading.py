@@ -60,6 +60,11 @@ def existing_folder(path: Path | str, todo: str | None = None) -> Path:
     """A folder that is there and may be listed, or an error that says what is in its place."""
     folder = Path(os.path.expanduser(path))
     try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        todo = "Rename it; safetensors and tokenizers cannot open another."
+        raise BraidError("the name of this folder is not UTF-8", ascii(str(path)), todo) from None
+    try:
         with os.scandir(folder):
             pass
     except (OSError, ValueError) as error:

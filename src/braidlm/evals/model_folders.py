@@ -1,8 +1,7 @@
 """The model folders that are evaluated: Braid's or plain transformers', and all checkpoints of a run."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from braidlm.core.models.folders import (
     check_vocabulary,
     check_weights,
     choose_paths,
+    errors_of_transformers,
     load_config,
     load_lineage,
     load_model,
@@ -61,7 +61,7 @@ class ModelFolder:
         import torch
         from transformers import AutoModelForCausalLM
 
-        with _errors_of_transformers(self.path):
+        with errors_of_transformers(self.path):
             model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, trust_remote_code=False)
         model = model.to(device).eval()
         if names := not_finite(model.state_dict().items()):
@@ -143,18 +143,8 @@ def _check_transformers_config(path: Path) -> None:
     """Let transformers read the configuration; code that the folder brings along is not run."""
     from transformers import AutoConfig
 
-    with _errors_of_transformers(path):
+    with errors_of_transformers(path):
         AutoConfig.from_pretrained(path, trust_remote_code=False)
-
-
-@contextmanager
-def _errors_of_transformers(path: Path) -> Iterator[None]:
-    """Let a folder that transformers cannot open, for which it raises errors of many kinds, be a BraidError."""
-    try:
-        yield
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise BraidError(f"transformers cannot open this model: {first}", str(path)) from error
 
 
 def model_hash(folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +22,7 @@ from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.card import model_card
 from braidlm.core.models.integrity import check_finite, check_hash
+from braidlm.core.models.memory import check_weights_fit
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
@@ -108,7 +110,22 @@ def load_model(
     if paths is not None:
         choose_paths(config, paths, folder)
     check_weights(folder, config)
-    return BraidForCausalLM.from_pretrained(folder, config=config).to(device).eval()
+    check_weights_fit((folder / WEIGHTS).stat().st_size, device)
+    with errors_of_transformers(folder):
+        model = BraidForCausalLM.from_pretrained(folder, config=config)
+    return model.to(device).eval()
+
+
+@contextmanager
+def errors_of_transformers(path: Path) -> Iterator[None]:
+    """Let what transformers cannot open, for which it raises errors of many kinds, be a BraidError."""
+    try:
+        yield
+    except BraidError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise BraidError(f"transformers cannot open this: {first}", str(path)) from error
 
 
 def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> None:
@@ -136,7 +153,8 @@ def load_config(folder: Path | str) -> BraidConfig:
             else f"Braid imports models of type {', '.join(IMPORTABLE[:-1])} and {IMPORTABLE[-1]} (`braid convert`).",
         )
     try:
-        return BraidConfig.from_pretrained(folder)
+        with errors_of_transformers(folder / "config.json"):
+            return BraidConfig.from_pretrained(folder)
     except BraidError as error:
         # Nobody types a saved configuration: a name that is unknown, however near to ours, is another package's.
         unknown = re.search(r": unknown (?!key )", error.what) and ADVICE not in error.what
