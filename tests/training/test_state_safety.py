@@ -144,7 +144,12 @@ def test_a_changed_state_of_today_is_refused(name: str, how: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
-    [({"progress": {"stride": 3}}, "stride"), ({"loader": None}, "NoneType"), ({"loader": {}}, "there is no 'facts'")],
+    [
+        ({"progress": {"stride": 3}}, "stride"),
+        ({"loader": None}, "NoneType"),
+        ({"loader": {}}, "there is no 'facts'"),
+        ({"threads": "x"}, "x is no number of threads"),
+    ],
 )
 def test_a_changed_position_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     recipe = opened("one-process", tmp_path / "run")

@@ -30,6 +30,7 @@ from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step import Stepper
 from braidlm.training.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.stopping import StopSignal
+from braidlm.training.threads import choose_threads, saved_threads, using_threads
 from braidlm.training.tracking import Tracker
 from braidlm.training.validation import mean_bits_per_byte, score_text, write_samples
 
@@ -85,6 +86,7 @@ class Trainer:
         self.earlier_budgets: list[dict[str, Any]] = []
         """Budgets that the run had before it was given a larger one, each with the step that it was used up to."""
         self.compute: Choices | None = None
+        self.threads: int | None = None
         self.stop = StopSignal(rank)
         self._check()
 
@@ -116,6 +118,7 @@ class Trainer:
             self.loader.load_state(position["loader"])
             self.last, self.metrics.losses = position["last"], position["losses"]
             self.compute = position.get("compute")
+            self.threads = saved_threads(position)
             records = position.get("records")
             self.recorded = records if isinstance(records, int) else None
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
@@ -138,7 +141,13 @@ class Trainer:
 
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
-        self._choose_compute()
+        training, shape = self.recipe.training, (self.recipe.training.batch, self.recipe.data.length)
+        self.threads = choose_threads(self.model, shape, self.rank, training.threads, self.threads)
+        with using_threads(self.threads):
+            self._choose_compute(shape)
+            return self._train(tracker)
+
+    def _train(self, tracker: Tracker | None) -> bool:
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))
         with console.progress(self.recipe.name, total, self.budget.unit, done) as advance, self.stop:
             self.speed.pause(self.progress.tokens)
@@ -151,14 +160,13 @@ class Trainer:
                     return False
         return True
 
-    def _choose_compute(self) -> None:
+    def _choose_compute(self, shape: tuple[int, int]) -> None:
         """Fix how the model is computed before the first step, and say it; a resumed run keeps what was chosen."""
         lowered = self.stepper.lowered
         if lowered is not None:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
         if self.compute is None:
             parts = set() if lowered is None else lowered.lowered.parts
-            shape = (self.recipe.training.batch, self.recipe.data.length)
             self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
         use_compute(self.model, self.compute)
 
@@ -284,6 +292,7 @@ class Trainer:
             "last": self.last,
             "losses": self.metrics.losses,
             "compute": self.compute,
+            "threads": self.threads,
             "records": None if tracker is None else tracker.records,
         }
         facts = {**asdict(self.progress), **self.last}

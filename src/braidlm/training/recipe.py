@@ -15,6 +15,8 @@ from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.schedules import dropout_schedules, schedules
 
+Threads = Annotated[int, Range(at_least=1, at_most=1024)]
+
 
 @dataclass
 class OptimizerConfig:
@@ -53,6 +55,9 @@ class TrainingConfig:
     """auto: bf16 autocast on a GPU, float32 on a CPU."""
     compile: bool | None = None
     """torch.compile; by default on a GPU, unless the step is a graph and every part has kernels of its own."""
+    threads: Threads | None = None
+    """CPU threads of a step, on a CPU; by default OMP_NUM_THREADS or else the fastest number, measured before the first
+    step and kept in checkpoints. Another number rounds differently, and is otherwise the same run."""
     graph: bool | None = None
     """Replay the whole step as one CUDA graph; by default on a single GPU."""
     activation_checkpointing: bool = False

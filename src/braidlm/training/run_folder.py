@@ -20,8 +20,17 @@ from braidlm.training.amounts import Amount, parse_amount
 
 RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
-NOT_IDENTITY = (("name",), ("out",), ("licence",), ("log",), ("samples",), ("validation", "every"), ("checkpoints", "keep"))
-"""Keys of logging, display and storage: a run whose recipe differs in these alone is the same run."""
+NOT_IDENTITY = (
+    ("name",),
+    ("out",),
+    ("licence",),
+    ("log",),
+    ("samples",),
+    ("validation", "every"),
+    ("checkpoints", "keep"),
+    ("training", "threads"),
+)
+"""Keys of logging, display, storage and speed: a run whose recipe differs in these alone is the same run."""
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:

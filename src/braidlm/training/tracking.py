@@ -27,7 +27,7 @@ class Tracker:
         if expected is not None and self.records < expected:
             warn(
                 f"{self.path}: {expected - self.records} of {expected} records up to step {resumed_step:,} are lost, "
-                "so the curves have gaps; the training itself is the same. If you have a copy, stop now, put it back and "
+                "so the curves have gaps; the training is the same. If you have a copy, stop now, put it back and "
                 "run the same command again."
             )
         self.sinks: list[TensorBoardSink | WandbSink] = []
