@@ -8,6 +8,7 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.evals.formats.code_texts import humaneval_code, mbpp_code, x_code
 from braidlm.evals.sandbox.languages import LANGUAGES, CodeEnvironment, TestedCode, open_code_environment
+from braidlm.evals.sandbox.sandbox import Sandbox
 
 ROW = {
     "prompt": "def double(x):\n",
@@ -223,5 +224,7 @@ def test_what_a_pass_proves_is_said() -> None:
         "js": True,
         "go": False,
     }
-    assert "cannot pretend" in LANGUAGES["python"].trust
-    assert "made to cheat could pass" in LANGUAGES["cpp"].trust
+    isolated, not_isolated = Sandbox("landlock", True, ()), Sandbox("none", True, ())
+    assert "cannot pretend" in LANGUAGES["python"].trust(isolated)
+    assert "made to cheat could pass" in LANGUAGES["python"].trust(not_isolated)
+    assert "made to cheat could pass" in LANGUAGES["cpp"].trust(isolated)

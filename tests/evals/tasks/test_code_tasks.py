@@ -111,7 +111,7 @@ def test_humaneval_from_file_to_score(tmp_path: Path, written: list[str]) -> Non
     assert result.notes["failures"] == {"AssertionError": 7, "ended before its tests did": 1}
     assert (result.notes["samples"], result.notes["temperature"]) == (10, 0.2)
     assert result.notes["sandbox"] == Sandbox.open().statement
-    assert result.notes["tests"] == {"Python": LANGUAGES["python"].trust}
+    assert result.notes["tests"] == {"Python": LANGUAGES["python"].trust(Sandbox.open())}
     assert result.items["problem"] == ["HumanEval/0", "HumanEval/1"]
     assert result.items["influence"] == [-40.0, 40.0]
     assert result.items["failures"][0][:4] == [
@@ -129,6 +129,13 @@ def test_a_model_really_writes_and_is_run(tmp_path: Path) -> None:
     assert result.notes["prompts cut"] == 1
     assert sum(result.notes["failures"].values()) == 4
     assert data.evaluate("humaneval", evaluated(code_samples=2, code_temperature=0.9)) == result
+
+
+def test_the_isolation_is_said(tmp_path: Path, written: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    data = TASKS["humaneval"]().open(jsonl(tmp_path / "a.jsonl", HUMANEVAL))
+    written.append("    return a + b\n")
+    data.evaluate("humaneval", evaluated(code_samples=1))
+    assert f"programs run in a sandbox of {Sandbox.open().name}" in capsys.readouterr().out
 
 
 def test_mbpp_is_its_test_set_after_examples(tmp_path: Path, written: list[str]) -> None:

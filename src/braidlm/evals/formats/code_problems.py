@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.task_items import TaskItems
@@ -64,10 +65,22 @@ class CodeProblems(TaskItems[Problem]):
         self.check(model.settings)
         languages = list(dict.fromkeys(problem.language for problem in self.items))
         with open_code_environment(languages, model.settings.code_isolation) as environment:
+            _announce(environment)
             problems = [problem for problem in self.items if problem.language in environment.languages]
             completions, truncated = _completions(problems, model, advance)
             failures = _failures(problems, completions, environment)
         return _result(task, problems, failures, completions, environment, model.settings, truncated)
+
+
+def _announce(environment: CodeEnvironment) -> None:
+    """Say how programs are isolated, and what a pass does not prove."""
+    sandbox = environment.sandbox
+    say(f"programs run in a sandbox of {sandbox.name}")
+    if sandbox.failures:
+        warn(f"the sandbox does not prevent {', '.join(sandbox.failures)}")
+    shared = [language.name for language in environment.languages.values() if not language.tests_apart]
+    if shared:
+        say(f"tests of {', '.join(shared)} run in the program's process: a program made to cheat could pass")
 
 
 def _sampling(settings: Settings) -> "Sampling":
@@ -160,7 +173,9 @@ def _result(
             "prompts cut": truncated_prompts,
             "not run": environment.missing,
             "sandbox": environment.sandbox.statement,
-            "tests": {LANGUAGES[name].name: LANGUAGES[name].trust for name in dict.fromkeys(languages)},
+            "tests": {
+                LANGUAGES[name].name: LANGUAGES[name].trust(environment.sandbox) for name in dict.fromkeys(languages)
+            },
         },
         items={
             "problem": [problem.name for problem in problems],

@@ -94,12 +94,13 @@ class Language:
         installed = {tool: os.path.realpath(path) for tool, path in paths.items() if path}
         return replace(self, paths=installed) if len(installed) == len(paths) else None
 
-    @property
-    def trust(self) -> str:
+    def trust(self, sandbox: Sandbox) -> str:
         """What a pass proves."""
-        if self.tests_apart:
-            return "run in another process than the program, which cannot pretend to have passed"
-        return "run in the program's process: it cannot pass by exiting, but a program made to cheat could pass"
+        if not self.tests_apart:
+            return "run in the program's process: it cannot pass by exiting, but a program made to cheat could pass"
+        if sandbox.isolation == "none":
+            return "run in another process than the program, which is not isolated: a program made to cheat could pass"
+        return "run in another process than the program, which cannot pretend to have passed"
 
     def test(self, code: TestedCode) -> Test:
         """The test of a program."""
