@@ -16,6 +16,8 @@ SMALL = [
     "whole.dense.width=32",
     "whole.dense.stages.0.block.layers=1",
     "epochs=0.3",
+    "paths.epochs=0.3",
+    "composed.composed.epochs=0.3",
     "training.warmup=1 steps",
     "validation.every=4 steps",
     "validation.tokens=1000",
@@ -31,18 +33,25 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     page = (demo_folder / "report.html").read_text(encoding="utf-8")
+    headings = re.findall(r"<h[23]>(.*?)</h[23]>", page)
+    assert headings[:3] == [
+        "Two owners who cannot pool their text: what do they get?",
+        "What does it cost when one of them withdraws?",
+        "What would one model that saw all of the text reach?",
+    ], "the verdict comes first"
     for heading in (
+        "What was done",
+        "Who goes where",
+        "Take a path away",
         "Two paths, trained apart",
         "Composed into one model",
         "How they learned",
-        "Which is better?",
+        "Every number",
         "What they write",
-        "Who goes where",
-        "Take a path away",
         "What it took",
         "Go on from here",
     ):
-        assert heading in page
+        assert heading in headings
     for name in ("stories", "maths", "composed", "dense", "unigram", "trigram"):
         assert name in page
     assert "paths in parallel" in page
@@ -52,7 +61,10 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
 def test_pictures_and_the_routing_report_lie_beside_it(demo_folder: Path) -> None:
     for name in ("learning-stories.png", "learning-maths.png", "comparison.png", "routes.png"):
         assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
-    assert "stories" in (demo_folder / "routes" / "routes.html").read_text(encoding="utf-8")
+    routes = (demo_folder / "routes" / "routes.html").read_text(encoding="utf-8")
+    assert "stories" in routes
+    assert 'href="../report.html"' in routes
+    assert 'href="routes/routes.html"' in (demo_folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

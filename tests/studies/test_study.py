@@ -66,6 +66,19 @@ def test_paths_and_composed_models_share_no_training_document(toy_results: Study
         assert chosen[0] | chosen[1] == chosen[2]
 
 
+def test_paths_and_composed_models_may_be_trained_otherwise(toy_results: StudyResults) -> None:
+    def training(name: str, kind: Any) -> dict[str, Any]:
+        recipe = yaml.safe_load((toy_results.of(name, kind)[0].run_folder / "recipe.yaml").read_text())
+        return {"tokens": recipe["training"]["budget"].split()[0], **recipe["training"]}
+
+    composed, other, dense = training("linear", "composed"), training("routed", "composed"), training("dense", "whole")
+    assert [t["optimizer"]["lr"] for t in (composed, other, dense)] == [1e-3, 3e-3, 3e-3]
+    assert composed["batch"] == 8, "what it does not set is the study's"
+    paths = sum(int(training(domain, "path")["tokens"]) for domain in toy_results.domains)
+    halves = 2 * paths / (0.4 / 0.2)  # paths see their half twice as often as the dense model sees all
+    assert halves == pytest.approx(int(dense["tokens"]), rel=0.1)
+
+
 def test_a_composed_model_comes_from_its_paths(toy_results: StudyResults) -> None:
     model = toy_results.of("linear")[0]
     start = model.run_folder.parent / "linear-composed"
@@ -116,7 +129,8 @@ def test_files(toy_results: StudyResults) -> None:
     page = (folder / "report.html").read_text()
     assert "Training time" in page
     assert "Who goes where" in page
-    assert (folder / "routes" / "routes.html").is_file()
+    assert 'href="routes/routes.html"' in page
+    assert 'href="../report.html"' in (folder / "routes" / "routes.html").read_text()
     for domain in toy_results.domains:
         assert (folder / f"{domain}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -142,9 +156,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"paths": None, "composed": {}, "whole": {}}, "nothing to train"),
     "a budget": ({"training": {"budget": "5 steps"}}, "training.budget: a study's budgets come from `epochs`"),
     "a misspelled training key": ({"training": {"bacth": 3}}, "training: unknown key 'bacth'. Did you mean 'batch'?"),
+    "a misspelled training key of paths": (
+        {"paths": {"model": {"stages": ["block"]}, "training": {"bacth": 3}}},
+        "paths.training: unknown key 'bacth'. Did you mean 'batch'?",
+    ),
+    "a budget of a composed model": (
+        {"composed": {"x": {"training": {"budget": "5 steps"}}}},
+        "composed.x.training.budget: a study's budgets come from `epochs`",
+    ),
     "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
     "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
-    "share": ({"paths": {"model": {"stages": ["block"]}, "share": 1.0}}, "paths.share: expected a number above 0 and below 1, got 1"),
+    "share": (
+        {"paths": {"model": {"stages": ["block"]}, "share": 1.0}},
+        "paths.share: expected a number above 0 and below 1, got 1",
+    ),
     "join": ({"composed": {"x": {"join": "shared_liner"}}}, "unknown join 'shared_liner'. Did you mean"),
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
     "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),

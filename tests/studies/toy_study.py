@@ -23,9 +23,9 @@ def toy_study(out: Path, cache: Path, **changes: Any) -> dict[str, Any]:
         },
         "data": {"length": 32, "tokenizer": {"kind": "bpe", "vocab_size": 300}, "cache": str(cache)},
         "epochs": 0.2,
-        "paths": {"model": PATH_MODEL, "share": 0.5},
+        "paths": {"model": PATH_MODEL, "share": 0.5, "epochs": 0.4},
         "composed": {
-            "linear": {"join": "shared_linear"},
+            "linear": {"join": "shared_linear", "training": {"optimizer": {"lr": 1e-3}}},
             "routed": {"join": {"kind": "gumbel_v1", "losses": {"load_balance": 0.01}}},
         },
         "whole": {"dense": WHOLE_MODEL},

@@ -28,9 +28,11 @@ WIDE = 4
 READ_BY = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
 
 
-def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"]) -> Page:
-    """The whole page, from the main results to the method."""
+def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str = "") -> Page:
+    """The whole page, from the main results to the method; `back` is the page that it belongs to."""
     page = Page("Who goes where", f"Which path the tokens of a text take in {_listed(report)}")
+    if back:
+        page.links({"Back to the report": back})
     _opening(page, report)
     page.heading("Layer by layer")
     caption = "The weight that routers give to each choice" if _top_k(report) else "How often each path is taken"

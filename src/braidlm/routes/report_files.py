@@ -29,15 +29,15 @@ def check_out(out: Path | str) -> None:
         )
 
 
-def write_folder(report: RoutingReport, out: Path | str) -> Path:
-    """Write everything in one step, replacing an older report."""
+def write_folder(report: RoutingReport, out: Path | str, back: str = "") -> Path:
+    """Write everything in one step, replacing an older report; its page links `back` to the one that it belongs to."""
     drawn = report_figures(report)
     with atomic_folder(out, replace=True) as folder:
         for name, table in report_tables(report).items():
             write_text(folder / f"{name}.csv", table.csv())
         for name, figure in drawn.items():
             figures.save_png(figure, folder / f"{name}.png")
-        routes_page(report, drawn).write(folder / PAGE)
+        routes_page(report, drawn, back).write(folder / PAGE)
     return Path(out) / PAGE
 
 

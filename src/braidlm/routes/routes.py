@@ -26,6 +26,7 @@ def routes(
     tokens: int = TOKENS,
     held_out: float | None = None,
     out: StrPath | None = None,
+    back: str = "",
     device: str = "auto",
     batch: int = 16,
 ) -> RoutingReport:
@@ -33,7 +34,7 @@ def routes(
 
     `prompts` is a file or a list, by default (without `data`) the 20 of PaPaformer; `data` names packed folders or
     text; `paths` are those to use; `domains` says which path should know a domain of another name; `out` is a
-    folder for tables, pictures and a page.
+    folder for tables, pictures and a page, which links `back` to a page that it belongs to.
     """
     path_of = dict(domains or {})
     opened = open_models(models, paths)
@@ -58,7 +59,7 @@ def routes(
         [analyse(model, texts[model.text_key], r, device, batch) for model, r in zip(opened, right, strict=True)]
     )
     if out is not None:
-        write_folder(report, out)
+        write_folder(report, out, back)
     return report
 
 

@@ -13,7 +13,7 @@ from braidlm.evals.formats.pronouns import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
 from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, write_page
-from braidlm.studies.results import Bits, StudyResults, measure, study_routes
+from braidlm.studies.results import ROUTES, Bits, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, load_study
 from braidlm.studies.tables import inactive_paths, quality, training_time
@@ -41,7 +41,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
         pronouns=_pronouns(results, data) if "stories" in study.domains else {},
         seconds=clock.seconds,
         vocab_size=data.tokenizer.vocab_size,
-        routes=study_routes(results, data, out / "routes", tokens=10_000),
+        routes=study_routes(results, data, out / ROUTES, tokens=10_000),
     )
     clock.note("compared, and routes of tokens collected")
     for table in (quality(results), training_time(results), inactive_paths(results)):

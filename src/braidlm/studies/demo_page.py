@@ -1,5 +1,6 @@
 """The demo's report.html."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,11 +8,14 @@ from braidlm.core.console import count, duration
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
 from braidlm.data.corpora.maths.generator import generate_problem
-from braidlm.routes.report import RoutingReport, verdicts
+from braidlm.routes.report import RoutingReport, percent, verdicts
+from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
 from braidlm.serving.generate import Continuation
-from braidlm.studies.results import Bits, ModelResult, StudyResults
+from braidlm.studies.charts import comparison_chart, learning_chart
+from braidlm.studies.results import ROUTES, Bits, ModelResult, StudyResults
 from braidlm.studies.tables import inactive_paths, quality, training_time
+from braidlm.studies.verdict import findings
 
 PRONOUNS = 200
 PROBLEM = generate_problem(seed=7, index=0)
@@ -48,22 +52,23 @@ def write_page(path: Path, facts: DemoFacts) -> Path:
     """Write the page, and its pictures as PNG files beside it."""
     page = Page("Two small models become one", "What `braid demo` did on this machine, just now")
     results = facts.results
-    _opening(page, facts)
+    _verdict(page, facts, path.parent)
+    page.heading("What was done")
+    _setting(page, facts)
+    page.heading("Who goes where")
+    _routing(page, facts, path.parent)
+    page.heading("Take a path away")
+    _withdrawing(page, results)
     page.heading("Two paths, trained apart")
     _paths(page, facts)
     page.heading("Composed into one model")
     _composing(page, results)
     page.heading("How they learned")
     _curves(page, facts, path.parent)
-    page.heading("Which is better?")
-    _comparison(page, facts, path.parent)
+    page.heading("Every number")
+    _numbers(page, facts)
     page.heading("What they write")
     _samples(page, facts)
-    if facts.routes is not None:
-        page.heading("Who goes where")
-        _routing(page, facts, path.parent)
-    page.heading("Take a path away")
-    _withdrawing(page, results)
     page.heading("What it took")
     _time(page, facts)
     page.heading("Go on from here")
@@ -77,30 +82,56 @@ def composed_model(results: StudyResults) -> ModelResult:
     return next(m for m in results.models if m.kind == "composed")
 
 
-def dense_model(results: StudyResults) -> ModelResult:
-    """The dense model it is compared with."""
-    return next(m for m in results.models if m.kind == "whole")
-
-
-def _opening(page: Page, facts: DemoFacts) -> None:
+def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
     results = facts.results
-    composed, dense = composed_model(results), dense_model(results)
+    composed = composed_model(results)
+    trigram = {"trigram": facts.ngrams["trigram"]}
+    page.facts(dict(_key_figures(facts)))
+    for finding in findings(results, composed, trigram):
+        page.heading(finding.question, level=3)
+        page.text(finding.answer)
+    first_seed = [m for m in results.models if m.seed == composed.seed]
+    chart = comparison_chart(results, first_seed, trigram)
+    figures.save_png(chart, folder / "comparison.png")
+    page.figure(
+        figures.to_svg(chart),
+        "Bits per byte say how well a model predicts text it has never seen: half as many, half as surprised. Each "
+        "model has its colour on the whole page. Trigram models are told the domain; the others are not.",
+    )
+    page.text("This is one run with one seed, so that small differences mean little. `docs/results.md` has more.")
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"} if facts.routes else {})
+
+
+def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
+    composed = composed_model(facts.results)
+    for domain, bits in composed.bits.items():
+        yield f"bits per byte on {domain}, composed", f"{bits:.2f}"
+    if (right := _decisions(facts)) is not None:
+        yield "of router decisions for the text's own path", percent(right)
+    costs = [bits[d] - composed.bits[d] for path, bits in composed.silenced.items() for d in bits if d != path]
+    if costs:
+        yield "bits at most on the other domain when a path is withdrawn", f"{max(costs):+.2f}".replace("-", "−")
+    yield "the whole demo", duration(sum(facts.seconds.values()))
+
+
+def _decisions(facts: DemoFacts) -> float | None:
+    """How many of a router's decisions are for the path of the text's domain."""
+    models = facts.routes.models if facts.routes is not None else []
+    shares = [m.tallies[-1].accuracy for m in models if any(layer.read_by == "router" for layer in m.layers)]
+    return shares[0] if shares else None
+
+
+def _setting(page: Page, facts: DemoFacts) -> None:
+    results = facts.results
+    share = results.study.paths.share if results.study.paths is not None else 0.0
     page.text(
         "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
-        "each on its own text alone, as two owners of private data would. Then it composed the two into one model, "
-        "trained that on text neither had seen, and compared it with a dense model of about the same size that was "
-        "trained from nothing on all of the same text. Nothing was downloaded."
+        f"each on {share:.0%} of its own text alone, as two owners of private data would. Then it composed the two "
+        "into one model, trained that on the rest, which neither had seen, and compared it with a dense model of about "
+        "the same size that was trained from nothing on all of the text. Nothing was downloaded."
     )
-    page.facts(
-        {
-            "parameters of a path": f"{results.of(results.names('path')[0], 'path')[0].parameters:,}",
-            "of the composed model": f"{composed.parameters:,}",
-            "of the dense model": f"{dense.parameters:,}",
-            "vocabulary": f"{facts.vocab_size:,}",
-            "tokens in all": count(dense.tokens),
-            "the whole demo": duration(sum(facts.seconds.values())),
-        }
-    )
+    sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
+    page.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
 
 
 def _paths(page: Page, facts: DemoFacts) -> None:
@@ -110,10 +141,7 @@ def _paths(page: Page, facts: DemoFacts) -> None:
         for m in results.models
         if m.kind == "path"
     ]
-    page.text(
-        "Bits per byte say how well a model predicts text it has never seen: lower is better. Each path knows its own "
-        "domain and is lost in the other."
-    )
+    page.text("Each path knows its own domain and is lost in the other. Bits per byte of held-out text:")
     page.table(["path", "tokens seen", *(f"on {d}" for d in results.domains)], rows)
 
 
@@ -134,23 +162,10 @@ def _composing(page: Page, results: StudyResults) -> None:
 
 
 def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
-    results = facts.results
-    before = sum(m.tokens for m in results.models if m.kind == "path")
-    for domain in results.domains:
-        series = {}
-        for model in results.models:
-            points = [(point.tokens, point.bits[domain]) for point in model.curve if domain in point.bits]
-            shift = before if model.kind == "composed" else 0
-            if points:
-                label = f"path {model.name}" if model.kind == "path" else model.name
-                series[label] = ([float(t + shift) for t, _ in points], [b for _, b in points])
-        chart = figures.line_chart(
-            series,
-            "tokens seen",
-            f"bits per byte, {domain}",
-            levels={"trigram": facts.ngrams["trigram"][domain]},
-            log_y=True,
-        )
+    for domain in facts.results.domains:
+        chart = learning_chart(facts.results, domain, levels={"trigram": facts.ngrams["trigram"][domain]})
+        if chart is None:
+            continue
         figures.save_png(chart, folder / f"learning-{domain}.png")
         page.figure(
             figures.to_svg(chart),
@@ -158,25 +173,11 @@ def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
         )
 
 
-def _comparison(page: Page, facts: DemoFacts, folder: Path) -> None:
-    results = facts.results
-    composed, dense = composed_model(results), dense_model(results)
-    bars = {
-        domain: {
-            composed.name: composed.bits[domain],
-            dense.name: dense.bits[domain],
-            **{name: bits[domain] for name, bits in facts.ngrams.items()},
-        }
-        for domain in results.domains
-    }
-    chart = figures.bar_chart(bars, "bits per byte (lower is better)", digits=3, highlight=composed.name)
-    figures.save_png(chart, folder / "comparison.png")
-    page.figure(
-        figures.to_svg(chart), "Held-out text. Unigram and trigram models are told the domain; the others are not."
-    )
-    table = quality(results)
-    page.table(table.columns, table.rows)
-    page.text(_verdict(composed, dense))
+def _numbers(page: Page, facts: DemoFacts) -> None:
+    table = quality(facts.results)
+    page.table(table.columns, table.rows, "Bits per byte of held-out text. Tokens are those seen in training.")
+    rows = [[name, *(f"{bits[domain]:.3f}" for domain in facts.results.domains)] for name, bits in facts.ngrams.items()]
+    page.table(["n-gram model", *facts.results.domains], rows)
     if facts.pronouns:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in facts.pronouns.items())
         page.text(
@@ -184,16 +185,6 @@ def _comparison(page: Page, facts: DemoFacts, folder: Path) -> None:
             f"with the character. Guessing gives 50%; the models prefer the right one in: {shares}. Grammar "
             "comes early, knowing who is who comes late."
         )
-
-
-def _verdict(composed: ModelResult, dense: ModelResult) -> str:
-    better = [domain for domain in composed.bits if composed.bits[domain] < dense.bits[domain]]
-    worse = [domain for domain in composed.bits if domain not in better]
-    if better and worse:
-        ahead = f"the composed model is ahead on {' and '.join(better)}, the dense one on {' and '.join(worse)}"
-    else:
-        ahead = f"the {'composed' if better else 'dense'} model is ahead on every domain"
-    return f"In this run {ahead}. It is one run with one seed; docs/results.md has more."
 
 
 def _samples(page: Page, facts: DemoFacts) -> None:
@@ -206,7 +197,9 @@ def _samples(page: Page, facts: DemoFacts) -> None:
 
 
 def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
-    assert facts.routes is not None
+    if facts.routes is None:
+        page.text("The composed model has no layer in which the path of a token could be read.")
+        return
     chart = share_figure(facts.routes)
     figures.save_png(chart, folder / "routes.png")
     routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
@@ -214,7 +207,7 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
     page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
         page.text(sentence)
-    page.text("`routes/routes.html`, beside this page, has every layer and some texts token by token.")
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"})
 
 
 def _withdrawing(page: Page, results: StudyResults) -> None:

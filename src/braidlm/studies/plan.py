@@ -11,7 +11,7 @@ import torch
 from braidlm.core.devices import choose_device
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.studies.study import Study
+from braidlm.studies.study import Phase, Study
 
 TOKENS_PER_WORD = 1.4
 """Of English under a tokenizer of 16k tokens: assumed until the data is prepared."""
@@ -63,26 +63,25 @@ class StudyPlan:
         words = sum(size.words for size in sizes)
         return sum(size.tokens for size in sizes) / words if words and self.is_prepared else TOKENS_PER_WORD
 
-    def training(self, domains: Sequence[str], share: float, flops_per_token: int) -> TrainingPlan:
-        """The plan of one training on a share of these domains."""
-        study = self.study
+    def training(self, domains: Sequence[str], share: float, phase: Phase | None, flops_per_token: int) -> TrainingPlan:
+        """The plan of one training on a share of these domains; without a phase, of a whole model."""
+        study, epochs = self.study, self.study.epochs_of(phase)
         per_epoch = chunkings.build(study.data.chunking).words_per_epoch
         words = tokens = None
         if per_epoch is not None:
-            words = round(study.epochs * per_epoch * len(domains))
+            words = round(epochs * per_epoch * len(domains))
             tokens = round(words * self.tokens_per_word)
         elif self.is_prepared:
             sizes = [size for domain in domains if (size := self.sizes[domain]) is not None]
-            words = round(study.epochs * share * sum(size.words for size in sizes))
-            tokens = round(study.epochs * share * sum(size.tokens for size in sizes))
+            words = round(epochs * share * sum(size.words for size in sizes))
+            tokens = round(epochs * share * sum(size.tokens for size in sizes))
         seconds = None if tokens is None else TRAINING_FLOPS * tokens * flops_per_token / self.flops_per_second
-        return TrainingPlan(words, tokens, study.epochs, self._checkpoints(words, tokens), seconds)
+        return TrainingPlan(words, tokens, epochs, self._checkpoints(words, tokens, study.training_of(phase)), seconds)
 
-    def _checkpoints(self, words: int | None, tokens: int | None) -> int | None:
+    def _checkpoints(self, words: int | None, tokens: int | None, training: dict[str, Any]) -> int | None:
         """How many checkpoints are made, the end included."""
         if words is None or tokens is None:
             return None
-        training = self.study.training
         per_step = training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length
         pace = self.study.checkpoints.every
         end = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}[pace.unit]

@@ -10,8 +10,10 @@ from braidlm.core.report.page import Page
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import encode
 from braidlm.routes.report import RoutingReport, verdicts
+from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.results import StudyResults, measure, study_routes
+from braidlm.studies.charts import learning_chart
+from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, load_study
 from braidlm.studies.tables import tables
@@ -29,7 +31,7 @@ def study(
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
     results = measure(loaded, run_study(loaded, device, fresh), device)
-    routed = study_routes(results, open_data(loaded.data_config), loaded.folder / "routes")
+    routed = study_routes(results, open_data(loaded.data_config), loaded.folder / ROUTES)
     write_report(results, routed, loaded.folder)
     return results
 
@@ -60,29 +62,18 @@ def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:
     page.heading("Who goes where")
     chart = share_figure(routed)
     figures.save_png(chart, folder / "routes.png")
-    page.figure(figures.to_svg(chart), "Held-out documents of each domain; `routes/routes.html` has more.")
+    page.figure(figures.to_svg(chart), "Held-out documents of each domain.")
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"})
     for model in routed.models:
         for sentence in (*verdicts(model), *model.findings):
             page.text(f"{model.name}: {sentence}")
 
 
 def _curves(page: Page, results: StudyResults, folder: Path) -> None:
-    """Of the first seed, one chart per domain; a composed model begins where its paths ended."""
-    seed, unit = results.study.seeds[0], results.unit
-    models = [m for m in results.models if m.seed == seed]
-    before = sum(m.curve[-1].seen(unit) for m in models if m.kind == "path" and m.curve)
-    label_x = f"{unit} seen, those of the paths included" if before else f"{unit} seen"
-    log_x = len(results.study.validation.every.parts) > 1
+    """Of the first seed, one chart per domain."""
     for domain in results.domains:
-        series = {}
-        for model in models:
-            points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
-            shift = before if model.kind == "composed" else 0
-            if points:
-                label = f"{model.name} (path)" if model.kind == "path" else model.name
-                series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
-        if not series:
-            continue
-        chart = figures.line_chart(series, label_x, f"bits per byte, {domain}", log_x=log_x)
-        figures.save_png(chart, folder / f"{domain}.png")
-        page.figure(figures.to_svg(chart), f"Held-out {domain} during the training (seed {seed}).")
+        if (chart := learning_chart(results, domain)) is not None:
+            figures.save_png(chart, folder / f"{domain}.png")
+            page.figure(
+                figures.to_svg(chart), f"Held-out {domain} during the training (seed {results.study.seeds[0]})."
+            )

@@ -22,6 +22,8 @@ from braidlm.studies.running import Kind, TrainedModel
 from braidlm.studies.study import Study
 from braidlm.training.validation import score_text
 
+ROUTES = "routes"
+"""The folder of the routing report in the folder of a study."""
 Bits = dict[str, float]
 """Bits per byte, by domain."""
 
@@ -184,7 +186,7 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
     specs = [results.study.domains[name] for name in held_out_data]
     shares = {spec.holdout for spec in specs if not spec.has_validation}
     held_out = shares.pop() if len(shares) == 1 else None
-    return routes(folders, data=held_out_data, tokens=tokens, held_out=held_out, out=out)
+    return routes(folders, data=held_out_data, tokens=tokens, held_out=held_out, out=out, back="../report.html")
 
 
 def _has_routes(folder: Path) -> bool:

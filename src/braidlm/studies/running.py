@@ -17,7 +17,7 @@ from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.config.strict import decode, encode
-from braidlm.studies.study import ComposedSpec, Study
+from braidlm.studies.study import ComposedSpec, Phase, Study
 from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
 
@@ -67,13 +67,13 @@ class _SeedRuns:
             share = study.paths.share
             for domain in study.domains:
                 sets = self._sets([domain], 0.0, share)
-                run = self._train(domain, sets, model=study.paths.model)
+                run = self._train(domain, sets, study.paths, model=study.paths.model)
                 paths.append(TrainedModel(domain, "path", self.seed, run))
             yield from paths
             for name, spec in study.composed.items():
                 start, is_new = self._composed(name, spec, paths)
                 sets = self._sets(list(study.domains), share, 1.0)
-                run = self._train(name, sets, start_from=str(start), freeze=spec.freeze, fresh=is_new)
+                run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
                 yield TrainedModel(name, "composed", self.seed, run, paths)
         for name, model in study.whole.items():
             run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
@@ -96,9 +96,16 @@ class _SeedRuns:
         return sets
 
     def _train(
-        self, name: str, sets: dict[str, Any], freeze: Sequence[str] = (), fresh: bool = False, **model: Any
+        self,
+        name: str,
+        sets: dict[str, Any],
+        phase: Phase | None = None,
+        freeze: Sequence[str] = (),
+        fresh: bool = False,
+        **model: Any,
     ) -> Run:
         study = self.study
+        epochs = study.epochs_of(phase)
         data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
         epoch = self._epoch(data)
         recipe = {
@@ -107,9 +114,9 @@ class _SeedRuns:
             "seed": self.seed,
             "data": data,
             "training": {
-                **study.training,
+                **study.training_of(phase),
                 "freeze": list(freeze),
-                "budget": f"{max(1, round(study.epochs * epoch.count))} {epoch.unit}",
+                "budget": f"{max(1, round(epochs * epoch.count))} {epoch.unit}",
             },
             "checkpoints": encode(study.checkpoints),
             "validation": encode(study.validation),
@@ -117,7 +124,7 @@ class _SeedRuns:
             "log": encode(study.log),
             **model,
         }
-        console.say(f"\n{name}, seed {self.seed}: {study.epochs:g} x {console.count(epoch.count)} {epoch.unit}")
+        console.say(f"\n{name}, seed {self.seed}: {epochs:g} x {console.count(epoch.count)} {epoch.unit}")
         run = train(recipe, device=self.device, fresh=self.fresh or fresh)
         if run.stopped_by is not None:  # the user stopped it, and it has saved; the study stops too
             raise run.stopped_by

@@ -7,6 +7,7 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_facts
 from braidlm.core.models.names import find_sources
+from braidlm.core.reading import given_path
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
@@ -15,7 +16,7 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.studies.plan import TOKENS_PER_WORD, StudyPlan, total_seconds
-from braidlm.studies.study import Study, decode_study, is_study
+from braidlm.studies.study import Phase, Study, decode_study, is_study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 
@@ -48,7 +49,7 @@ def show(
 def _is_folder(x: str | Path) -> bool:
     """Whether it names something on this disk, such as one model of a study, and not a recipe."""
     try:
-        return Path(x).expanduser().is_dir() or bool(find_sources(x))
+        return given_path(x).is_dir() or bool(find_sources(x))
     except BraidError:
         return False
 
@@ -121,8 +122,10 @@ def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
     return architectures + [("whole", label, model.architecture) for label, model in study.whole.items()]
 
 
-def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float]:
-    """The domains that a model of a study is trained on, and the share of them."""
+def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase | None]:
+    """The domains that a model of a study is trained on, the share of them, and its phase."""
     if study.paths is None or kind == "whole":
-        return list(study.domains), 1.0
-    return ([label], study.paths.share) if kind == "path" else (list(study.domains), 1.0 - study.paths.share)
+        return list(study.domains), 1.0, None
+    if kind == "path":
+        return [label], study.paths.share, study.paths
+    return list(study.domains), 1.0 - study.paths.share, study.composed[label]

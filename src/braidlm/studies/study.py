@@ -14,7 +14,8 @@ from braidlm.core.models.presets import decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
-from braidlm.model.config.ranges import Layers, Length, Positive, Range, Seed
+from braidlm.model.config.inheritance import inherit
+from braidlm.model.config.ranges import Layers, LayersOrZero, Length, Positive, Range, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
 from braidlm.model.paths.joins import joins
@@ -35,8 +36,18 @@ class StudyData:
     """The folder for what is prepared on first use."""
 
 
+@dataclass(kw_only=True)
+class Phase:
+    """What one phase of a study does otherwise than the rest."""
+
+    epochs: Positive | None = None
+    """How often it sees its share of the data; by default the study's `epochs`."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Options of `training` that differ from the study's."""
+
+
 @dataclass
-class PathsSpec:
+class PathsSpec(Phase):
     """The paths: one for each domain, trained apart."""
 
     model: Any
@@ -46,14 +57,14 @@ class PathsSpec:
 
 
 @dataclass
-class ComposedSpec:
+class ComposedSpec(Phase):
     """Options of one composed model."""
 
     join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
     """How the paths become one stream."""
     layers: Layers | None = None
     """Parallel layers; by default as many as a path has blocks."""
-    blocks: Annotated[int, Range(at_least=0, at_most=1000)] = 1
+    blocks: LayersOrZero = 1
     """Full-width blocks before and after the parallel layers."""
     start: Literal["mean", "random"] = "mean"
     """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
@@ -110,6 +121,14 @@ class Study:
     def folder(self) -> Path:
         return Path(self.out or f"runs/{self.name}")
 
+    def epochs_of(self, phase: Phase | None) -> float:
+        """How often a phase, or a whole model (None), sees its share of the data."""
+        return self.epochs if phase is None or phase.epochs is None else phase.epochs
+
+    def training_of(self, phase: Phase | None) -> dict[str, Any]:
+        """The options of `training` with a phase's own."""
+        return self.training if phase is None else inherit(self.training, phase.training)
+
     @property
     def data_config(self) -> DataConfig:
         """All domains together, which is how the tokenizer is made."""
@@ -134,19 +153,28 @@ def decode_study(data: dict[str, Any]) -> Study:
         part = data.get(key)
         if isinstance(part, dict):
             data[key] = _with_models(part, key, problems)
-    training = data.get("training")
-    if isinstance(training, dict):
-        if "budget" in training:
-            problems.append("training.budget: a study's budgets come from `epochs` and its data; leave it out")
-        else:
-            with collecting(problems):
-                decode(TrainingConfig, {**training, "budget": 1}, "training")
+    if isinstance(data.get("training"), dict):
+        _check_training(data["training"], "training", problems)
     study = None
     with collecting(problems):
         study = decode(Study, data)
+    if study is not None and not problems:
+        phases: dict[str, Phase | None] = {"paths": study.paths}
+        phases |= {f"composed.{name}": spec for name, spec in study.composed.items()}
+        for where, phase in phases.items():
+            if phase is not None and phase.training:
+                _check_training(study.training_of(phase), f"{where}.training", problems)
     if problems or study is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
     return study
+
+
+def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
+    if "budget" in training:
+        problems.append(f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out")
+        return
+    with collecting(problems):
+        decode(TrainingConfig, {**training, "budget": 1}, where)
 
 
 def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:

@@ -33,6 +33,24 @@ def test_a_line_chart_names_its_lines_levels_and_axes() -> None:
     assert {"train", "unigram", "trigram", "step", "bits per byte", "Loss"} <= set(found)
 
 
+def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:
+    lines = line_chart(
+        {"a": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "x", "y", colours={"b": "#123456"}, y_limits=(0, 9)
+    )
+    assert [line.get_color() for line in lines.axes[0].lines] == [COLOURS[0], "#123456"]
+    assert lines.axes[0].get_ylim() == (0, 9)
+    bars = bar_chart({"g": {"a": 1.0, "b": 2.0}}, "v", colours={"a": "#123456"}, limit=4.0)
+    assert bars.axes[0].get_xlim() == (0, 4)
+    assert bars.axes[0].patches[0].get_facecolor()[:3] == pytest.approx((0x12 / 255, 0x34 / 255, 0x56 / 255))
+
+
+def test_shares_have_one_scale_with_numbers() -> None:
+    for share in (0.1, 1.0):
+        figure = figures.share_chart({"": {("group", "row"): {"a": share}}}, ["a"])
+        assert figure.axes[0].get_xlim() == (0, 1)
+        assert {"0%", "50%", "100%"} <= set(texts(to_svg(figure)))
+
+
 def test_names_of_users_are_drawn_as_they_are() -> None:
     names = ["_private", "$5 & <$6>", 'id="x"']
     figure = line_chart({name: ([0, 1], [i, i]) for i, name in enumerate(names)}, "x", "y")

@@ -88,6 +88,15 @@ def test_loads_nothing_from_elsewhere() -> None:
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 
 
+def test_links_lead_to_files_beside_the_page_and_nowhere_else() -> None:
+    outline = Outline(Page("t").links({NASTY: "routes/a b.html", "back": "../report.html"}).html())
+    assert [a["href"] for a in outline.all("a")] == ["routes/a%20b.html", "../report.html"]
+    assert NASTY in outline.text
+    for file in ("https://example.org", "//example.org", "/etc/passwd", "javascript:alert(1)", "\\\\host\\file", ""):
+        with pytest.raises(BraidError, match="a page links to files beside it"):
+            Page("t").links({"x": file})
+
+
 def test_a_row_of_the_wrong_length_is_refused() -> None:
     page = Page("t")
     with pytest.raises(BraidError, match=r"table 'Scores': row 1 has 3 cells for 2 columns"):

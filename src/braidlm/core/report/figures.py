@@ -84,8 +84,13 @@ def line_chart(
     levels: Mapping[str, float] | None = None,
     log_x: bool = False,
     log_y: bool = False,
+    colours: Mapping[str, str] | None = None,
+    y_limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """Named lines, each (xs, ys), and named horizontal levels to compare them with."""
+    """Named lines, each (xs, ys), and named horizontal levels to compare them with.
+
+    `colours` gives a line the colour it has in other figures too, `y_limits` the scale that they share.
+    """
     _check_series(series)
     with _styled():
         figure, axes = _axes(title)
@@ -95,7 +100,7 @@ def line_chart(
         axes.margins(x=0.012)
         names: list[tuple[str, float, str]] = []
         for index, (name, (xs, ys)) in enumerate(series.items()):
-            colour = COLOURS[index % len(COLOURS)]
+            colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
             dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(xs) < 20 else {}
             axes.plot(xs, ys, color=colour, linestyle=DASHES[index // len(COLOURS) % len(DASHES)], **dots)
             ends = [y for y in ys if math.isfinite(y) and (y > 0 or not log_y)]
@@ -104,6 +109,8 @@ def line_chart(
         for name, level in (levels or {}).items():
             axes.axhline(level, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.75)
             names.append((name, level, INK))
+        if y_limits is not None:
+            axes.set_ylim(y_limits)
         _scale(axes.xaxis, axes.set_xscale, log_x)
         _scale(axes.yaxis, axes.set_yscale, log_y)
         _name_at_the_edge(axes, names)
@@ -116,10 +123,13 @@ def bar_chart(
     title: str | None = None,
     digits: int = 2,
     highlight: str | None = None,
+    colours: Mapping[str, str] | None = None,
+    limit: float | None = None,
 ) -> "Figure":
     """Horizontal bars with their values: {name: value}, or groups of them: {group: {name: value}}.
 
-    `highlight` names the bar (or, in groups, the series) the chart is about; the others are paler.
+    `highlight` names the bar (or, in groups, the series) the chart is about; the others are paler. `colours` gives a
+    series of groups the colour it has in other figures too; `limit` is where the scale ends, by default at the values.
     """
     grouped = {group: v if isinstance(v, Mapping) else {group: v} for group, v in values.items()}
     in_groups = any(isinstance(v, Mapping) for v in values.values())
@@ -138,7 +148,7 @@ def bar_chart(
                 [at + shift for at in drawn],
                 list(drawn.values()),
                 thickness * 0.92,
-                color=COLOURS[index % len(COLOURS)] if in_groups else COLOURS[0],
+                color=(colours or {}).get(name, COLOURS[index % len(COLOURS)]) if in_groups else COLOURS[0],
                 alpha=1.0 if highlight in (None, name) else 0.42,
             )
             axes.bar_label(bars, [f"{v:,.{digits}f}" for v in drawn.values()], padding=4, fontsize=8.5)
@@ -150,6 +160,8 @@ def bar_chart(
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.margins(x=0.1)
+        if limit is not None:
+            axes.set_xlim(0, limit)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_xlabel(value_label)
         if in_groups:
@@ -195,8 +207,7 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
                         axes.text(left + share / 2, heights[row], f"{share:.0%}", **style)
             axes.set_title(panel if len(panels) > 1 else "", fontsize=9.5, pad=9)
             axes.set_xlim(0, 1)
-            axes.set_xticks([])
-            axes.spines["bottom"].set_visible(False)
+            axes.set_xticks([0, 0.5, 1], ["0%", "50%", "100%"])
             axes.set_ylim(max(heights.values()) + 0.5, 0)
         for group in groups:
             top = min(heights[row] for row in rows if row[0] == group)

@@ -17,6 +17,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import quote as url_quoted
 
 from braidlm import __version__
 from braidlm.core.errors import BraidError
@@ -32,6 +33,8 @@ ACTIVE = re.compile(
     r"<\s*(script|foreignObject|iframe)|\son\w+\s*=\s*[\"']|(href|src)\s*=\s*[\"']\s*(?!#|data:)|@import|url\(\s*[^#)]",
     re.IGNORECASE,
 )
+LOCAL_FILE = re.compile(r"(?!/)[^:\\?#]+")
+"""A relative path: neither a scheme nor a host, so that a link leads nowhere but to the disk."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,14 @@ class Page:
         """Prose; an empty line begins a new paragraph."""
         paragraphs = re.split(r"\n\s*\n", text.strip())
         return self._add("\n".join(f"<p>{_inline(paragraph)}</p>" for paragraph in paragraphs))
+
+    def links(self, links: Mapping[str, str]) -> Self:
+        """Links to files beside the page: {what it is: the file, relative to the page}."""
+        for file in links.values():
+            if not LOCAL_FILE.fullmatch(file):
+                raise BraidError(f"a page links to files beside it, not to '{file}'", f"page '{self.title}'")
+        items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in links.items())
+        return self._add(f'<ul class="links">{"".join(items)}</ul>')
 
     def facts(self, facts: Mapping[str, Any]) -> Self:
         """Key figures, each a card: {what it is: the figure}."""

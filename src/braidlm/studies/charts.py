@@ -1,0 +1,84 @@
+"""The charts of a study's pages: one colour for each model and one scale of bits, throughout."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from braidlm.core.report import figures
+from braidlm.core.report.figures import COLOURS
+from braidlm.studies.results import Bits, ModelResult, StudyResults
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVE_BITS = (0.25, 4.0)
+"""The scale of learning curves in bits per byte."""
+BAR_BITS = 1.0
+"""The end of the scale of bars in bits per byte."""
+
+
+def model_colours(results: StudyResults) -> dict[str, str]:
+    """The colour of each model; paths come first, which gives them those that routing reports have for them."""
+    names = results.names("path") + results.names("composed") + results.names("whole")
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
+
+
+def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> "Figure | None":
+    """How the first seed's models learned a domain; a composed model begins where its paths ended.
+
+    None if there was no validation.
+    """
+    unit, colours = results.unit, model_colours(results)
+    models = [m for m in results.models if m.seed == results.study.seeds[0]]
+    before = sum(m.curve[-1].seen(unit) for m in models if m.kind == "path" and m.curve)
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    series_colours = {}
+    for model in models:
+        points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
+        shift = before if model.kind == "composed" else 0
+        if points:
+            label = f"{model.name} (path)" if model.kind == "path" else model.name
+            series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
+            series_colours[label] = colours[model.name]
+    if not series:
+        return None
+    return figures.line_chart(
+        series,
+        f"{unit} seen, those of the paths included" if before else f"{unit} seen",
+        f"bits per byte, {domain}",
+        levels=levels,
+        log_x=len(results.study.validation.every.parts) > 1,
+        log_y=True,
+        colours=series_colours,
+        y_limits=curve_limits(bits for m in models for point in m.curve for bits in point.bits.values()),
+    )
+
+
+def comparison_chart(results: StudyResults, models: list[ModelResult], ngrams: Mapping[str, Bits]) -> "Figure":
+    """Bits per byte of these models and n-gram models as bars, a group for each domain; a path on its own alone."""
+    bars: dict[str, dict[str, float]] = {}
+    for domain in results.domains:
+        own = [m for m in models if m.kind != "path" or m.name == domain]
+        bars[domain] = {m.name: m.bits[domain] for m in own} | {name: bits[domain] for name, bits in ngrams.items()}
+    colours = model_colours(results) | dict.fromkeys(ngrams, figures.INK)
+    limit = bar_limit(bits for group in bars.values() for bits in group.values())
+    return figures.bar_chart(bars, "bits per byte (lower is better)", digits=3, colours=colours, limit=limit)
+
+
+def curve_limits(bits: Iterable[float]) -> tuple[float, float]:
+    """The scale of all learning curves, doubled or halved until they fit."""
+    low, high = CURVE_BITS
+    values = [value for value in bits if math.isfinite(value) and value > 0]
+    while values and min(values) < low:
+        low /= 2
+    while values and max(values) > high:
+        high *= 2
+    return low, high
+
+
+def bar_limit(bits: Iterable[float]) -> float:
+    """The end of the scale of all bars, doubled until they fit; a tenth is kept for the number after a bar."""
+    limit, largest = BAR_BITS, max((value for value in bits if math.isfinite(value)), default=0.0)
+    while largest > 0.9 * limit:
+        limit *= 2
+    return limit

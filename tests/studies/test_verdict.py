@@ -1,0 +1,43 @@
+"""What is said of a study's numbers follows from them, in whatever order they are."""
+
+from study_results import made_up_results
+
+from braidlm.studies.verdict import compared, findings
+
+TRIGRAM = {"trigram": {"stories": 0.66, "maths": 0.83}}
+SILENCED = {"stories": {"stories": 3.0, "maths": 0.46}, "maths": {"stories": 0.58, "maths": 0.7}}
+
+
+def answers(composed: dict[str, float], dense: dict[str, float]) -> list[str]:
+    results = made_up_results(composed, SILENCED, dense)
+    return [finding.answer for finding in findings(results, results.of("joined")[0], TRIGRAM)]
+
+
+def test_a_composed_model_that_is_ahead() -> None:
+    owners, withdrawal, pooled = answers({"stories": 0.48, "maths": 0.45}, {"stories": 0.60, "maths": 0.45})
+    assert "it has 0.48 on stories and 0.45 on maths; the owners' own models have 0.60 on stories" in owners
+    assert "each on its own domain, and 5.0 to 5.5 on another's" in owners
+    assert "the composed model is better on stories (by 20%) and maths (by 10%)." in owners
+    assert "beside the composed model it is worse on stories (by 38%) and maths (by 84%)." in owners
+    assert "Without the path stories the rest pays +0.01 bits per byte on maths" in withdrawal
+    assert "stories goes from 0.48 to 3.00, so that most of it is gone" in withdrawal
+    assert "maths goes from 0.45 to 0.70, so that much of it stays" in withdrawal
+    assert "pooled for 50.0s (paths and composed model: 50.0s)" in pooled
+    assert "it is equal on maths, worse on stories (by 25%)." in pooled
+
+
+def test_a_composed_model_that_is_behind_is_said_to_be() -> None:
+    owners, _, pooled = answers({"stories": 0.72, "maths": 0.45}, {"stories": 0.36, "maths": 0.30})
+    assert "the composed model is better on maths (by 10%), worse on stories (by 20%)." in owners
+    assert "it is better on stories (by 8%), worse on maths (by 84%)." in owners
+    assert "it is better on stories (by 50%) and maths (by 33%)." in pooled
+
+
+def test_small_differences_are_equal() -> None:
+    assert compared({"a": 1.0, "b": 1.0}, {"a": 1.01, "b": 0.99}) == "equal on a and b"
+
+
+def test_without_a_dense_model_nothing_is_said_of_one() -> None:
+    results = made_up_results({"stories": 0.5, "maths": 0.5}, SILENCED, {"stories": 0.5, "maths": 0.5})
+    results.models = [m for m in results.models if m.kind != "whole"]
+    assert len(findings(results, results.of("joined")[0], {})) == 2
