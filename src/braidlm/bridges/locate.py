@@ -6,6 +6,7 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import find_model, title_of
+from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
 DOWNLOADED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
@@ -26,7 +27,7 @@ class Location:
 
 def locate_model(source: str | Path) -> Location:
     """The folder of a model, by any name that the verbs take; a name of nothing here is looked up on the Hub."""
-    path = Path(source).expanduser()
+    path = given_path(source)
     if path.is_file():
         raise BraidError(
             "this is a file; give the folder that holds config.json and the weights",
@@ -47,14 +48,14 @@ def _may_be_on_hub(source: str, path: Path) -> bool:
 
 def find_file(source: str | Path, config: str | Path | None) -> Location:
     """A file of weights, with the file of its configuration if there is one."""
-    path = Path(source).expanduser()
+    path = given_path(source)
     if path.is_dir():
         raise BraidError("this is a folder; give the file of the weights", str(source))
     if not path.is_file():
         raise BraidError("there is no such file", str(source))
     if path.suffix not in WEIGHT_SUFFIXES:
         raise BraidError(f"this is no file of weights that Braid reads ({', '.join(WEIGHT_SUFFIXES)})", str(source))
-    return Location(path, path.name, None if config is None else Path(config).expanduser())
+    return Location(path, path.name, None if config is None else given_path(config))
 
 
 def find_tokenizer(folder: Path) -> BraidTokenizer | None:

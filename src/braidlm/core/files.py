@@ -15,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import given_path
 
 
 class DiskError(BraidError):
@@ -47,7 +48,7 @@ def check_new_folder(out: Path | str | None) -> None:
     """Refuse a folder to write that is not given or exists already."""
     if out is None:
         raise BraidError("give the folder to write", todo="Add `--out DIR`, or `--dry-run` to see the plan only.")
-    if Path(out).expanduser().exists():
+    if given_path(out).exists():
         raise BraidError("this folder exists already", str(out), "Choose another name or remove it first.")
 
 

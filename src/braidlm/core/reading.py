@@ -56,9 +56,14 @@ def explained_system_errors(path: Path | str) -> Iterator[None]:
         raise system_error(error, path) from error
 
 
+def given_path(name: Path | str) -> Path:
+    """A path as a user writes it, with `~`; that of a user who does not exist stays as it is."""
+    return Path(os.path.expanduser(name))
+
+
 def existing_folder(path: Path | str, todo: str | None = None) -> Path:
     """A folder that is there and may be listed, or an error that says what is in its place."""
-    folder = Path(os.path.expanduser(path))
+    folder = given_path(path)
     try:
         str(folder).encode()
     except UnicodeEncodeError:

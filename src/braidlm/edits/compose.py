@@ -12,6 +12,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.folders import save_model
 from braidlm.core.models.names import find_sources, model_folder
+from braidlm.core.reading import given_path
 from braidlm.edits.assembly import STARTS, assemble
 from braidlm.edits.composition import Composition
 from braidlm.edits.layout import lay_out
@@ -77,7 +78,7 @@ def compose(
     if dry_run:
         return None
     assert out is not None
-    folder = Path(out).expanduser()
+    folder = given_path(out)
     lineage = {
         "made_by": "braid compose",
         "options": {

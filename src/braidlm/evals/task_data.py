@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import given_path
 from braidlm.evals.files.hub_data import PREFIX, fetch_from_hub
 from braidlm.evals.tasks import TASKS
 
@@ -17,7 +18,7 @@ DEFAULT = "data"
 
 def data_root(root: StrPath | None) -> Path:
     """The data folder: the given one, else that of the environment, else `data`."""
-    return Path(root if root is not None else os.environ.get(VARIABLE) or DEFAULT).expanduser()
+    return given_path(root if root is not None else os.environ.get(VARIABLE) or DEFAULT)
 
 
 def data_here(task: str, root: StrPath | None = None) -> Path | None:
@@ -34,7 +35,7 @@ def find_data(tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrP
     paths, missing, collections = {}, [], []
     on_hub = {name: str(location) for name, location in own.items() if str(location).startswith(PREFIX)}
     for name in (name for name in tasks if name not in on_hub):
-        path = Path(own[name]).expanduser() if name in own else data_here(name, root)
+        path = given_path(own[name]) if name in own else data_here(name, root)
         if path is not None and path.exists():
             paths[name] = path
         elif path is not None:

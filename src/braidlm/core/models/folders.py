@@ -33,6 +33,7 @@ from braidlm.model.paths.switches import use_paths
 transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
+GENERATION = "generation_config.json"
 IMPORTABLE = ("gpt2", "llama", "mistral", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
 LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
@@ -111,6 +112,8 @@ def load_model(
         choose_paths(config, paths, folder)
     check_weights(folder, config)
     check_weights_fit((folder / WEIGHTS).stat().st_size, device)
+    if (folder / GENERATION).is_file():
+        read_json(folder / GENERATION)  # transformers takes the defaults in place of one that it cannot read
     with errors_of_transformers(folder):
         model = BraidForCausalLM.from_pretrained(folder, config=config)
     return model.to(device).eval()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import given_path
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.streams import Subset
@@ -125,7 +126,7 @@ def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:
 
     Each is called `train` or `dev`, or is the only one whose name begins so: `train_10M`.
     """
-    path = Path(folder).expanduser()
+    path = given_path(folder)
     advice = (
         f"Name it with `domains.{name}.folder=DIR` (in a recipe of one run, `data.sets.{name}.folder=DIR`): a folder "
         f"that holds a folder `{train}` (or one whose name begins so, such as `{train}_10M`) and a folder "

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from braidlm.core.errors import BraidError
-from braidlm.core.reading import read_json
+from braidlm.core.reading import given_path, read_json
 from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
 from braidlm.data.tokenizing.training import train_bpe
 
@@ -37,7 +37,7 @@ def load_tokenizer(source: str | Path) -> BraidTokenizer:
     """From a folder or file of a tokenizer, GPT-2's vocab.json and merges.txt, "bytes", or a name on the Hub."""
     if str(source) == "bytes":
         return bytes_tokenizer()
-    path = Path(source).expanduser()
+    path = given_path(source)
     if path.is_dir():
         return _from_folder(path)
     if path.is_file():

@@ -14,6 +14,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_text
+from braidlm.core.reading import given_path
 
 PREFIX = "hub:"
 FOLDER, ALL = "hub", "all"
@@ -41,7 +42,7 @@ def fetch_from_hub(name: str, default: HubSource | None, root: Path) -> Path:
     if default is None:
         raise BraidError("this task is not read from the Hub", name, "Give a file or a folder.")
     source = _source(name.removeprefix(PREFIX), default)
-    is_local = Path(source.name).expanduser().is_dir()
+    is_local = given_path(source.name).is_dir()
     folder_name = Path(source.name).name if is_local else source.name.replace("/", "--")
     folder = root / FOLDER / "@".join(filter(None, (folder_name, source.revision)))
     if default.sets:
@@ -103,7 +104,7 @@ def _configs(source: HubSource, where: str) -> list[str]:
 
 def _name(source: HubSource) -> str:
     """The name for `datasets`: a local folder by its expanded path."""
-    folder = Path(source.name).expanduser()
+    folder = given_path(source.name)
     return str(folder) if folder.is_dir() else source.name
 
 
