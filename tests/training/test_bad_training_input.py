@@ -36,6 +36,28 @@ WRONG = {
     "a misspelled section": (["trainin.batch=3"], ["error: unknown key 'trainin'. Did you mean 'training'?"]),
     "a wrong type": (["training.batch=many"], ["training.batch: expected a whole number from 1 to", ", got 'many'"]),
     "a wrong value": (["training.clip=0"], ["training.clip: expected a number above 0 and at most 1e9, got 0"]),
+    "numbers that are none, or absurd": (
+        [
+            "training.optimizer.lr=nan",
+            "training.optimizer.eps=inf",
+            "training.batch=-3",
+            "seed=9223372036854775808",
+            "model.vocab_size=-1",
+            "model.stages=[{block: {layers: 1000000000}}]",
+        ],
+        [
+            "training.optimizer.lr: expected a number above 0 and at most 1e9, got nan",
+            "training.optimizer.eps: expected a number above 0 and at most 1, got inf",
+            "training.batch: expected a whole number from 1 to 1000000, got -3",
+            "seed: expected a whole number from 0 to 9223372036854775807, got 9223372036854775808",
+            "model.vocab_size: expected a whole number from 1 to 10000000, got -1",
+            "model.stages[0].block.layers: expected a whole number from 1 to 1000, got 1000000000",
+        ],
+    ),
+    "a model larger than the machine": (
+        ["model.width=65536", "model.stages=[{block: {layers: 100}}]"],
+        ["error: weights, gradients and AdamW's two moments need ", " GB of memory, and this machine has "],
+    ),
     "a wrong choice": (
         ["training.schedule=cosin"],
         ["training.schedule: unknown schedule 'cosin'. Did you mean 'cosine'?"],

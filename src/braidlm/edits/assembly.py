@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.edits.account import Account, Part
 from braidlm.edits.sources import Source
 from braidlm.model.config.braid_config import BraidConfig
@@ -32,6 +33,7 @@ def assemble(
 ) -> BraidForCausalLM:
     """The model that the account describes; of the sources only one tensor's parts are in memory at a time."""
     model = skeleton(config)
+    check_weights_fit(weights_bytes(model))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for address, module in model.named_modules():

@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from braidlm.bridges.opening import OpenModel, open_model
+from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.memory import check_memory
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
 from braidlm.core.reading import read_json
@@ -52,6 +56,9 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
         )
     with errors_at(name):
         facts = costs_and_kernels(BraidConfig(architecture, vocab_size or ASSUMED_VOCABULARY), length)
+    with collecting(notes):
+        needed = facts["memory"]["training_adamw"]
+        check_memory(needed, torch.device(choose_device("auto")), "weights, gradients and AdamW's two moments need")
     return {
         "kind": kind,
         "name": name,

@@ -14,6 +14,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_vocabulary
+from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
 from braidlm.core.report.notebook import html_table
 from braidlm.data.loading.open_data import OpenData, open_data
@@ -85,7 +86,7 @@ def train(
 def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Check everything before the folder is touched, so that an error leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
-    _check_architecture(loaded)
+    _check_architecture(loaded, rank.device)
     if rank.is_main:
         check_folder(folder, resolved, fresh)
         data = open_data(data_of(recipe))  # the main process prepares what is missing, the others find it there
@@ -93,7 +94,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     if not rank.is_main:
         data = open_data(data_of(recipe))
     torch.manual_seed(recipe.seed)
-    model = _make_model(loaded, data).to(rank.device)
+    model = _make_model(loaded, data, rank.device).to(rank.device)
     freeze(model, recipe.training.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
@@ -145,21 +146,31 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         return trainer.run(tracker)
 
 
-def _check_architecture(loaded: LoadedRecipe) -> None:
+def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
     if loaded.architecture is not None and loaded.recipe.start_from is None:
         check_length(loaded.architecture.context, loaded.recipe.data.length)
-        skeleton(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1))
+        _check_memory(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1), loaded, device)
 
 
-def _make_model(loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
+def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.device) -> None:
+    """Refuse a model that cannot be built, or cannot be trained in the memory there is."""
+    model = skeleton(config)
+    freeze(model, [*config.frozen, *loaded.recipe.training.freeze])
+    check_training_fits(model, device)
+
+
+def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> BraidForCausalLM:
     """A fresh model, or the one to start from."""
     if loaded.recipe.start_from is not None:
-        return load_start(open_model(loaded.recipe.start_from), loaded, data)
+        start = open_model(loaded.recipe.start_from)
+        _check_memory(start.config, loaded, device)
+        return load_start(start, loaded, data)
     vocab_size = loaded.vocab_size or data.tokenizer.vocab_size
     check_vocabulary(vocab_size, data.tokenizer, "model.vocab_size")
     assert loaded.architecture is not None
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
+    _check_memory(config, loaded, device)
     return BraidForCausalLM(config)
 
 

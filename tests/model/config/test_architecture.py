@@ -141,7 +141,7 @@ def values_for(hint: Any) -> st.SearchStrategy:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
-        return st.one_of(*(values_for(arm) for arm in get_args(hint) if part_of(arm) is None))  # parts in parts: not here
+        return st.one_of(*(values_for(arm) for arm in get_args(hint) if part_of(arm) is None))
     if isinstance(hint, type) and issubclass(hint, ExpertsConfig):
         few = st.integers(2, 5)
         return few | st.fixed_dictionaries(

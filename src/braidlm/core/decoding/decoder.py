@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.memory import check_memory
 from braidlm.model.config.ranges import Count, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -100,6 +101,8 @@ class Decoder:
         self.length = length if limit is None else min(length, limit)
         parameter = next(model.parameters())
         shapes = [a.cache_shape for a in model.model.attentions]
+        cached = sum(2 * heads * dim for heads, dim in shapes) * batch * self.length * parameter.element_size()
+        check_memory(cached, parameter.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
         self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
         self.device = parameter.device
         self.real = torch.ones(batch, self.length, dtype=torch.bool, device=self.device)

@@ -1,0 +1,98 @@
+"""Whether a model fits into memory, known before any of it is allocated."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from braidlm.core.errors import BraidError
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+SMALLER = "Make the model smaller, or use a machine with more memory."
+
+
+def check_training_fits(model: nn.Module, device: torch.device) -> None:
+    """Refuse to train a model (a skeleton will do) whose weights, gradients and optimizer state do not fit.
+
+    Activations come on top, so that a model that fits here may still run out of memory.
+    """
+    weights = weights_bytes(model)
+    needed = weights + training_state_bytes(model)
+    check_memory(needed, device, "weights, gradients and AdamW's two moments need")
+    check_weights_fit(weights, device)
+
+
+def check_weights_fit(weights: int, device: torch.device | str = "cpu") -> None:
+    """Refuse weights of so many bytes if they do not fit; they are made on the CPU and then moved to the device."""
+    for place in (torch.device("cpu"), torch.device(device)):
+        check_memory(weights, place, "the model's weights need")
+
+
+def check_memory(needed: int, device: torch.device, what: str, todo: str = SMALLER) -> None:
+    """Refuse what needs more bytes than the device has free; `what` is the beginning of a sentence, `... need`."""
+    free = free_memory(device)
+    if free is not None and needed > free:
+        place = "this machine" if device.type == "cpu" else str(device)
+        raise BraidError(f"{what} {_size(needed)} of memory, and {place} has {_size(free)} free", todo=todo)
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """The bytes of a model's parameters and buffers, a shared one counted once."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def training_state_bytes(model: nn.Module) -> int:
+    """The bytes of gradients and AdamW's two moments of the parameters that are trained."""
+    return sum(3 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that can still be allocated, within the limits of a container; None where it is not known."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    if device.type != "cpu":
+        return None
+    known = [free for free in (_machine_free(), *map(_group_free, _memory_groups())) if free is not None]
+    return min(known, default=None)
+
+
+def _machine_free() -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):  # not Linux: the whole memory is the best guess
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):
+            return None
+
+
+def _memory_groups() -> list[Path]:
+    """The control groups that may limit this process: its own and those around it, or the container's root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folder = CGROUPS / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUPS)), CGROUPS / "memory"]
+
+
+def _group_free(group: Path) -> int | None:
+    """What a control group (version 2 or 1) leaves; files in its cache give way when memory is needed."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            total, current = int((group / limit).read_text()), int((group / used).read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or `max` for no limit
+            continue
+        return max(0, total - current + sum(int(counts.get(key, 0)) for key in ("active_file", "inactive_file")))
+    return None
+
+
+def _size(amount: int) -> str:
+    return f"{amount / 1e9:,.0f} GB" if amount >= 1e11 else f"{amount / 1e9:.3g} GB"
