@@ -86,7 +86,7 @@ def test_two_gpt2(tmp_path):
 
 
 def test_a_llama_that_braid_cannot_express(tmp_path):
-    llama(tmp_path / "scaled", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0})
+    llama(tmp_path / "scaled", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
     saved_path(tmp_path / "ours", 3)
     with pytest.raises(BraidError, match="Braid cannot express this Llama"):
         compose([tmp_path / "scaled", tmp_path / "ours"], tmp_path / "made")
