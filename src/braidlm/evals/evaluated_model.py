@@ -21,7 +21,7 @@ class Settings:
     allow_code_execution: bool = False
     """Whether programs that the model writes may be run."""
     code_isolation: Literal["required", "best"] = "required"
-    """Whether they run only where the system can isolate them, or else with limits alone."""
+    """Whether they run only where the system can isolate them, or else with the best isolation there is."""
     code_samples: Annotated[int, Range(at_least=1, at_most=10_000)] = 10
     """How many programs a model writes for each problem; pass@k needs k."""
     code_temperature: Temperature = 0.2
