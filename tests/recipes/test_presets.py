@@ -141,6 +141,29 @@ def test_any_size_by_overrides():
     assert model_cost(skeleton(config)).parameters == llama(100, 64, 3, 192)
 
 
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", ["gpt2-28m", "llama", "moep-28m", "moep-swiglu-38m", "routed-28m", "stlm-50m"])
+def test_every_size_follows_from_the_width(name: str, width: int) -> None:
+    full, small = (skeleton(config_from(f"models/{name}", more, 100)) for more in ([], [f"width={width}"]))
+    assert model_cost(small).parameters < model_cost(full).parameters
+    assert small.config.hidden_size == width
+    assert [n for n, _ in small.named_parameters()] == [n for n, _ in full.named_parameters()], "only sizes change"
+
+
+def test_a_moep_of_another_width_has_the_same_proportions() -> None:
+    shapes = {
+        name: tuple(p.shape) for name, p in skeleton(config_from("models/moep-28m", ["width=64"])).named_parameters()
+    }
+    assert shapes["model.stages.2.layers.0.stack.0.attention.qkv.weight"] == (4, 32, 3 * 32)
+    assert shapes["model.stages.0.layers.0.feed.up.weight"] == (4 * 64, 64)
+
+
+def test_a_size_of_the_width_outside_a_model(tmp_path: Path) -> None:
+    (tmp_path / "lost.yaml").write_text("seed: ${of_width:1/2}\n")
+    with pytest.raises(BraidError, match="stands in a model, which has a `width`"):
+        compose_recipe(str(tmp_path / "lost.yaml"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

@@ -35,22 +35,13 @@ def write_corpus(folder: Path, train: str = "train_10M", stories: int = 60) -> P
 
 
 def toy(corpus: Path, out: Path, *more: str) -> list[str]:
-    """Overrides that leave everything of the recipe but its sizes."""
+    """Overrides that leave everything of the recipe but its sizes; the widths of all models follow from one key."""
     changes = [f"domains.english.folder={corpus}", f"out={out}", f"data.cache={corpus.parent / 'cache'}"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.stride=8"]
     changes += ["data.chunking.words_per_epoch=1000", "epochs=3", "training.batch=4", "training.warmup=2"]
     changes += [f"{key}.every='250 words to 1k, then 1k'" for key in ("checkpoints", "validation")]
-    for name in MODELS:
-        model = f"whole.{name}"
-        changes += [f"{model}.vocab_size=null", f"{model}.width=32", f"{model}.context=32"]
-        changes += [f"{model}.block.attention.heads=2"]
-        if name == "gpt2":
-            changes += [f"{model}.stages[0].block.layers=2"]
-            continue
-        changes += [f"{model}.stages[1].project.to=16", f"{model}.stages[3].project.to=32"]
-        changes += [f"{model}.stages[2].parallel.layers=1", f"{model}.stages[2].parallel.attention.heads=1"]
-    changes += ["whole.moep_swiglu.block.feed.hidden=48", "whole.moep_swiglu.stages[2].parallel.feed.hidden=24"]
-    changes += [f"whole.moep_swiglu.stages[{at}].project.experts.hidden=24" for at in (1, 3)]
+    changes += ["whole.gpt2.width=32", "whole.gpt2.stages[0].block.layers=2"]
+    changes += [f"whole.{name}.stages[2].parallel.layers=1" for name in MODELS[1:]]
     return [*changes, *more]
 
 
@@ -97,6 +88,29 @@ def test_tables_2_and_3_of_the_paper() -> None:
             experts = stages[at]["project"]["experts"]
             assert (len(experts["names"]), experts["router"]["top_k"]) == (4, 2)
             assert experts["router"]["losses"] == {"switch": 0.2}
+
+
+def test_one_key_gives_the_width_of_every_model() -> None:
+    made = encode(load_study(RECIPE, ["whole.gpt2.width=64", "data.tokenizer.vocab_size=4096", "data.length=128"]))
+    for model in made["whole"].values():
+        assert (model["width"], model["vocab_size"], model["context"]) == (64, 4096, 128)
+
+
+def test_the_study_for_a_cpu_has_the_papers_models_and_needs_no_files() -> None:
+    facts = show(f"{RECIPE}-cpu")
+    assert tuple(row["name"] for row in facts["models"]) == MODELS
+    assert facts["domains"] == {"english": "stories"}
+    assert facts["problems"] == []
+    assert all(row["parameters"] < 1.2e6 for row in facts["models"])
+    made, full = load_study(f"{RECIPE}-cpu"), load_study(RECIPE)
+    assert made.epochs * 100_000 == 300_000, "words"
+    assert made.data.chunking.kind == full.data.chunking.kind
+
+
+def test_the_study_for_a_cpu_takes_a_corpus(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", stories=2)
+    made = load_study(f"{RECIPE}-cpu", ["domains.english.source=null", f"domains.english.folder={corpus}"])
+    assert made.domains["english"].resolved("english").validation
 
 
 def test_every_mark_of_words_has_a_complete_model_folder(results: StudyResults) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     """The recipe as plain data: its defaults lists followed, overrides applied, interpolations resolved."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -73,8 +73,7 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
             _bounded_interpolation(),
             initialize_config_dir(config_dir=str(path.parent), version_base="1.3"),
         ):
-            config = compose(path.stem, overrides=hydra_overrides(overrides))
-            data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            data = resolved(compose(path.stem, overrides=hydra_overrides(overrides)))
     except BraidError:
         raise
     except YAMLError as error:
@@ -90,6 +89,28 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     if not isinstance(data, dict):
         raise BraidError("a recipe is a mapping of keys to values", str(path))
     return {str(key): value for key, value in data.items()}
+
+
+def resolved(config: Any) -> Any:
+    """What Hydra composed as plain data; `${of_width:1/2}` in a model is half of its width."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("of_width", _of_width, replace=True)
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def _of_width(factor: str | float, *, _parent_: Any) -> int:
+    """The width of the model around the key, times `factor`, rounded down to a whole number of at least 1."""
+    from omegaconf import DictConfig
+
+    node = _parent_
+    while node is not None and not (isinstance(node, DictConfig) and "stages" in node):
+        node = node._get_parent()
+    if node is None:
+        raise ValueError("${of_width:...} stands in a model, which has a `width` and `stages`")
+    width = node.get("width")
+    # A width that is no number is told once, when the model is decoded, and not for every size that follows from it.
+    return max(1, int(width * Fraction(str(factor)))) if isinstance(width, int) else 1
 
 
 def _check_files_that_hydra_reads() -> None:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import last_records
-from braidlm.core.recipes import find_recipe, hydra_overrides, quoted
+from braidlm.core.recipes import find_recipe, hydra_overrides, quoted, resolved
 from braidlm.training.recipe import load_recipe
 from braidlm.training.train import train
 
@@ -56,7 +56,7 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
         label = _label(hydra.overrides.task, varied)
         console.say(f"Run {hydra.job.num + 1} of {len(folders)}: {label}")
         try:
-            content = OmegaConf.to_container(config, resolve=True) | {"out": folders[label]}
+            content = resolved(config) | {"out": folders[label]}
             stopped_by = train(content, device=device, fresh=fresh).stopped_by
         except BraidError as error:
             console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
