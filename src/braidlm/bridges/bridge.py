@@ -6,7 +6,8 @@ One table of tensor mappings serves both directions, so an import and an export 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -89,7 +90,9 @@ class Bridge(ABC):
     title: ClassVar[str]
     """As people write it."""
     single_file: ClassVar[bool] = False
-    """Whether a checkpoint is one file of weights with a configuration beside it, and not a folder."""
+    """Whether a checkpoint may be one file of weights with a configuration beside it."""
+    folder: ClassVar[bool] = True
+    """Whether it may be a folder with a config.json that names the format."""
 
     @abstractmethod
     def open(self, location: Location) -> OpenedCheckpoint:
@@ -113,9 +116,39 @@ class Bridge(ABC):
         return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 
+class ExportTarget(Protocol):
+    """What an export fills and saves."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of every tensor that it needs, except of a tied head."""
+
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Write configuration and weights; the tokenizer is there already."""
+
+
+class ExportingBridge(Bridge):
+    """A format that Braid also writes."""
+
+    zero_biases: ClassVar[bool] = False
+    """Whether the format always has biases; where our model has none, zeros are written."""
+
+    @abstractmethod
+    def export_problems(self, info: ModelInfo) -> list[str]:
+        """The properties of our model that the format cannot express."""
+
+    @abstractmethod
+    def target(self, info: ModelInfo) -> ExportTarget:
+        """The foreign model for one of ours without problems."""
+
+    def export_notes(self, info: ModelInfo) -> list[str]:
+        """What the export loses without changing the function."""
+        return info.uneven_dropout()
+
+
 def folder_formats() -> tuple[str, ...]:
     """The formats whose checkpoints are folders with a config.json that names the format."""
-    return tuple(name for name in bridges if not bridges[name].single_file)
+    return tuple(name for name in bridges if bridges[name].folder)
 
 
 def bullet_list(items: Sequence[str], max_items: int = 20) -> str:

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from braidlm.bridges.bridge import bridges, folder_formats
+from braidlm.bridges.bridge import ExportingBridge, bridges, folder_formats
 from braidlm.bridges.exporting import Export
-from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import find_file, find_tokenizer, locate_model
 from braidlm.bridges.opening import BRAID, model_type
@@ -12,6 +11,7 @@ from braidlm.bridges.plan import ConversionPlan
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import check_new_folder
+from braidlm.core.reading import given_path
 
 NO_TOKENIZER = "no tokenizer.json (nor vocab.json with merges.txt)"
 
@@ -37,6 +37,8 @@ def convert(
         _check_export_format(to)
     # An unknown name must be an error before any search or download.
     single_file = from_ is not None and bridges[from_].single_file
+    if single_file and from_ is not None and bridges[from_].folder:
+        single_file = given_path(source).is_file()
     if config is not None and not single_file:
         formats = ", ".join(name for name in bridges if bridges[name].single_file)
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
@@ -53,14 +55,14 @@ def convert(
         (console.show if dry_run else console.say)(line)
     if not dry_run:
         assert out is not None
-        conversion.write(Path(out).expanduser())
+        conversion.write(given_path(out))
         console.say(f"written: {out}")
     return conversion.plan
 
 
 def _check_export_format(to: str) -> None:
-    if not issubclass(bridges[to], HuggingFaceBridge):
-        exported = ", ".join(name for name in bridges if issubclass(bridges[name], HuggingFaceBridge))
+    if not issubclass(bridges[to], ExportingBridge):
+        exported = ", ".join(name for name in bridges if issubclass(bridges[name], ExportingBridge))
         raise BraidError(f"Braid reads {bridges[to].title} and does not write it; it writes {exported}")
 
 

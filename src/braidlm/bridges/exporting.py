@@ -1,4 +1,4 @@
-"""From a Braid model folder to a plain Hugging Face folder that needs no code of ours."""
+"""From a Braid model folder to a folder of another format that needs no code of ours."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from braidlm.bridges.bridge import bullet_list
+from braidlm.bridges.bridge import ExportingBridge, bullet_list
 from braidlm.bridges.checkpoint import Shapes
-from braidlm.bridges.hugging_face import HuggingFaceBridge
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.plan import ConversionPlan, counted_patterns
@@ -22,7 +21,7 @@ from braidlm.data.tokenizing.build import BraidTokenizer
 class Export:
     """The export of one model: the constructor checks everything, and only `write` writes."""
 
-    def __init__(self, location: Location, kind: str, bridge: HuggingFaceBridge, tokenizer: BraidTokenizer | None):
+    def __init__(self, location: Location, kind: str, bridge: ExportingBridge, tokenizer: BraidTokenizer | None):
         folder = location.path
         self.location, self.kind, self.bridge, self.tokenizer = location, kind, bridge, tokenizer
         config = load_config(folder)
@@ -30,14 +29,12 @@ class Export:
         info = ModelInfo(config)
         if problems := bridge.export_problems(info):
             raise BraidError(f"{bridge.title} cannot express this model:{bullet_list(problems)}", str(folder))
-        self.target = _empty_model(bridge, info)
+        self.target = bridge.target(info)
         self.mappings = bridge.checked_mappings(info)
         shapes = bridge.foreign_shapes(info, self.mappings)
         self.zeros = self._missing_biases(shapes)
-        if problems := compare_shapes(self._target_shapes(), shapes | self.zeros):
-            raise BraidError(
-                f"the tensors do not fit transformers' {bridge.title}:{bullet_list(problems)}", str(folder)
-            )
+        if problems := compare_shapes(self.target.shapes, shapes | self.zeros):
+            raise BraidError(f"the tensors do not fit {bridge.title}:{bullet_list(problems)}", str(folder))
         notes = bridge.export_notes(info)
         if self.zeros:
             added = counted_patterns(self.zeros)
@@ -47,14 +44,10 @@ class Export:
     def write(self, out: Path) -> None:
         """Write the folder in one atomic step."""
         tensors = self._tensors()
-        if self.target.config.tie_word_embeddings:
-            tensors[self.bridge.head] = tensors[self.bridge.embedding]
-        self.target.load_state_dict(tensors, assign=True)
-        self.target.tie_weights()
         with atomic_folder(out) as folder:
             if self.tokenizer is not None:
                 self.tokenizer.save(folder)
-            self.target.save_pretrained(folder)
+            self.target.save(tensors, folder)
             write_json(folder / "lineage.json", self._lineage())
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -64,16 +57,10 @@ class Export:
             tensors |= mapping.to_foreign(state[mapping.braid].float())
         return tensors
 
-    def _target_shapes(self) -> Shapes:
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.target.state_dict().items()}
-        if self.target.config.tie_word_embeddings:
-            del shapes[self.bridge.head]
-        return shapes
-
     def _missing_biases(self, shapes: Shapes) -> Shapes:
         if not self.bridge.zero_biases:
             return {}
-        return {n: s for n, s in self._target_shapes().items() if n.endswith(".bias") and n not in shapes}
+        return {n: s for n, s in self.target.shapes.items() if n.endswith(".bias") and n not in shapes}
 
     def _lineage(self) -> dict[str, Any]:
         return {
@@ -89,10 +76,3 @@ class Export:
             ],
             "versions": versions(),
         }
-
-
-def _empty_model(bridge: HuggingFaceBridge, info: ModelInfo) -> Any:
-    """Transformers' own model on the meta device, which shows the tensors that it needs."""
-    config = bridge.config_class(**bridge.settings(info), dtype="float32")
-    with torch.device("meta"):
-        return bridge.model_class(config)

@@ -5,9 +5,11 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from braidlm.bridges.bridge import Bridge, OpenedCheckpoint, bullet_list
+from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, bullet_list
 from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
@@ -16,7 +18,7 @@ from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 
 
-class HuggingFaceBridge(Bridge):
+class HuggingFaceBridge(ExportingBridge):
     """A format whose configuration is converted to ours and back, as its tensors are."""
 
     config_class: ClassVar[type[PreTrainedConfig]]
@@ -28,8 +30,6 @@ class HuggingFaceBridge(Bridge):
     embedding: ClassVar[str]
     """The tensor that a tied head shares."""
     head: ClassVar[str] = "lm_head.weight"
-    zero_biases: ClassVar[bool] = False
-    """Whether the format always has biases; where our model has none, zeros are written."""
 
     @abstractmethod
     def import_problems(self, config: Any) -> list[str]:
@@ -40,16 +40,14 @@ class HuggingFaceBridge(Bridge):
         """Our architecture for a foreign configuration without problems."""
 
     @abstractmethod
-    def export_problems(self, info: ModelInfo) -> list[str]:
-        """The properties of our model that the format cannot express."""
-
-    @abstractmethod
     def settings(self, info: ModelInfo) -> dict[str, Any]:
         """The foreign configuration for a model of ours without problems."""
 
-    def export_notes(self, info: ModelInfo) -> list[str]:
-        """What the export loses without changing the function."""
-        return info.uneven_dropout()
+    def target(self, info: ModelInfo) -> ExportTarget:
+        config = self.config_class(**self.settings(info), dtype="float32")
+        with torch.device("meta"):  # transformers' own model shows the tensors that it needs
+            model: Any = self.model_class(config)  # type: ignore[arg-type]
+        return TransformersTarget(model, self.head, self.embedding)
 
     def open(self, location: Location) -> OpenedCheckpoint:
         config = self._read_config(location.path)
@@ -94,6 +92,23 @@ class HuggingFaceBridge(Bridge):
             return []
         config.tie_word_embeddings = False
         return ["config.json ties the head to the embedding, but the weights hold another head: it is kept, untied"]
+
+
+class TransformersTarget:
+    """A model of transformers, on the meta device until it is filled."""
+
+    def __init__(self, model: Any, head: str, embedding: str):
+        self.model, self.head, self.embedding = model, head, embedding
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            del self.shapes[head]
+
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        if self.model.config.tie_word_embeddings:
+            tensors = tensors | {self.head: tensors[self.embedding]}
+        self.model.load_state_dict(tensors, assign=True)
+        self.model.tie_weights()
+        self.model.save_pretrained(folder)
 
 
 def read_config(folder: Path, model_type: str) -> dict[str, Any]:

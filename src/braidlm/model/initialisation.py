@@ -82,6 +82,18 @@ class ScaledNormal(Normal):
         nn.init.normal_(parameter, 0.0, self.std / divisor)
 
 
+@initialisations.register("moduleformer")
+class UniformExperts(Normal):
+    """Matrices of experts uniform in +-1 / inputs, every other matrix N(0, std) (ModuleFormer's code)."""
+
+    def matrix(self, module: nn.Module, parameter: nn.Parameter, writes_stream: bool) -> None:
+        if isinstance(module, StackedLinear):
+            bound = 1 / fan_in(module, parameter)
+            nn.init.uniform_(parameter, -bound, bound)
+        else:
+            super().matrix(module, parameter, writes_stream)
+
+
 @initialisations.register("small")
 class Small(Initialisation):
     """N(0, sqrt(2 / 5 width)), and output projections N(0, 2 / depth sqrt(width)) (GPT-NeoX)."""

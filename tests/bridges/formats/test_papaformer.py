@@ -465,7 +465,7 @@ BAD_DENSE_CONFIGS = {
     ),
     "of another depth": ({"n_heads": 2, "n_layers": 5}, "n_layers is 5, the tensors say 3"),
     "of two meanings": ({"n_heads": 2, "path_heads": 4}, "n_heads and path_heads differ, and no width says which"),
-    "a list": ([1], "x.config.json: expected a mapping, got [1]"),
+    "a list": ([1], "x.config.json: expected an object, found a list"),
 }
 
 
@@ -488,7 +488,7 @@ def test_wrong_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([config, *imported], "this is no file of weights that Braid reads (.safetensors, .pt, .pth, .bin, .ckpt)"),
         ([weights, *imported, "--config", tmp_path / "none.json"], "none.json: this file does not exist"),
         ([weights, *imported, "--config", weights], "x.weights.safetensors: this is not UTF-8 text"),
-        ([tmp_path, "--from", "gpt2", *out, "--config", config], "`--config` goes with `--from` papaformer only"),
+        ([tmp_path, "--from", "gpt2", *out, "--config", config], "`--config` goes with `--from` moduleformer, papaformer only"),
         ([tmp_path, "--to", "papaformer", *out], "Braid reads PaPaformer and does not write it; it writes gpt2, llama"),
     ):
         assert braid_convert(*words) == 2, text

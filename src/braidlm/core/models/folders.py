@@ -34,7 +34,7 @@ transformers_logging.disable_progress_bar()
 
 WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
-IMPORTABLE = ("gpt2", "llama", "mistral", "moep_lm", "qwen2")
+IMPORTABLE = ("gpt2", "llama", "mistral", "moduleformer", "moep_lm", "qwen2")
 """The model types of folders that `braid convert` reads; a test keeps it equal to the bridges, which stand higher."""
 LINEAGE_KINDS = {"training": dict, "sources": list, "versions": dict, "weights": dict, "tokenizer": str}
 TRAINING_COUNTS = ("steps", "tokens", "words")

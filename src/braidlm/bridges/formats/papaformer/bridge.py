@@ -47,6 +47,7 @@ class PaPaformerBridge(Bridge):
 
     title = "PaPaformer"
     single_file = True
+    folder = False
 
     def open(self, location: Location) -> OpenedCheckpoint:
         checkpoint = Checkpoint(location.path)
