@@ -94,6 +94,9 @@ def test_one_key_gives_the_width_of_every_model() -> None:
     made = encode(load_study(RECIPE, ["whole.gpt2.width=64", "data.tokenizer.vocab_size=4096", "data.length=128"]))
     for model in made["whole"].values():
         assert (model["width"], model["vocab_size"], model["context"]) == (64, 4096, 128)
+    without_gpt2 = {name: load_study(name, ["~whole.gpt2"]).whole for name in (RECIPE, f"{RECIPE}-cpu")}
+    widths = {name: {m.architecture.width for m in models.values()} for name, models in without_gpt2.items()}
+    assert widths == {RECIPE: {384}, f"{RECIPE}-cpu": {64}}
 
 
 def test_the_study_for_a_cpu_has_the_papers_models_and_needs_no_files() -> None:
