@@ -86,7 +86,7 @@ class RotaryPositions(Positions):
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
         self.config = config
-        self.scaling: RopeScaling | None = config.scaling and rope_scalings.build(config.scaling)
+        self.scaling: RopeScaling | None = None if config.scaling is None else rope_scalings.build(config.scaling)
 
     def check(self, head_dim: int) -> None:
         if head_dim % 2:
