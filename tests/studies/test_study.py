@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from toy_study import toy_study
+from toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
@@ -164,6 +164,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"composed": {"x": {"training": {"budget": "5 steps"}}}},
         "composed.x.training.budget: a study's budgets come from `epochs`",
     ),
+    "an unknown training key": ({"training": {"zzz": 3}}, "There are: accumulation, activation_checkpointing, batch"),
     "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
     "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
     "share": (
@@ -174,6 +175,38 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
     "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),
 }
+
+
+UNBUILDABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "each says which model it is": (
+        {"whole": {"dense": WHOLE_MODEL | {"width": 9}, "other": WHOLE_MODEL | {"width": 10}}},
+        ["whole.dense: stages.0: width 9 does not divide", "whole.other: rotary positions need an even head size"],
+    ),
+    "a path": (
+        {"paths": {"model": PATH_MODEL | {"width": 7}}, "composed": {}},
+        ["paths.model: stages.0: width 7 does not divide into 2 heads"],
+    ),
+    "too large": (
+        {"whole": {"dense": WHOLE_MODEL | {"width": 65_536, "stages": [{"block": {"layers": 100}}]}}, "composed": {}},
+        ["whole.dense: weights, gradients and AdamW's two moments need "],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNBUILDABLE)
+def test_models_that_cannot_be_built_are_named_before_anything_is_prepared(case: str, tmp_path: Path) -> None:
+    changes, messages = UNBUILDABLE[case]
+    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", **changes))
+    with pytest.raises(BraidError) as caught:
+        run_study(made, device="cpu")
+    assert all(message in str(caught.value) for message in messages), str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_a_run_says_which_model_of_the_study_it_is(tmp_path: Path) -> None:
+    data = toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, data={"length": 64, "cache": "x"})
+    with pytest.raises(BraidError, match=r"^whole.dense: data.length is 64 and the model's context only 32"):
+        run_study(decode_study(data | {"data": {**data["data"], "cache": str(tmp_path / "data")}}), device="cpu")
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -17,11 +17,10 @@ from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.config.strict import decode, encode
+from braidlm.studies.models import Kind, check_study_fits, errors_of
 from braidlm.studies.study import ComposedSpec, Phase, Study
 from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
-
-Kind = Literal["path", "composed", "whole"]
 
 
 @dataclass
@@ -42,6 +41,7 @@ def run_study(study: Study, device: str | None = None, fresh: bool = False) -> l
         raise BraidError(
             "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
         )
+    check_study_fits(study, device)
     data = open_data(study.data_config)
     return [model for seed in study.seeds for model in _SeedRuns(study, seed, data, device, fresh).models()]
 
@@ -67,16 +67,19 @@ class _SeedRuns:
             share = study.paths.share
             for domain in study.domains:
                 sets = self._sets([domain], 0.0, share)
-                run = self._train(domain, sets, study.paths, model=study.paths.model)
+                with errors_of("path", domain):
+                    run = self._train(domain, sets, study.paths, model=study.paths.model)
                 paths.append(TrainedModel(domain, "path", self.seed, run))
             yield from paths
             for name, spec in study.composed.items():
-                start, is_new = self._composed(name, spec, paths)
-                sets = self._sets(list(study.domains), share, 1.0)
-                run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
+                with errors_of("composed", name):
+                    start, is_new = self._composed(name, spec, paths)
+                    sets = self._sets(list(study.domains), share, 1.0)
+                    run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
                 yield TrainedModel(name, "composed", self.seed, run, paths)
         for name, model in study.whole.items():
-            run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
+            with errors_of("whole", name):
+                run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
             yield TrainedModel(name, "whole", self.seed, run)
 
     def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import model_facts
 from braidlm.core.models.names import find_sources
 from braidlm.core.reading import given_path
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
-from braidlm.edits.compose import composed_architecture
-from braidlm.model.config.architecture import Architecture
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
+from braidlm.studies.models import errors_of, study_models
 from braidlm.studies.plan import TOKENS_PER_WORD, StudyPlan, total_seconds
 from braidlm.studies.study import Phase, Study, decode_study, is_study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
@@ -72,10 +70,13 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     study = decode_study(data)
     vocab_size = study.data.tokenizer.vocab_size
     models, plans, plan = [], [], StudyPlan(study)
-    for kind, label, architecture in _architectures(study):
-        facts = model_facts(BraidConfig(architecture, vocab_size or DEFAULT_VOCAB_SIZE), length)
-        plans.append(plan.training(*_training_share(study, kind, label), facts["flops_per_token"]))
-        models.append({"name": label, "kind": kind, **facts, "training": plans[-1].facts()})
+    with errors_at(name):
+        built = study_models(study)
+    for model in built:
+        with errors_of(model.kind, model.name):
+            facts = model_facts(model.config, length)
+        plans.append(plan.training(*_training_share(study, model.kind, model.name), facts["flops_per_token"]))
+        models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts()})
     notes = []
     if not plan.is_prepared:
         notes.append(
@@ -85,7 +86,7 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         )
     if vocab_size is None:
         notes.append(f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens.")
-    problems = []
+    problems: list[str] = []
     for domain, spec in study.domains.items():
         try:
             spec.resolved(domain)
@@ -108,18 +109,6 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "notes": notes,
         "problems": problems,
     }
-
-
-def _architectures(study: Study) -> list[tuple[str, str, Architecture]]:
-    architectures: list[tuple[str, str, Architecture]] = []
-    if study.paths is not None:
-        path = study.paths.model.architecture
-        names = list(study.domains)
-        architectures += [("path", name, path) for name in names]
-        for label, spec in study.composed.items():
-            composed = composed_architecture([path] * len(names), names, spec.join, spec.layers, spec.blocks)
-            architectures.append(("composed", label, composed))
-    return architectures + [("whole", label, model.architecture) for label, model in study.whole.items()]
 
 
 def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase | None]:

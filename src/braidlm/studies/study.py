@@ -19,6 +19,7 @@ from braidlm.model.config.ranges import Layers, LayersOrZero, Length, Positive, 
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
 from braidlm.model.paths.joins import joins
+from braidlm.training.amounts import Amount
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
 
@@ -34,6 +35,13 @@ class StudyData:
     """How sequences are cut."""
     cache: str = "data"
     """The folder for what is prepared on first use."""
+
+
+@dataclass
+class StudyTraining(TrainingConfig):
+    """How every run of a study is trained; their budgets follow from its epochs."""
+
+    budget: Amount = field(init=False, default_factory=lambda: Amount(1))
 
 
 @dataclass(kw_only=True)
@@ -174,7 +182,7 @@ def _check_training(training: dict[str, Any], where: str, problems: list[str]) -
         problems.append(f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out")
         return
     with collecting(problems):
-        decode(TrainingConfig, {**training, "budget": 1}, where)
+        decode(StudyTraining, training, where)
 
 
 def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:

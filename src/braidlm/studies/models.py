@@ -1,0 +1,80 @@
+"""The models of a study as they will be built, each with its key in the recipe, which errors name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError, collecting
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.memory import check_training_fits
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
+from braidlm.edits.compose import composed_architecture
+from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.studies.study import Study
+
+Kind = Literal["path", "composed", "whole"]
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model of a study."""
+
+    kind: Kind
+    name: str
+    config: BraidConfig
+    """With the vocabulary that the study says, or the default of a trained tokenizer."""
+
+
+def study_models(study: Study) -> list[StudyModel]:
+    """Every model, in the order in which they are trained; one error has the problems of all that cannot be built."""
+    models: list[StudyModel] = []
+    problems: list[str] = []
+    for kind, name in _names(study):
+        with collecting(problems), errors_of(kind, name):
+            config = BraidConfig(
+                _architecture(study, kind, name), study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+            )
+            skeleton(config)
+            models.append(StudyModel(kind, name, config))
+    if problems:
+        raise BraidError("\n".join(dict.fromkeys(problems)))
+    return models
+
+
+def check_study_fits(study: Study, device: str | None) -> None:
+    """Refuse a study with a model that cannot be trained in the memory there is."""
+    for model in study_models(study):
+        with errors_of(model.kind, model.name):
+            check_training_fits(skeleton(model.config), torch.device(choose_device(device or "auto")))
+
+
+@contextmanager
+def errors_of(kind: Kind, name: str) -> Iterator[None]:
+    """Let an error in the block say which model of the study it is about."""
+    key = "paths.model" if kind == "path" else f"{kind}.{name}"
+    try:
+        yield
+    except BraidError as error:
+        where = f"{error.where}: " if error.where else ""
+        raise BraidError(f"{key}: {where}{error.what}", todo=error.todo) from error
+
+
+def _names(study: Study) -> list[tuple[Kind, str]]:
+    paths: list[tuple[Kind, str]] = [("path", domain) for domain in study.domains] if study.paths is not None else []
+    return [*paths, *(("composed", name) for name in study.composed), *(("whole", name) for name in study.whole)]
+
+
+def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
+    if kind == "whole":
+        return study.whole[name].architecture  # type: ignore[no-any-return]
+    assert study.paths is not None
+    path: Architecture = study.paths.model.architecture
+    if kind == "path":
+        return path
+    spec, domains = study.composed[name], list(study.domains)
+    return composed_architecture([path] * len(domains), domains, spec.join, spec.layers, spec.blocks)
