@@ -1,5 +1,6 @@
 """The facts behind `braid show`: a recipe, a model folder, a run or a packed data set, without running anything."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.memory import check_memory
 from braidlm.core.models.presets import is_preset, read_model
 from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkpoint
-from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
 from braidlm.data.loading.config import DataConfig
-from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
+from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.kernels.lowering import Lowered
@@ -33,7 +33,7 @@ def any_folder_facts(x: str | Path, length: int | None = None) -> dict[str, Any]
     """A model folder, a run or a packed data set."""
     folder = Path(x)
     if is_packed(folder):
-        facts = read_json(folder / MANIFEST)
+        facts = asdict(PackedData(folder).manifest)
         return {"kind": "data", **facts, "name": str(x), "set": facts.get("name"), "notes": [], "problems": []}
     return run_facts(folder, length) if is_run(folder) else {"kind": "model", **folder_facts(folder, length)}
 
