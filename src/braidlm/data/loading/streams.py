@@ -75,7 +75,9 @@ class TokenStream:
     def read(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`length` tokens from `start` on, with how many words begin in each; circular."""
         positions = self.positions(np.array([start]), length)[0]
-        return self._tokens[positions], self._word_starts[positions]
+        tokens = self._tokens[positions]
+        self.data.check_tokens(tokens)
+        return tokens, self._word_starts[positions]
 
     def positions(self, starts: np.ndarray, length: int) -> np.ndarray:
         """[starts, length]: the file positions of the `length` tokens from each start on; circular."""
@@ -93,7 +95,9 @@ class TokenStream:
 
     def tokens_at(self, positions: np.ndarray) -> np.ndarray:
         """The tokens at file positions, as int64."""
-        return self._tokens.take(positions).astype(np.int64)
+        tokens = self._tokens.take(positions).astype(np.int64)
+        self.data.check_tokens(tokens)
+        return tokens
 
     def word_starts_at(self, positions: np.ndarray) -> np.ndarray:
         """How many words begin in the tokens at file positions, as uint8."""

@@ -77,7 +77,7 @@ def assemble(
         documents=documents,
         words=words,
         bytes=size,
-        dtype=dtype.name,
+        dtype="uint16" if dtype == np.uint16 else "uint32",
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         tokenizer=tokenizer.fingerprint,

@@ -13,15 +13,19 @@ A packed data set is a folder:
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from braidlm.core.errors import BraidError
-from braidlm.core.reading import read_json
+from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.reading import explained_system_errors, read_json
+from braidlm.model.config.ranges import CountOrZero, VocabularySize
+from braidlm.model.config.strict import decode
 
 FORMAT = 1
 MANIFEST = "data.json"
+CHECKED_TOKENS = 1 << 28
+"""Ids that are looked at before anything is done with them, in a tenth of a second or so."""
 
 
 @dataclass
@@ -29,18 +33,22 @@ class Manifest:
     """The contents of data.json."""
 
     name: str
-    tokens: int
-    documents: int
-    words: int
-    bytes: int
-    dtype: str
+    tokens: CountOrZero
+    documents: CountOrZero
+    words: CountOrZero
+    bytes: CountOrZero
+    dtype: Literal["uint16", "uint32"]
     """uint16 when the vocabulary allows, else uint32."""
-    vocab_size: int
-    eos_id: int | None
+    vocab_size: VocabularySize
+    eos_id: CountOrZero | None
     tokenizer: str
     """Fingerprint of the tokenizer."""
     source: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.eos_id is not None and self.eos_id >= self.vocab_size:
+            raise BraidError(f"eos_id is {self.eos_id} in a vocabulary of {self.vocab_size}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -49,23 +57,32 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class PackedData:
-    """A packed data set on disk, read by memory map."""
+    """A packed data set on disk, read by memory map.
+
+    What a damaged folder could hold is refused: files of a wrong size when it is opened, contents when they are first
+    needed, since a large data set should open at once.
+    """
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        expected = self.manifest.tokens * np.dtype(self.manifest.dtype).itemsize
-        size = (self.folder / "tokens.bin").stat().st_size
-        if size != expected:
-            raise BraidError(
-                f"tokens.bin has {size} bytes where data.json promises {expected}",
-                str(self.folder),
-                "The folder is damaged: run `braid prepare` again.",
-            )
+        facts = self.manifest
+        self._check_size("tokens.bin", facts.tokens * np.dtype(facts.dtype).itemsize)
+        self._check_size("words.bin", facts.tokens)
+        self._check_size("documents.bin", 8 * (facts.documents + 1))
+        self._check_size("lengths.bin", 8 * facts.documents)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        return self._map("tokens.bin", np.dtype(self.manifest.dtype))
+        tokens = self._map("tokens.bin", np.dtype(self.manifest.dtype))
+        self.check_tokens(tokens[:CHECKED_TOKENS])
+        return tokens
+
+    def check_tokens(self, tokens: np.ndarray) -> None:
+        """Refuse ids that the vocabulary does not have; for who reads beyond the first tokens."""
+        largest = int(tokens.max(initial=0))
+        if largest >= self.manifest.vocab_size:
+            raise self._damaged(f"tokens.bin holds the id {largest} of a vocabulary of {self.manifest.vocab_size}")
 
     @cached_property
     def word_starts(self) -> np.ndarray:
@@ -74,15 +91,25 @@ class PackedData:
     @cached_property
     def document_starts(self) -> np.ndarray:
         """[documents + 1] token positions."""
-        return self._map("documents.bin", np.dtype(np.int64))
+        starts = self._map("documents.bin", np.dtype(np.int64))
+        if starts[0] != 0 or starts[-1] != self.manifest.tokens or (starts[1:] < starts[:-1]).any():
+            raise self._damaged("documents.bin does not divide the tokens into documents")
+        return starts
 
     @cached_property
     def document_words(self) -> np.ndarray:
-        return self._map("lengths.bin", np.dtype(np.uint32)).reshape(-1, 2)[:, 0]
+        return self._lengths[:, 0]
 
     @cached_property
     def document_bytes(self) -> np.ndarray:
-        return self._map("lengths.bin", np.dtype(np.uint32)).reshape(-1, 2)[:, 1]
+        return self._lengths[:, 1]
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        lengths = self._map("lengths.bin", np.dtype(np.uint32)).reshape(-1, 2)
+        if lengths.sum(axis=0, dtype=np.int64).tolist() != [self.manifest.words, self.manifest.bytes]:
+            raise self._damaged("the words and bytes in lengths.bin do not add up to those in data.json")
+        return lengths
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -90,9 +117,19 @@ class PackedData:
 
     def _map(self, name: str, dtype: np.dtype) -> np.ndarray:
         path = self.folder / name
-        if path.stat().st_size == 0:
-            return np.zeros(0, dtype)
-        return np.memmap(path, dtype=dtype, mode="r")
+        with explained_system_errors(path):
+            if path.stat().st_size == 0:
+                return np.zeros(0, dtype)
+            return np.memmap(path, dtype=dtype, mode="r")
+
+    def _check_size(self, name: str, expected: int) -> None:
+        with explained_system_errors(self.folder / name):
+            size = (self.folder / name).stat().st_size
+        if size != expected:
+            raise self._damaged(f"{name} has {size} bytes where data.json promises {expected}")
+
+    def _damaged(self, what: str) -> BraidError:
+        return BraidError(what, str(self.folder), "The folder is damaged: run `braid prepare` again.")
 
 
 def is_packed(folder: Path | str) -> bool:
@@ -107,11 +144,12 @@ def _read_manifest(folder: Path) -> Manifest:
             str(folder),
             "Make one with `braid prepare SOURCE --out DIR`.",
         )
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
+    facts = read_json(folder / MANIFEST)
+    if facts.get("format") != FORMAT:
         raise BraidError(
-            f"this data set has format {manifest.get('format')}; this version of Braid reads format {FORMAT}",
+            f"this data set has format {facts.get('format')}; this version of Braid reads format {FORMAT}",
             str(folder),
             "Run `braid prepare` again.",
         )
-    return Manifest(**manifest)
+    with errors_at(str(folder / MANIFEST)):
+        return decode(Manifest, facts)

@@ -5,6 +5,7 @@ continues there; the finished folder gets its name in one rename.
 """
 
 import codecs
+import contextlib
 import hashlib
 import json
 import os
@@ -18,13 +19,13 @@ from typing import Any
 from braidlm.core.console import count, progress, say, warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors
-from braidlm.core.reading import read_json
+from braidlm.core.reading import given_path
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
 from braidlm.data.packing.shards import ShardCounts, finished_shard
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, plan_shards
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
 from braidlm.data.tokenizing.training import train_bpe_on_sample
@@ -80,7 +81,9 @@ def prepare(
     )
     _check(options, workers)
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
-    out = Path(out).expanduser()
+    out = given_path(out)
+    for text in (str(out.absolute()), name or "", *map(str, source_list)):
+        check_utf8(text)
     choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     limit = Limit(limit_documents, limit_words)
@@ -165,9 +168,11 @@ def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
         return None
     if not is_packed(out):
         raise BraidError("this exists already and is not a packed data set", str(out), "Choose another `--out`.")
-    if read_json(out / "data.json").get("source", {}).get("key") == key:
-        say(f"{out} is finished already: the same sources, options and tokenizer")
-        return PackedData(out)
+    with contextlib.suppress(BraidError) if replace else contextlib.nullcontext():
+        data = PackedData(out)  # a damaged one may be replaced
+        if data.manifest.source.get("key") == key:
+            say(f"{out} is finished already: the same sources, options and tokenizer")
+            return data
     if not replace:
         raise BraidError(
             "this data set exists already and was made from other sources or options",
@@ -182,9 +187,9 @@ def _tokenizer(
 ) -> BraidTokenizer:
     """The tokenizer of this command: kept from an earlier run, chosen, or trained now."""
     saved = folder / "tokenizer"
-    if (saved / "tokenizer_config.json").is_file():  # the last file that is written
-        return load_tokenizer(saved)
     tokenizer = choice.existing
+    if (saved / "tokenizer_config.json").is_file():  # the last file that is written
+        return _saved_tokenizer(saved, tokenizer)
     if tokenizer is None:
         started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
@@ -199,6 +204,18 @@ def _tokenizer(
         if tokenizer.vocab_size < choice.vocab_size:
             warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")
     tokenizer.save(saved)
+    return tokenizer
+
+
+def _saved_tokenizer(saved: Path, existing: BraidTokenizer | None) -> BraidTokenizer:
+    """The tokenizer of the earlier run that this one continues; its shards have been made with it."""
+    todo = f"The unfinished work is damaged: remove the folder {saved.parent} and run the same command again."
+    try:
+        tokenizer = load_tokenizer(saved)
+    except BraidError as error:
+        raise BraidError(error.what, str(saved), todo) from error
+    if existing is not None and existing.identity() != tokenizer.identity():
+        raise BraidError("this is not the tokenizer that was chosen", str(saved), todo)
     return tokenizer
 
 
@@ -246,8 +263,9 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     """Pack every unfinished shard; the counts of all shards in order, or of as many as the limit needs."""
     job.save()
     job.results.mkdir(exist_ok=True)
-    dtype = token_dtype(tokenizer.vocab_size)
-    known = {i: counts for i in range(len(job.shards)) if (counts := finished_shard(job.results, i, dtype))}
+    size = tokenizer.vocab_size
+    dtype = token_dtype(size)
+    known = {i: counts for i in range(len(job.shards)) if (counts := finished_shard(job.results, i, dtype, size))}
     remaining = [index for index in range(len(job.shards)) if index not in known]
     if known and remaining:
         say(f"going on with an earlier run: {len(known)} of {len(job.shards)} shards are finished")

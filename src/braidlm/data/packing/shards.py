@@ -1,7 +1,6 @@
 """Encode documents, count words, and write the token files of one shard."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,11 +11,14 @@ import numpy as np
 
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import explained_disk_errors, write_json
+from braidlm.core.reading import read_json
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.sources.format import Piece, by_document, from_first_word
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.data.tokenizing.words import TextBatch
+from braidlm.model.config.ranges import CountOrZero
+from braidlm.model.config.strict import decode
 
 BATCH_CHARS = 1 << 18
 """Text encoded at a time: enough for vectorised counting, little enough for small memory."""
@@ -29,15 +31,15 @@ FILES = ("tokens", "words", "documents")
 class ShardCounts:
     """What one packed shard contains; its file is written last, so a shard with this file is finished."""
 
-    tokens: int = 0
-    documents: int = 0
-    words: int = 0
-    bytes: int = 0
-    empty: int = 0
+    tokens: CountOrZero = 0
+    documents: CountOrZero = 0
+    words: CountOrZero = 0
+    bytes: CountOrZero = 0
+    empty: CountOrZero = 0
     """Documents without a word, which were left out."""
-    marked: int = 0
+    marked: CountOrZero = 0
     """Documents that contain the end-of-text token as plain text."""
-    unsafe_cuts: int = 0
+    unsafe_cuts: CountOrZero = 0
     """Places at which a long document was cut for encoding although the tokens there may be others."""
 
 
@@ -145,15 +147,26 @@ def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int
     return counts
 
 
-def finished_shard(folder: Path, index: int, dtype: np.dtype) -> ShardCounts | None:
-    """The counts of a shard that is finished and complete; None if it has to be packed."""
-    marker = folder / f"{index:06d}.json"
+def finished_shard(folder: Path, index: int, dtype: np.dtype, vocab_size: int) -> ShardCounts | None:
+    """The counts of a shard that is finished and complete; None if it has to be packed, also because it is damaged."""
     try:
-        counts = ShardCounts(**json.loads(marker.read_text()))
-        sizes = [(folder / f"{index:06d}.{name}").stat().st_size for name in FILES]
-    except (OSError, ValueError, TypeError):
+        counts = decode(ShardCounts, read_json(folder / f"{index:06d}.json"))
+        dtypes = (dtype, np.dtype(np.uint8), np.dtype(np.int64))
+        tokens, words, rows = (
+            np.memmap(folder / f"{index:06d}.{name}", kind, "r") if counts.documents else np.zeros(0, kind)
+            for name, kind in zip(FILES, dtypes, strict=True)
+        )
+        totals = rows.reshape(-1, 3).sum(axis=0).tolist()
+    except (OSError, ValueError):
         return None
-    return counts if sizes == [counts.tokens * dtype.itemsize, counts.tokens, counts.documents * 24] else None
+    complete = (
+        len(tokens) == len(words) == counts.tokens
+        and len(rows) == 3 * counts.documents
+        and totals == [counts.tokens, counts.words, counts.bytes]
+        and rows.min(initial=0) >= 0
+        and tokens.max(initial=0) < vocab_size
+    )
+    return counts if complete else None
 
 
 class _Batch:

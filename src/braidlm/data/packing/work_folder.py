@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import lock_or_refuse, write_text
+from braidlm.core.files import lock_or_refuse, make_folder, write_text
+from braidlm.core.reading import explained_system_errors
 
 KEY, LOCK = "key", "lock"
 
@@ -15,19 +16,21 @@ KEY, LOCK = "key", "lock"
 def work_folder(out: Path, key: str) -> Iterator[Path]:
     """`OUT.part`, with the work of an earlier run of the same key; removed when the block succeeds.
 
-    It is removed too after a user's error if it contains no work yet.
+    It is removed too after a user's error if it contains no finished shard yet.
     """
     folder = out.with_name(out.name + ".part")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "w") as lock:
+    make_folder(folder)
+    with explained_system_errors(folder / LOCK):
+        lock = open(folder / LOCK, "w")  # noqa: SIM115
+    with lock:
         lock_or_refuse(lock.fileno(), folder, "prepare", "`--out`")
-        if not (folder / KEY).is_file() or (folder / KEY).read_text() != key:
+        if not (folder / KEY).is_file() or (folder / KEY).read_bytes() != key.encode():
             _clear(folder)
             write_text(folder / KEY, key)
         try:
             yield folder
         except BraidError:
-            if not any(item.is_dir() for item in folder.iterdir()):
+            if not any(folder.glob("shards/*.json")):
                 shutil.rmtree(folder)
             raise
         shutil.rmtree(folder)
@@ -35,7 +38,7 @@ def work_folder(out: Path, key: str) -> Iterator[Path]:
 
 def _clear(folder: Path) -> None:
     for item in folder.iterdir():
-        if item.is_dir():
+        if item.is_dir() and not item.is_symlink():
             shutil.rmtree(item)
         elif item.name != LOCK:
             item.unlink()

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -70,11 +69,13 @@ def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tu
     answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
     for index in indices:
         pending.put(index)
-    processes = [_start_process(job.folder) for _ in range(workers)]
-    threads = [threading.Thread(target=_feed, args=(p, pending, answers), daemon=True) for p in processes]
+    processes: list[subprocess.Popen[str]] = []
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        for _ in range(workers):
+            processes.append(_start_process(job.folder))
+            threads.append(threading.Thread(target=_feed, args=(processes[-1], pending, answers), daemon=True))
+            threads[-1].start()
         for _ in indices:
             index, answer = answers.get()
             if "error" in answer:
@@ -102,6 +103,8 @@ def _start_process(folder: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        # An interrupt from the keyboard goes to this process alone, which ends its workers.
+        start_new_session=True,
     )
 
 
@@ -171,7 +174,6 @@ def _run_worker(folder: Path, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt and ends its workers
     # Libraries may print, so answers have a file descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,9 +1,11 @@
 """Parquet files, row group by row group."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from braidlm.core.errors import BraidError
+from braidlm.core.reading import explained_system_errors
 from braidlm.data.sources.fields import check_columns, text_of
 from braidlm.data.sources.format import (
     FORMATS,
@@ -61,31 +63,40 @@ def _rows(file: Any, group: int, columns: list[str], source: str, before: int) -
     if mean_bytes > MAX_ROW_BYTES:
         raise row_too_long(f"{source}, rows {before + 1} to {before + about.num_rows}")
     batch_rows = min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, mean_bytes)))
-    try:
+    with _explained_damage(f"{source}, rows {before + 1} to {before + about.num_rows}"):
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
             yield from batch.to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors are these; their first line says what is wrong
-        if isinstance(error, BraidError):
-            raise
-        raise BraidError(
-            f"these rows cannot be read: the file is damaged ({str(error).strip().splitlines()[0]})",
-            f"{source}, rows {before + 1} to {before + about.num_rows}",
-            "Download or make it again.",
-        ) from None
 
 
-def _open(path: str) -> Any:
+@contextmanager
+def _open(path: str) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
         raise missing_package("pyarrow", "reading parquet files") from None
+    with explained_system_errors(path), open(path, "rb"):
+        pass  # pyarrow's own words for this are many
+    with (
+        _explained_damage(path),
+        pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
+    ):
+        yield file
+
+
+@contextmanager
+def _explained_damage(where: str) -> Iterator[None]:
+    """Let what pyarrow raises for a damaged file be an error that says so."""
+    import pyarrow
+
     try:
-        return pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
-    except FileNotFoundError:
-        raise BraidError("this file does not exist", path) from None
-    except (OSError, ValueError) as error:  # pyarrow's errors are these
-        first_line = str(error).strip().splitlines()[0]
-        raise BraidError(f"this is not a parquet file, or a damaged one ({first_line})", path) from None
+        yield
+    except BraidError:
+        raise
+    except (OSError, UnicodeDecodeError, pyarrow.lib.ArrowException) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise BraidError(
+            f"this is not a parquet file, or a damaged one ({first_line})", where, "Download or make it again."
+        ) from None
 
 
 def _size(group: Any, columns: list[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.reading import explained_system_errors, given_path
 from braidlm.data.corpora.builtin import CORPORA
 from braidlm.data.sources.compression import COMPRESSIONS
 from braidlm.data.sources.files import extension
@@ -73,7 +74,23 @@ def _expand(source: str) -> list[tuple[str, str]]:
         return [("hub", source.removeprefix(PREFIX))]
     if source in CORPORA:
         return [("builtin", source)]
-    path = Path(source).expanduser().absolute()
+    with explained_system_errors(source):
+        pairs = _expand_path(source)
+    for _, path in pairs:
+        check_utf8(path)
+    return pairs
+
+
+def check_utf8(path: str) -> None:
+    """Refuse a name that cannot be written into the JSON files of a data set."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise BraidError("the name of this file or folder is not UTF-8", ascii(path), "Rename it.") from None
+
+
+def _expand_path(source: str) -> list[tuple[str, str]]:
+    path = given_path(source).absolute()
     if path.is_dir():
         inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
         return _known_files(inside, source)
