@@ -67,6 +67,20 @@ def routed(experts: int, hidden: int, shared: int) -> int:
     return gpt2(16_384, 0, width, layers) + layers * (bank - feed(4 * width))
 
 
+def modules(
+    vocab: int, width: int, layers: int, attention: tuple[int, int], feed: tuple[int, int], shared: bool, tied: bool
+) -> int:
+    """A ModuleFormer; numbers and inner sizes of its modules, a router of two layers with width / 4 between for each."""
+
+    def router(choices: int) -> int:
+        return width * width // 4 + width // 4 + choices * width // 4
+
+    keys_values = 2 * (width * attention[1] + attention[1]) if shared else 0
+    banks = 2 * width * (attention[0] * attention[1] + feed[0] * feed[1])
+    layer = banks + keys_values + router(attention[0]) + router(feed[0]) + 4 * width
+    return (1 if tied else 2) * vocab * width + layers * layer + 2 * width
+
+
 PRESETS = {
     "gpt2": (124_439_808, gpt2(50_257, 1024, 768, 12)),  # 124M: the real GPT-2 small
     "llama": (123_551_232, llama(50_257, 768, 12, 2048)),  # ours: no paper's
@@ -78,6 +92,10 @@ PRESETS = {
     "papaformer-llama-256": (33_619_200, papaformer(50_278, 256, 8, 1024)),  # PaPaformer, Table 2: 32M
     "papaformer-llama-192": (23_555_200, papaformer(50_278, 192, 8, 728)),  # PaPaformer, Table 2: 22.5M
     "papaformer-path-128": (13_610_880, papaformer(50_278, 128, 3, 512)),  # PaPaformer, Table 2: 13.5M
+    "molm-4b-k2": (4_142_526_464, modules(50_295, 1024, 24, (16, 1024), (32, 2048), False, False)),  # Table 1: 4B
+    "molm-4b-k4": (4_142_526_464, modules(50_295, 1024, 24, (16, 1024), (32, 2048), False, False)),  # Table 1: 4B
+    "molm-8b-k2": (8_182_046_720, modules(50_295, 1024, 48, (16, 1024), (32, 2048), False, False)),  # Table 1: 8B
+    "modules-46m": (46_240_000, modules(16_384, 384, 8, (8, 256), (16, 256), True, True)),  # ours
     "stlm-50m": (59_821_056, llama(50_257, 512, 10, 1536)),  # STLM, Table 2: 50M; its own Table 1 gives this
 }
 
