@@ -95,8 +95,8 @@ def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
     figures.save_png(chart, folder / "comparison.png")
     page.figure(
         figures.to_svg(chart),
-        "Bits per byte say how well a model predicts text it has never seen: half as many, half as surprised. Each "
-        "model has its colour on the whole page. Trigram models are told the domain; the others are not.",
+        "Bits per byte say how well a model predicts text it has never seen: lower is better. Each model has its "
+        "colour on the whole page. Trigram models are told the domain; the others are not.",
     )
     page.text("This is one run with one seed, so that small differences mean little. `docs/results.md` has more.")
     page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"} if facts.routes else {})

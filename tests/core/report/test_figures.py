@@ -44,6 +44,15 @@ def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:
     assert bars.axes[0].patches[0].get_facecolor()[:3] == pytest.approx((0x12 / 255, 0x34 / 255, 0x56 / 255))
 
 
+def test_groups_of_bars_have_no_holes_and_follow_the_order_of_colours() -> None:
+    groups = {"x": {"a": 1.0, "c": 3.0}, "y": {"b": 2.0, "c": 3.0}}
+    axes = bar_chart(groups, "v", colours=dict.fromkeys("abc", "#123456")).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "c"]
+    a, b, *c = sorted(axes.patches, key=lambda bar: bar.get_width())
+    assert b.get_y() - a.get_y() == pytest.approx(1.0), "the first bar of each group"
+    assert c[0].get_y() - a.get_y() == pytest.approx(0.4)
+
+
 def test_shares_have_one_scale_with_numbers() -> None:
     for share in (0.1, 1.0):
         figure = figures.share_chart({"": {("group", "row"): {"a": share}}}, ["a"])

@@ -133,19 +133,23 @@ def bar_chart(
     """
     grouped = {group: v if isinstance(v, Mapping) else {group: v} for group, v in values.items()}
     in_groups = any(isinstance(v, Mapping) for v in values.values())
-    names = list(dict.fromkeys(name for group in grouped.values() for name in group))
+    names = list(dict.fromkeys(name for group in (colours or {}, *grouped.values()) for name in group))
+    names = [name for name in names if any(name in group for group in grouped.values())]
     if not names:
         raise BraidError("there is nothing to draw", f"chart of {value_label}")
-    thickness = 0.8 / len(names) if in_groups else 0.66
+    most = max(map(len, grouped.values()))
+    thickness = 0.8 / most if in_groups else 0.66
     with _styled():
         figure, axes = _axes(title)
-        figure.set_figheight(0.75 + len(grouped) * (0.14 + 0.26 * len(names) if in_groups else 0.4) + 0.3 * in_groups)
+        figure.set_figheight(0.75 + len(grouped) * (0.14 + 0.26 * most if in_groups else 0.4) + 0.3 * in_groups)
         handles = []
         for index, name in enumerate(names):
             drawn = {at: group[name] for at, group in enumerate(grouped.values()) if name in group}
-            shift = (index - (len(names) - 1) / 2) * thickness if in_groups else 0.0
+            # A group without some of the names has no holes: its bars move together.
+            present = [[each for each in names if each in group] for group in grouped.values()]
+            shifts = [(present[at].index(name) - (len(present[at]) - 1) / 2) * thickness for at in drawn]
             bars = axes.barh(
-                [at + shift for at in drawn],
+                [at + shift for at, shift in zip(drawn, shifts, strict=True)],
                 list(drawn.values()),
                 thickness * 0.92,
                 color=(colours or {}).get(name, COLOURS[index % len(COLOURS)]) if in_groups else COLOURS[0],
