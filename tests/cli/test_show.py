@@ -214,3 +214,8 @@ def test_a_folder_of_transformers_is_shown_as_braid_reads_it(braid, capsys, tmp_
     ours, theirs = (braid("show", folder, "--json").json() for folder in (made_model, tmp_path / "gpt2"))
     assert theirs["parameters"] == ours["parameters"]
     assert "This is a 'gpt2' folder" in theirs["notes"][0]
+
+
+def test_a_misspelled_folder_is_told_from_a_misspelled_recipe(braid, model_folder: Path):
+    assert f"Did you mean '{model_folder}'?" in braid("show", f"{model_folder}l").err
+    assert "there is no recipe and no folder 'tiny/lama'. Did you mean 'tiny/llama'?" in braid("show", "tiny/lama").err

@@ -96,9 +96,12 @@ def _training_row(training: dict[str, Any]) -> tuple[str, ...]:
 
 def _print_comparison(facts: dict[str, Any]) -> None:
     """A row for each fact, a column for each model; facts that no model has are left out."""
-    models = facts["models"]
+    models, names = facts["models"], _names(facts["models"])
     rows = [(label, *(read(model) for model in models)) for label, read in COMPARED.items()]
-    table(("", *_names(models)), [row for row in rows if any(cell != "-" for cell in row[1:])], keep=1)
+    table(("", *names), [row for row in rows if any(cell != "-" for cell in row[1:])], keep=1)
+    for name, model in zip(names, models, strict=True):
+        stages = [row["name"].split(": ", 1)[1] for row in model["stages"] if ": " in row["name"]]
+        console.show(f"stages of {name}: {', '.join(stages)}")
 
 
 def _names(models: list[dict[str, Any]]) -> list[str]:
@@ -210,7 +213,6 @@ COMPARED: dict[str, Callable[[dict[str, Any]], str]] = {
     "width": _whole("width"),
     "context": _whole("context"),
     "vocabulary": _whole("vocab_size"),
-    "stages": lambda facts: ", ".join(row["name"].split(": ")[1] for row in facts["stages"] if ": " in row["name"]),
     "weights, float32": lambda facts: size(facts["memory"]["weights_float32"]),
     "made by": lambda facts: str((facts["lineage"] or {}).get("made_by", "-")),
     "trained steps": _trained("steps"),

@@ -32,7 +32,7 @@ def show(
         return facts[0] if len(facts) == 1 else _comparison(facts)
     name = str(x)
     if not _is_folder(x):
-        check_recipe_exists(name)
+        _check_recipe(name)
         data = compose_recipe(name, overrides)
         return study_facts(name, data, length) if is_study(data) else recipe_facts(name, data, length)
     if overrides:
@@ -42,6 +42,16 @@ def show(
     sources = find_sources(x)
     facts = [any_folder_facts(source, length) for source in sources]
     return facts[0] if len(facts) == 1 else _comparison(facts)
+
+
+def _check_recipe(name: str) -> None:
+    """Refuse a name of nothing; what begins with a folder that exists was meant as one."""
+    try:
+        check_recipe_exists(name)
+    except BraidError:
+        if len(Path(name).parts) > 1 and Path(name).parent.is_dir() and Path(name).suffix not in (".yaml", ".yml"):
+            find_sources(name)  # an error that suggests the nearest name
+        raise
 
 
 def _is_folder(x: str | Path) -> bool:

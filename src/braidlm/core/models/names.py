@@ -60,7 +60,7 @@ def name_sources(
 ) -> dict[str, Path]:
     """What several names stand for, under short names for tables; a mapping gives these itself."""
     if isinstance(names, Mapping):
-        named = {}
+        named: dict[str, Path] = {}
         for label, name in names.items():
             sources = find_sources(name, any_folder)
             labels = [str(label)] if len(sources) == 1 else [f"{label}/{short}" for short in short_names(sources)]
