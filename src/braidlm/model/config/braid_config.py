@@ -39,12 +39,12 @@ class BraidConfig(PretrainedConfig):
         kwargs["tie_word_embeddings"] = self.decoded.tie_embeddings
         kwargs.pop("auto_map", None)
         self.use_cache = kwargs.pop("use_cache", True)
-        self.paths: list[str] | None = kwargs.pop("paths", None)
+        self.paths = decode(list[str] | None, kwargs.pop("paths", None), "paths")
         """The active paths; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
-        self.frozen: list[str] = kwargs.pop("frozen", None) or []
+        self.frozen = decode(list[str], kwargs.pop("frozen", None) or [], "frozen")
         """Parts that training does not change."""
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # transformers expects these
-            setattr(self, name, kwargs.pop(name, None))
+            setattr(self, name, decode(int | list[int] | None, kwargs.pop(name, None), name))
         super().__init__(**kwargs)
         module = CODE_FILE.removesuffix(".py")
         self.auto_map = {auto: f"{module}.{name}" for auto, name in CLASSES.items()}

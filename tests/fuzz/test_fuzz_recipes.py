@@ -1,0 +1,51 @@
+"""Recipes that were damaged or made to harm: composed, decoded and planned, or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from honesty import honest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import changed, rewritten, seeded
+
+from braidlm.core.recipes import compose_recipe, find_recipe
+from braidlm.studies.show import study_facts
+from braidlm.studies.study import is_study
+from braidlm.training.show import recipe_facts
+
+NAMES = ("tiny/gpt2", "tiny/moep", "tiny/paths", "models/papaformer-path-128", "demo/paths", "demo/stories")
+RECIPES = {name: compose_recipe(name) for name in NAMES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Relative paths of a recipe lead to an empty folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("empty"))
+        yield
+
+
+def planned(data: dict[str, Any]) -> None:
+    """What `braid show` does with a recipe: everything but running it."""
+    if is_study(data):
+        study_facts("mine", data)
+    else:
+        recipe_facts("mine", data)
+
+
+@seeded(800)
+@given(st.sampled_from(NAMES).flatmap(lambda name: changed(RECIPES[name])))
+def test_values_that_do_not_belong(data: Any) -> None:
+    with honest():
+        if isinstance(data, dict):  # composing gives nothing else
+            planned(data)
+
+
+@seeded(150)
+@given(st.sampled_from(NAMES).flatmap(lambda name: rewritten(find_recipe(name).read_text())))
+def test_text_that_was_changed(text: bytes) -> None:
+    path = Path("mine.yaml")
+    path.write_bytes(text)
+    with honest():
+        planned(compose_recipe(str(path)))
