@@ -139,15 +139,13 @@ def test_a_run_before_its_first_checkpoint(braid, tmp_path: Path):
 
 
 def test_packed_data(braid, tmp_path: Path):
-    manifest = {
-        **{"name": "a", "tokens": 1500, "documents": 10, "words": 1000, "bytes": 5000, "dtype": "uint16"},
-        **{"vocab_size": 300, "eos_id": 0, "tokenizer": "abcdef", "source": {"files": ["x.txt"]}, "format": 1},
-    }
-    (tmp_path / "data.json").write_text(json.dumps(manifest))
-    facts = braid("show", tmp_path, "--json").json()
-    assert (facts["kind"], facts["tokens"]) == ("data", 1500)
-    shown = braid("show", tmp_path).out
-    for text in ("1,500", "tokens per word", "1.50", "x.txt"):
+    (tmp_path / "x.txt").write_text("One day a cat sat.\n\nThe end came soon.\n")
+    data = braidlm.prepare([str(tmp_path / "x.txt")], tmp_path / "packed", tokenizer="bytes", workers=1)
+    braid("list", "recipes")  # takes what preparing printed
+    facts = braid("show", data.folder, "--json").json()
+    assert (facts["kind"], facts["tokens"]) == ("data", data.manifest.tokens)
+    shown = braid("show", data.folder).out
+    for text in (f"{data.manifest.tokens}", "tokens per word", "x.txt"):
         assert text in shown
 
 
@@ -156,7 +154,7 @@ def test_packed_data(braid, tmp_path: Path):
     [
         (["models/gpt2-82m"], "there is no recipe and no folder 'models/gpt2-82m'. Did you mean 'models/gpt2-28m'?"),
         (["nothing.yaml"], "nothing.yaml: this file does not exist"),
-        (["models/gpt2", "width=100"], "models/gpt2: width 100 does not divide into 12 heads"),
+        (["models/gpt2", "block.attention.heads=7"], "models/gpt2: width 768 does not divide into 7 heads"),
         (["models/gpt2", "--length", "0"], "length: expected a whole number from 1 to"),
         (["models/gpt2", "--length", "2000"], "length 2000 is more than the model's 1024 learned positions"),
     ],
