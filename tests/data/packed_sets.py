@@ -40,7 +40,8 @@ def pack(
     np.cumsum([0, *map(len, documents)], dtype=np.int64).tofile(folder / "documents.bin")
     lengths.tofile(folder / "lengths.bin")
     totals = [int(t) for t in lengths.sum(axis=0, dtype=np.int64)]
-    manifest = Manifest(name, len(flat), len(documents), *totals, dtype, 1 << 15, EOS, tokenizer)
+    vocab_size = max(1 << 15, max(flat, default=0) + 1)
+    manifest = Manifest(name, len(flat), len(documents), *totals, dtype, vocab_size, EOS, tokenizer)
     (folder / "data.json").write_text(json.dumps(asdict(manifest)))
     return PackedData(folder)
 
