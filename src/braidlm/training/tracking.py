@@ -11,7 +11,7 @@ from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, write_text
 from braidlm.core.models.runs import METRICS
-from braidlm.core.reading import explained_system_errors
+from braidlm.core.reading import explained_system_errors, parse_row
 from braidlm.training.recipe import LogConfig
 
 
@@ -63,9 +63,9 @@ def drop_records_after(path: Path, step: int) -> int:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
+            if parse_row(line)["step"] <= step:
                 kept.append(line)
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (BraidError, KeyError, TypeError):
             continue
     write_text(path, "".join(kept))
     return len(kept)

@@ -8,11 +8,11 @@
 """
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.reading import read_json
+from braidlm.core.errors import BraidError
+from braidlm.core.reading import parse_row, read_json
 
 RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
 
@@ -33,9 +33,9 @@ def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any
     path = Path(run) / METRICS
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            records.append(json.loads(line))
-    return [r for r in records if isinstance(r, dict) and "kind" in r and kind in (None, r["kind"])]
+        with contextlib.suppress(BraidError):
+            records.append(parse_row(line))
+    return [r for r in records if isinstance(r.get("kind"), str) and kind in (None, r["kind"])]
 
 
 def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
