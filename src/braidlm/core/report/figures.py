@@ -170,7 +170,7 @@ def bar_chart(
         axes.set_xlabel(value_label)
         if in_groups:
             position = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
-            axes.legend(handles, names, ncols=min(len(names), 4), frameon=False, handlelength=1, **position)
+            axes.legend(handles, names, ncols=min(len(names), 5), frameon=False, handlelength=1, **position)
             axes.set_title(title or "", pad=26)
     return figure
 
