@@ -48,7 +48,7 @@ STUDY: dict[str, Any] = {
     },
     "data": {"length": 32, "tokenizer": {"kind": "bpe", "vocab_size": 300}},
     "paths": {"share": 0.5, "model": TINY},
-    "composed": {"composed": {"join": "shared_linear"}},
+    "composed": {"composed": {"join": {"kind": "gumbel_v1", "sample": "softmax"}}},
     "whole": {"dense": TINY},
     "training": {"batch": 8},
     "checkpoints": {"every": "10 steps"},
