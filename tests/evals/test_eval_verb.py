@@ -145,7 +145,10 @@ def test_an_interrupted_evaluation_goes_on(
     assert counted == [f"one/{name} blimp_fast" for name in ("chck_1M", "chck_2M", "chck_10M", "chck_30M")]
 
 
-def test_what_is_kept_follows_model_data_and_type(runs: Path, data: Path, tmp_path: Path, counted: list[str]) -> None:
+def test_what_is_kept_follows_model_data_and_type(
+    runs: Path, data: Path, tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRAID_ALLOW_CHANGED_WEIGHTS", "1")
     folder, out = runs / "one" / "checkpoints" / "chck_1M", tmp_path / "out"
     for _ in range(2):
         braidlm.eval(folder, "blimp_fast", data=data, out=out, device="cpu")
