@@ -1,5 +1,6 @@
 """Recipes that were damaged or made to harm: composed, decoded and planned, or refused."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from braidlm.studies.study import is_study
 from braidlm.training.show import recipe_facts
 
 NAMES = ("tiny/gpt2", "tiny/moep", "tiny/paths", "models/papaformer-path-128", "demo/paths", "demo/stories")
-RECIPES = {name: compose_recipe(name) for name in NAMES}
+
+
+@cache
+def composed(name: str) -> dict[str, Any]:
+    return compose_recipe(name)
+
+
+@cache
+def text_of(name: str) -> str:
+    return find_recipe(name).read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +45,7 @@ def planned(data: dict[str, Any]) -> None:
 
 
 @seeded(800)
-@given(st.sampled_from(NAMES).flatmap(lambda name: changed(RECIPES[name])))
+@given(st.sampled_from(NAMES).flatmap(lambda name: changed(composed(name))))
 def test_values_that_do_not_belong(data: Any) -> None:
     with honest():
         if isinstance(data, dict):  # composing gives nothing else
@@ -43,7 +53,7 @@ def test_values_that_do_not_belong(data: Any) -> None:
 
 
 @seeded(150)
-@given(st.sampled_from(NAMES).flatmap(lambda name: rewritten(find_recipe(name).read_text())))
+@given(st.sampled_from(NAMES).flatmap(lambda name: rewritten(text_of(name))))
 def test_text_that_was_changed(text: bytes) -> None:
     path = Path("mine.yaml")
     path.write_bytes(text)
