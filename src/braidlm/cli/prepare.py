@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSONL, parquet, Hub: field with the text (text); several: joined",
     )
     group("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
-    group("--separator", default="blank", metavar="S", help="text files: blank (lines), lines, file, or a text (blank)")
+    group(
+        "--separator",
+        action="append",
+        metavar="[PATTERN=]S",
+        help="text files: blank (lines), lines, file, or a text (blank); several: by patterns of file names",
+    )
     group("--encoding", default="utf-8", help="text files, JSONL (utf-8)")
     group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")
     group("--split", default="train", help="Hub: split (train)")
@@ -74,10 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prepare, then show the result."""
     from braidlm.data.packing.prepare import prepare
+    from braidlm.data.sources.separators import parse_separators, unescaped
     from braidlm.data.tokenizing.build import load_tokenizer
 
-    texts = {name: _unescaped(getattr(args, name)) for name in ("joiner", "separator")}
-    data = prepare(**options_of(args) | texts | {"fields": args.fields or ("text",)})
+    reading = {
+        "fields": args.fields or ("text",),
+        "joiner": unescaped(args.joiner),
+        "separator": parse_separators(args.separator or []),
+    }
+    data = prepare(**options_of(args) | reading)
     facts = data.manifest
     vocabulary = load_tokenizer(data.tokenizer_folder)
     rows = [
@@ -91,8 +101,3 @@ def run(args: argparse.Namespace) -> None:
     ]
     show_json({"folder": data.folder, "vocab_size": vocabulary.vocab_size, **asdict(facts)})
     table((facts.name, ""), rows)
-
-
-def _unescaped(text: str) -> str:
-    """A text with \\n and \\t replaced, which a shell cannot easily pass."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")

@@ -39,6 +39,17 @@ def settings_from(args: argparse.Namespace, settings: type[T]) -> T:
     return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
+def common_options(**defaults: Any) -> argparse.ArgumentParser:
+    """The options of every verb; a kind of a verb has them too, without defaults that would hide what stood before."""
+    common = argparse.ArgumentParser(add_help=False)
+    add = common.add_argument
+    add("--quiet", action="store_true", help="show results and errors only", **defaults)
+    add("--debug", action="store_true", help="show the traceback of an error", **defaults)
+    help_text = "print the result for programs: one JSON document, messages on stderr"
+    add("--json", action="store_true", help=help_text, **defaults)
+    return common
+
+
 def options_of(args: argparse.Namespace, *others: str) -> dict[str, Any]:
     """The arguments of a verb, which has a function with parameters of the same names, without `others`."""
     return {name: value for name, value in vars(args).items() if name not in (*COMMON, *others)}
@@ -51,7 +62,7 @@ def _values(hint: Any) -> dict[str, Any]:
     if origin is Literal:
         return {"choices": inner, "type": type(inner[0])}
     if origin in (tuple, list):
-        return {"nargs": "+", **_values(inner[0])}
+        return {"nargs": "+", "action": "extend", **_values(inner[0])}
     kind = plain_type(hint)
     if kind not in METAVARS:
         raise TypeError(f"a setting of type {hint} cannot be an option")

@@ -61,11 +61,12 @@ def evaluate(
             "data is the folder in which every task looks for its data, and a mapping was given",
             todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
         )
-    opened = _open_tasks([tasks] if isinstance(tasks, str) else list(tasks), data, data_of or {}, bool(harness))
+    settings = settings or Settings()
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    opened = _open_tasks(names, settings, data, data_of or {}, bool(harness))
     folders = open_model_folders(models, all_checkpoints, paths)
     check_runs([task.name for task in opened], folders)
     opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
-    settings = settings or Settings()
     _check_settings(opened, settings)
     device = choose_device(device)
     if dtype not in DTYPES:
@@ -128,19 +129,23 @@ def _check_settings(tasks: Sequence[_OpenedTask], settings: Settings) -> None:
 
 
 def _open_tasks(
-    names: list[str], root: StrPath | None, own: Mapping[str, StrPath], may_be_none: bool = False
+    names: list[str],
+    settings: Settings,
+    root: StrPath | None,
+    own: Mapping[str, StrPath],
+    may_be_none: bool = False,
 ) -> list[_OpenedTask]:
     if not names and not may_be_none:
         raise BraidError("there is no task", todo=f"Name one or several of: {', '.join(TASKS)}.")
     names = expand(names)
     for name in names:
         TASKS[name]  # raises an error that suggests the nearest name
-    return [_open_task(name, TASKS[name], path) for name, path in find_data(names, root, own).items()]
+    return [_open_task(name, TASKS[name], path, settings) for name, path in find_data(names, root, own).items()]
 
 
-def _open_task(name: str, task: type[Task], path: Path) -> _OpenedTask:
+def _open_task(name: str, task: type[Task], path: Path, settings: Settings) -> _OpenedTask:
     about = {key: getattr(task, key) for key in ("description", "metric", "licence", "version")}
-    return _OpenedTask(name, path, task().open(path), about, task.uses)
+    return _OpenedTask(name, path, task().open_with(path, settings), about, task.uses)
 
 
 def _open_harness_tasks(names: Sequence[str], folder: StrPath | None, shots: int | None) -> list[_OpenedTask]:

@@ -1,10 +1,11 @@
 """A model as tasks see it, in memory with its tokenizer, and the settings of its evaluation."""
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from braidlm.model.config.ranges import Count, CountOrZero, Probability, Range, Rows, Temperature
+from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Range, Rows, Temperature
 from braidlm.model.config.strict import decode
 
 if TYPE_CHECKING:  # the command line reads `Settings` and does not need torch
@@ -28,6 +29,18 @@ class Settings:
     """What they are drawn with; 0 takes the most probable token."""
     code_top_p: Probability | None = 0.95
     """Only the most probable tokens that together have this much probability."""
+    field: tuple[str, ...] = ("text",)
+    """The fields of JSONL and parquet that make a document of text to score, as in `braid prepare`."""
+    joiner: str = "\\n"
+    """The text between several fields."""
+    separator: tuple[str, ...] = ("blank",)
+    """What separates documents of text files: blank (lines), lines, file or a text; for some files PATTERN=S."""
+    held_out: Probability | None = None
+    """Of packed data, only the share of documents that a recipe with this `holdout` never trains on."""
+    max_tokens: Count | None = None
+    """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all."""
+    window: Length | None = None
+    """Tokens of a text that are read at once; by default as many as in training, else the model's context."""
     shots: CountOrZero | None = None
     """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
     finetune: Literal["full", "lora"] = "full"
@@ -57,7 +70,7 @@ class EvaluatedModel:
     tokenizer: "BraidTokenizer"
     folder: Path | None = None
     """The folder that it was loaded from, if any."""
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = dataclasses.field(default_factory=Settings)
 
     @property
     def model(self) -> Any:

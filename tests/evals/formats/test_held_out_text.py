@@ -1,18 +1,21 @@
 """Bits per byte of text: each token once, per file and in all, the same as the validation of a run."""
 
+import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plain_scorer import plain_sum
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.streams import TokenStream
+from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
-from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
+from braidlm.data.sources.separators import parse_separators
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.training.validation import score_text
@@ -49,25 +52,96 @@ def test_every_token_is_predicted_once(folder: Path) -> None:
     result = held.evaluate("bits_per_byte", EvaluatedModel(scorer(), TOKENIZER))
     a, b = ["One day.\nA cat sat.", "The end, ü."], ["Nothing at all happened to anybody here."]
     sizes = [sum(len(text.encode()) for text in texts) for texts in (a, b)]
-    bits = [plain_bits(a), plain_bits(b)]
-    assert result.score == pytest.approx(sum(bits) / sum(sizes), abs=1e-5)
+    assert result.score == pytest.approx(plain_bits([*a, *b]) / sum(sizes), abs=1e-5)
     assert {name: part.count for name, part in result.parts.items()} == {"a.txt": 2, "deep/b.txt": 1}
-    assert result.parts["a.txt"].score == pytest.approx(bits[0] / sizes[0], abs=1e-5)
-    assert result.parts["deep/b.txt"].score == pytest.approx(bits[1] / sizes[1], abs=1e-5)
+    first = result.parts["a.txt"].score
+    assert first == pytest.approx(plain_bits(a) / sizes[0], abs=1e-5)
+    assert result.parts["deep/b.txt"].score * sizes[1] == pytest.approx(
+        result.score * sum(sizes) - first * sizes[0], abs=1e-3
+    )
     assert result.notes == {"tokens": sum(sizes) + 3, "bytes": sum(sizes), "window": CONTEXT}
     assert (result.higher_is_better, result.count, result.chance) == (False, 3, None)
     assert result.standard_error is not None
     assert result.standard_error > 0
 
 
-def test_it_is_what_the_validation_of_a_run_says(folder: Path, tmp_path: Path) -> None:
-    file = folder / "a.txt"
-    prepare([file], tmp_path / "packed", tokenizer="bytes")
-    stream = TokenStream(PackedData(tmp_path / "packed"))
-    expected = score_text(scorer().model, validation_windows(stream, CONTEXT))
-    found = read_text(file).evaluate("bits_per_byte", EvaluatedModel(scorer(), TOKENIZER))
+ROWS = [{"q": f"What is {n}?", "a": f"It is {n}, and “{n}” it stays."} for n in range(30)]
+SAME_TEXT: dict[str, dict[str, Any]] = {
+    "blank lines": {},
+    "lines": {"separator": ("lines",)},
+    "a marker": {"separator": ("day.",)},
+    "one file": {"separator": ("file",)},
+    "by file": {"separator": ("a.txt=lines", "b.*=file")},
+    "fields": {"field": ("q", "a"), "joiner": " -> "},
+    "a window": {"window": 7},
+    "the first tokens": {"max_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("case", SAME_TEXT)
+@pytest.mark.parametrize("packed", [False, True], ids=["text", "packed"])
+def test_it_is_what_the_validation_of_a_run_says(folder: Path, tmp_path: Path, case: str, packed: bool) -> None:
+    options = SAME_TEXT[case]
+    if case == "fields":
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / "a.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    data = prepare(
+        folder,
+        tmp_path / "packed",
+        tokenizer="bytes",
+        separator=parse_separators(options.get("separator", ())),
+        fields=options.get("field", ("text",)),
+        joiner=options.get("joiner", "\n"),
+        workers=1,
+    )
+    windows = validation_windows(TokenStream(data), options.get("window", CONTEXT), options.get("max_tokens"))
+    expected = score_text(scorer().model, windows)
+    settings = Settings(**options)
+    model = EvaluatedModel(scorer(), TOKENIZER, settings=settings)
+    found = read_text(data.folder if packed else folder, settings).evaluate("bits_per_byte", model)
     assert found.score == pytest.approx(expected.bits_per_byte, abs=1e-6)
     assert (found.notes["tokens"], found.notes["bytes"]) == (expected.tokens, expected.bytes)
+
+
+def test_the_held_out_part_of_packed_data(tmp_path: Path) -> None:
+    data = prepare("stories", tmp_path / "packed", documents=20, tokenizer="bytes", workers=1)
+    expected = score_text(scorer().model, validation_windows(TokenStream(data, Subset(0.9, 1.0)), CONTEXT))
+    model = EvaluatedModel(scorer(), TOKENIZER)
+    found = read_text(data.folder, Settings(held_out=0.1)).evaluate("bits_per_byte", model)
+    assert found.score == pytest.approx(expected.bits_per_byte, abs=1e-6)
+    assert found.count == 2
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(BraidError, match="only packed data has a held-out part"):
+        read_text(tmp_path / "a.txt", Settings(held_out=0.1))
+
+
+def test_packed_data_of_another_tokenizer_is_read_as_text(folder: Path, tmp_path: Path) -> None:
+    prepare(folder, tmp_path / "sets/bpe", vocab_size=270, workers=1)
+    prepare("stories", tmp_path / "sets/stories", documents=3, tokenizer="bytes", workers=1)
+    model = EvaluatedModel(scorer(), TOKENIZER)
+    text = read_text(folder).evaluate("bits_per_byte", model)
+    assert read_text(tmp_path / "sets/bpe").evaluate("bits_per_byte", model).score == pytest.approx(
+        text.score, abs=1e-6
+    )
+    both = read_text(tmp_path / "sets").evaluate("bits_per_byte", model)
+    assert {name: part.count for name, part in both.parts.items()} == {"bpe": 3, "stories": 3}
+    assert both.parts["bpe"].score == pytest.approx(text.score, abs=1e-6)
+
+
+def test_the_window_is_that_of_the_training(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lineage.json").write_text(json.dumps({"recipe": {"data": {"length": 5}}}))
+
+    def window(**settings: Any) -> int:
+        model = EvaluatedModel(scorer(), TOKENIZER, tmp_path, Settings(**settings))
+        return read_text(folder).evaluate("bits_per_byte", model).notes["window"]
+
+    assert window() == 5
+    assert window(window=9) == 9
+    (tmp_path / "lineage.json").write_text(json.dumps({"recipe": {"data": {"length": 5000}}}))
+    assert window() == CONTEXT
+    with pytest.raises(BraidError, match="a window of 17 tokens is longer than the model's context of 16"):
+        window(window=17)
 
 
 def test_one_document_has_no_standard_error(folder: Path) -> None:

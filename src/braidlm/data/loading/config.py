@@ -51,8 +51,9 @@ class DataSetConfig:
     """For JSONL and parquet: the fields that make a document."""
     joiner: str = "\n"
     """The text between the fields."""
-    separator: str = "blank"
-    """For text files: what separates documents (blank, lines, file, or a text)."""
+    separator: str | dict[str, str] = "blank"
+    """For text files: what separates documents (blank, lines, file, or a text), or this by patterns of file names, of
+    which the first counts: `{"childes*": lines, "*": blank}`."""
     encoding: str = "utf-8"
     """For text files and JSONL."""
     errors: Literal["strict", "replace", "ignore"] = "strict"

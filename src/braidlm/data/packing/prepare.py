@@ -26,6 +26,7 @@ from braidlm.data.packing.shards import ShardCounts, finished_shard
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, plan_shards
+from braidlm.data.sources.separators import Separator, check_separator, unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
 from braidlm.data.tokenizing.training import train_bpe_on_sample
@@ -46,7 +47,7 @@ def prepare(
     special_tokens: Mapping[str, str] | Sequence[str] | None = None,
     fields: str | Sequence[str] = ("text",),
     joiner: str = "\n",
-    separator: str = "blank",
+    separator: Separator = "blank",
     encoding: str = "utf-8",
     errors: str = "strict",
     documents: int = 10_000,
@@ -86,6 +87,8 @@ def prepare(
         check_utf8(text)
     choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    for pattern in unmatched_patterns(separator, [shard.source for shard in plan.shards]):
+        warn(f"no file matches the pattern '{pattern}' of the separators")
     limit = Limit(limit_documents, limit_words)
     command: dict[str, Any] = {
         "format": FORMAT,
@@ -157,8 +160,7 @@ def _check(options: ReadOptions, workers: int | None) -> None:
         raise BraidError(f"unknown encoding '{options.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
     if options.errors not in ("strict", "replace", "ignore"):
         raise BraidError(f"errors cannot be '{options.errors}'", todo="Choose strict, replace or ignore.")
-    if not options.separator:
-        raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
+    check_separator(options.separator)
     decode(Workers | None, workers, "workers")
 
 

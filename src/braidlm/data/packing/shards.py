@@ -151,9 +151,9 @@ def finished_shard(folder: Path, index: int, dtype: np.dtype, vocab_size: int) -
     """The counts of a shard that is finished and complete; None if it has to be packed, also because it is damaged."""
     try:
         counts = decode(ShardCounts, read_json(folder / f"{index:06d}.json"))
-        dtypes = (dtype, np.dtype(np.uint8), np.dtype(np.int64))
+        dtypes: tuple[np.dtype, ...] = (dtype, np.dtype(np.uint8), np.dtype(np.int64))
         tokens, words, rows = (
-            np.memmap(folder / f"{index:06d}.{name}", kind, "r") if counts.documents else np.zeros(0, kind)
+            np.memmap(folder / f"{index:06d}.{name}", dtype=kind, mode="r") if counts.documents else np.zeros(0, kind)
             for name, kind in zip(FILES, dtypes, strict=True)
         )
         totals = rows.reshape(-1, 3).sum(axis=0).tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from braidlm.core.errors import BraidError
+from braidlm.data.sources.separators import Separator
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
@@ -36,8 +37,9 @@ class ReadOptions:
     """JSONL, parquet, Hub: the fields that make a document; a dot goes into an object."""
     joiner: str = "\n"
     """The text between several fields."""
-    separator: str = "blank"
-    """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`."""
+    separator: Separator = "blank"
+    """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`; or these
+    by patterns of file names, of which the first counts: `{"childes*": lines, "*": blank}`."""
     encoding: str = "utf-8"
     errors: str = "strict"
     """What to do with bytes that are not text: strict (stop), replace or ignore."""

@@ -1,6 +1,7 @@
 """Plain text files: documents separated by blank lines or by a marker, one per line, or one per file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
@@ -15,6 +16,7 @@ from braidlm.data.sources.files import (
     open_bytes,
 )
 from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, by_document
+from braidlm.data.sources.separators import separator_of
 
 
 @FORMATS.register("text")
@@ -24,12 +26,14 @@ class Text(Format):
     extensions = (".txt", ".text", ".md", ".train", ".dev", ".test")
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
-        return file_shards("text", source, shard_bytes, _next_start(options) if is_divisible(source, options) else None)
+        start = _next_start(_for_file(source, options)) if is_divisible(source, options) else None
+        return file_shards("text", source, shard_bytes, start)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         return ("".join(document) for document in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        options = _for_file(shard.source, options)
         decoder, trimmed = Decoder(shard, options), TrimmedLines()
         with open_bytes(shard.source) as file:
             for position, raw, ends in _raw_pieces(lines(file, shard, options), shard, options):
@@ -74,6 +78,11 @@ class TrimmedLines:
             self._begun, self._newlines = False, 0
 
 
+def _for_file(source: str, options: ReadOptions) -> ReadOptions:
+    """The options with the separator of one file."""
+    return replace(options, separator=separator_of(source, options.separator))
+
+
 def _raw_pieces(parts: Iterator[tuple[int, bytes]], shard: Shard, options: ReadOptions) -> Iterator[RawPiece]:
     if options.separator == "blank":
         return _paragraphs(parts)
@@ -82,13 +91,13 @@ def _raw_pieces(parts: Iterator[tuple[int, bytes]], shard: Shard, options: ReadO
     if options.separator == "file":
         return _whole_file(parts)
     encoding = options.encoding if is_divisible(shard.source, options) else "utf-8"
-    return _between_markers(_blocks(parts), options.separator.encode(encoding))
+    return _between_markers(_blocks(parts), str(options.separator).encode(encoding))
 
 
 def _next_start(options: ReadOptions) -> NextStart | None:
     if options.separator in ("lines", "blank", "file"):
-        return {"lines": after_newline, "blank": _after_blank_line}.get(options.separator)
-    marker = options.separator.encode(options.encoding)
+        return {"lines": after_newline, "blank": _after_blank_line}.get(str(options.separator))
+    marker = str(options.separator).encode(options.encoding)
     if any(marker.startswith(marker[cut:]) for cut in range(1, len(marker))):
         return None  # where "===" lies in "=====" depends on what precedes it
     return partial(_after_marker, marker=marker)

@@ -1,23 +1,23 @@
-"""Bits per byte of held-out text: every token of every document is predicted exactly once, in windows of the context.
+"""Bits per byte of held-out text: every token of every document is predicted exactly once, in windows.
 
-The documents of a file are one stream, each ended by the EOS token, which is predicted too; the first token is
-predicted from an EOS token. The validation of a run does the same, so the two agree on the same text, where the run's
-`data.length` is the model's context. A window never spans two files.
+As the validation of a run does it, so that the two agree on the same text: the documents of a source are one stream,
+each ended by the EOS token, which is predicted too; the first token is predicted from an EOS token; a window has as
+many tokens as the run's training sequences. A packed data set is a stream of its own; the files of a folder are one.
 """
 
-import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.core.models.folders import load_lineage
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
+from braidlm.evals.files.document_streams import DocumentStream, open_streams
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, begin_id
@@ -29,77 +29,85 @@ DEFAULT_WINDOW = 1024
 """For models without a maximum context."""
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """What is scored for one tokenizer: a window per tree, and the documents that were taken."""
+
+    trees: PrefixTrees
+    tokens: np.ndarray
+    """[documents], EOS included."""
+    bytes: np.ndarray
+    """[documents]"""
+    parts: list[str]
+    """The file or data set of each document."""
+
+
 @dataclass
 class HeldOutText:
-    """The documents of some files."""
+    """Some streams of documents."""
 
-    files: dict[str, list[str]]
-    """Documents by the name of their file."""
+    streams: Sequence[DocumentStream]
     sha256: str
+    max_tokens: int | None = None
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.files.values()))
+        return sum(len(stream.parts) for stream in self.streams)
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
-        """Bits per byte over all files and of each."""
-        trees, sizes = self._prepare(model.scorer, model.tokenizer)
-        tokens = model.scorer.score_trees(trees, advance).tokens
-        starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        sums = np.add.reduceat(tokens, starts)
-        lengths = np.array([len(text.encode()) for texts in self.files.values() for text in texts])
-        parts, begin = {}, 0
-        for name, texts in self.files.items():
-            of_file = slice(begin, begin + len(texts))
-            parts[name] = Part(bits_per_byte(float(sums[of_file].sum()), int(lengths[of_file].sum())), len(texts))
-            begin = of_file.stop
+        """Bits per byte over all documents, and of each file or data set."""
+        window = _window(model)
+        encoded = self._prepare(model.scorer, model.tokenizer, window)
+        log_probabilities = model.scorer.score_trees(encoded.trees, advance).tokens
+        sums = np.add.reduceat(log_probabilities, np.concatenate(([0], np.cumsum(encoded.tokens)[:-1])))
+        lengths = encoded.bytes
+        names = np.array(encoded.parts)
+        parts = {
+            name: Part(
+                bits_per_byte(float(sums[names == name].sum()), int(lengths[names == name].sum())),
+                int((names == name).sum()),
+            )
+            for name in dict.fromkeys(encoded.parts)
+        }
         score = bits_per_byte(float(sums.sum()), int(lengths.sum()))
         return TaskResult(
             task=task,
             metric="bits per byte",
             score=score,
-            count=self.count,
+            count=len(lengths),
             standard_error=ratio_error(-sums / math.log(2), lengths, score),
             higher_is_better=False,
             parts=parts,
-            notes={"tokens": int(sizes.sum()), "bytes": int(lengths.sum()), "window": window_of(model.scorer)},
+            notes={"tokens": int(encoded.tokens.sum()), "bytes": int(lengths.sum()), "window": window},
             items={INFLUENCE: ratio_influences(-sums / math.log(2), lengths)},
         )
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[PrefixTrees, np.ndarray]:
-        window = window_of(scorer)
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, window: int) -> _Encoded:
         eos = begin_id(tokenizer) if tokenizer.eos_id is None else tokenizer.eos_id
         requests: list[Request] = []
-        sizes: list[int] = []
-        for texts in self.files.values():
-            documents_ids = [[*encode_long(tokenizer, text), eos] for text in texts]
-            sizes += map(len, documents_ids)
-            stream = [eos, *(token for ids in documents_ids for token in ids)]
-            requests += [Request(stream[at : at + window + 1]) for at in range(0, len(stream) - 1, window)]
-        return PrefixTrees(requests, share=False), np.array(sizes)
+        tokens: list[int] = []
+        sizes: list[np.ndarray] = []
+        parts: list[str] = []
+        for stream in self.streams:
+            documents = _first_documents(stream.encode(tokenizer, eos), self.max_tokens)
+            tokens += map(len, documents)
+            sizes.append(stream.bytes[: len(documents)])
+            parts += stream.parts[: len(documents)]
+            ids = [eos, *(token for document in documents for token in document)]
+            requests += [Request(ids[at : at + window + 1]) for at in range(0, len(ids) - 1, window)]
+        return _Encoded(PrefixTrees(requests, share=False), np.array(tokens), np.concatenate(sizes), parts)
 
 
-def read_text(path: Path | str) -> HeldOutText:
-    """The documents of a file or of all files of a folder, by blank lines (or lines, in JSONL, and so on)."""
-    path = Path(path)
-    reading = ReadOptions()
-    shards = plan_shards([path], reading).shards
-    paths = list(dict.fromkeys(shard.source for shard in shards))
-    root = path if path.is_dir() else path.parent
-    files: dict[str, list[str]] = {str(Path(file).relative_to(root.absolute())): [] for file in paths}
-    for shard in shards:
-        name = str(Path(shard.source).relative_to(root.absolute()))
-        files[name] += [text for text in read_documents(shard, reading) if text]
-    files = {name: texts for name, texts in files.items() if texts}
-    if not files:
-        raise BraidError("there is no text in it", str(path))
-    digest = hashlib.sha256("".join(f"{Path(file).name} {sha256_of(file)}\n" for file in paths).encode())
-    return HeldOutText(files, digest.hexdigest())
+def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText:
+    """A file, the files of a folder, a packed data set or a folder of them, read as the settings say."""
+    settings = settings or Settings()
+    streams, sha256 = open_streams(Path(path), settings)
+    return HeldOutText(streams, sha256, settings.max_tokens)
 
 
 def window_of(scorer: Scorer) -> int:
-    """The number of tokens in a window."""
+    """The number of tokens that a model can read at once."""
     return scorer.context or DEFAULT_WINDOW
 
 
@@ -113,3 +121,28 @@ def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
     if bytes <= 0:
         raise BraidError("bits per byte need a text of at least one byte", "evaluation data")
     return -log_probabilities_sum / math.log(2) / bytes
+
+
+def _window(model: EvaluatedModel) -> int:
+    """The tokens of a window: those asked for, else those that the model was trained on at once, else its context."""
+    context, asked = model.scorer.context, model.settings.window
+    if asked is None:
+        return min(_trained_length(model.folder) or window_of(model.scorer), window_of(model.scorer))
+    if context is not None and asked > context:
+        raise BraidError(f"a window of {asked} tokens is longer than the model's context of {context}")
+    return asked
+
+
+def _trained_length(folder: Path | None) -> int | None:
+    recipe = (load_lineage(folder) or {}).get("recipe") if folder is not None else None
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    length = data.get("length") if isinstance(data, dict) else None
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _first_documents(documents: Sequence[Sequence[int]], max_tokens: int | None) -> Sequence[Sequence[int]]:
+    """The first whole documents within so many tokens, at least one."""
+    if max_tokens is None:
+        return documents
+    ends = np.cumsum([len(document) for document in documents])
+    return documents[: max(1, int(np.searchsorted(ends, max_tokens, side="right")))]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from braidlm.evals.babylm.conventions import COMMAND, SOURCE, babylm_locations
-from braidlm.evals.evaluated_model import EvaluatedModel
+from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.files.hub_data import HubSource
 from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import ProgressCallback
@@ -79,3 +79,7 @@ class Task(ABC):
     @abstractmethod
     def open(self, path: Path) -> OpenTask:
         """Read and check the data."""
+
+    def open_with(self, path: Path, settings: Settings) -> OpenTask:
+        """The same for a task whose data is read in ways that settings choose."""
+        return self.open(path)
