@@ -9,6 +9,7 @@ _HOMES = {
     "prepare": "braidlm.data.packing.prepare",
     "train": "braidlm.training.train",
     "compose": "braidlm.edits.compose",
+    "edit": "braidlm.edits.edit",
     "eval": "braidlm.evals.evaluate",
     "routes": "braidlm.routes.routes",
     "generate": "braidlm.serving.generate",

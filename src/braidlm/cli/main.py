@@ -6,12 +6,26 @@ import os
 import sys
 
 from braidlm import __version__
+from braidlm.cli.settings import common_options
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.interruptions import Terminated, exit_code, terminable
 from braidlm.core.reading import system_error
 
-VERBS = ("demo", "prepare", "train", "compose", "eval", "routes", "generate", "convert", "show", "list", "completion")
+VERBS = (
+    "demo",
+    "prepare",
+    "train",
+    "compose",
+    "edit",
+    "eval",
+    "routes",
+    "generate",
+    "convert",
+    "show",
+    "list",
+    "completion",
+)
 """In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
 
 
@@ -53,12 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all verbs; with `only`, the others are known by name and not imported."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--quiet", action="store_true", help="show results and errors only")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    common.add_argument(
-        "--json", action="store_true", help="print the result for programs: one JSON document, messages on stderr"
-    )
+    common = common_options()
     parser = argparse.ArgumentParser(
         prog="braid", description="Small language models as parts: train, compose, grow, prune, look inside."
     )

@@ -37,19 +37,24 @@ class Derived:
     operation: str = "as it is"
     rows: int | None = None
     """How many of the parts' first rows are taken; all by default."""
+    chosen_rows: tuple[int, ...] | None = None
+    """Which rows of the one part are taken, in this order; all by default."""
 
     def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
         """The tensor; its parts are read for it and not kept."""
         parts = [read(part) for part in self.parts]
         if self.rows is not None:
             parts = [part[: self.rows] for part in parts]
+        if self.chosen_rows is not None:
+            parts = [part[list(self.chosen_rows)] for part in parts]
         return OPERATIONS[self.operation](parts).contiguous()
 
     @property
     def description(self) -> str:
         """The operation in words; empty where the tensor is copied."""
         cut = f"the first {self.rows} rows" if self.rows is not None else ""
-        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut)))
+        chosen = "" if self.chosen_rows is None else f"rows {', '.join(map(str, self.chosen_rows))}"
+        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut, chosen)))
 
 
 @dataclass(frozen=True)

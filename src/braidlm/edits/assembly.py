@@ -1,4 +1,4 @@
-"""The composed model in memory: fresh weights are initialised by a seed, all others read one after another."""
+"""The edited model in memory: fresh weights are initialised by a seed, all others read one after another."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,9 +28,7 @@ docs/compose.md has the numbers. `random` is PaPaformer's: as the model's initia
 """
 
 
-def assemble(
-    config: BraidConfig, account: Account, sources: Mapping[str, Source], seed: int, start: str
-) -> BraidForCausalLM:
+def assemble(config: BraidConfig, account: Account, sources: Mapping[str, Source], seed: int) -> BraidForCausalLM:
     """The model that the account describes; of the sources only one tensor's parts are in memory at a time."""
     model = skeleton(config)
     check_weights_fit(weights_bytes(model))
@@ -41,8 +39,6 @@ def assemble(
             if own and all(name in account.fresh for name in own):
                 module.to_empty(device="cpu", recurse=False)
                 model._init_weights(module)
-    if start == "mean":
-        initialise_as_mean(model)
 
     def read(part: Part) -> Tensor:
         return sources[part.source].read(part.tensor)

@@ -10,11 +10,10 @@ from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
-from braidlm.core.models.folders import save_model
 from braidlm.core.models.names import find_sources, model_folder
-from braidlm.core.reading import given_path
-from braidlm.edits.assembly import STARTS, assemble
+from braidlm.edits.assembly import STARTS, initialise_as_mean
 from braidlm.edits.composition import Composition
+from braidlm.edits.edit import EditPlan, carry_out
 from braidlm.edits.layout import lay_out
 from braidlm.edits.path_models import (
     PathModel,
@@ -73,29 +72,26 @@ def compose(
         check_alone(path, path.folder)
     check_together(paths)
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
-    for line in composition.lines():
-        (console.show if dry_run else console.say)(line)
-    if dry_run:
-        return None
-    assert out is not None
-    folder = given_path(out)
-    lineage = {
-        "made_by": "braid compose",
-        "options": {
-            "join": encode(join_choice),
-            "layers": composition.layout.layers,
-            "blocks": blocks,
-            "freeze": list(freeze),
-            "start": start,
-            "seed": seed,
-        },
-        "sources": [{"name": path.name, **path.source.record()} for path in paths],
-        **composition.account.record(),
+    plan = EditPlan(
+        lines=composition.lines(),
+        config=composition.config,
+        account=composition.account,
+        finish=initialise_as_mean if start == "mean" else None,
+    )
+    options = {
+        "join": encode(join_choice),
+        "layers": composition.layout.layers,
+        "blocks": blocks,
+        "freeze": list(freeze),
+        "start": start,
+        "seed": seed,
     }
     by_name = {path.name: path.source for path in paths}
-    model = assemble(composition.config, composition.account, by_name, seed, start)
-    save_model(model, folder, models[0].tokenizer, lineage)
-    console.say(_what_next(composition, folder))
+    folder = carry_out(
+        plan, by_name, models[0].tokenizer, out, {"made_by": "braid compose", "options": options}, dry_run
+    )
+    if folder is not None:
+        console.say(_what_next(composition, folder))
     return folder
 
 

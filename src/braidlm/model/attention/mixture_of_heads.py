@@ -55,9 +55,13 @@ class MixtureOfHeads(AttentionHeads):
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
+        return weighted_sum(self.expert_outputs(normed, span), routing)
+
+    def expert_outputs(self, normed: Tensor, span: Span) -> Tensor:
+        """What every expert makes of every token, [expert, batch, time, width]."""
         queries_BTEW = self.queries(normed[None]).permute(1, 2, 0, 3)
         heads_BTEW = self._attend(queries_BTEW, normed, span)
-        return weighted_sum(self.out(heads_BTEW.permute(2, 0, 1, 3)), routing)
+        return self.out(heads_BTEW.permute(2, 0, 1, 3))  # type: ignore[no-any-return]
 
     def _attend(self, queries_BTEW: Tensor, normed: Tensor, span: Span) -> Tensor:
         """Attention of several experts' queries for each token, [batch, time, expert, channels] in and out."""

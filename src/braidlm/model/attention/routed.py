@@ -52,7 +52,11 @@ class RoutedAttention(nn.Module):
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
-        return weighted_sum(self.bank(normed[None], span)[0], routing)
+        return weighted_sum(self.expert_outputs(normed, span), routing)
+
+    def expert_outputs(self, normed: Tensor, span: Span) -> Tensor:
+        """What every expert makes of every token, [expert, batch, time, width]."""
+        return self.bank(normed[None], span)[0]  # type: ignore[no-any-return]
 
 
 def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:

@@ -49,4 +49,8 @@ class RoutedFeed(nn.Module):
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing) -> Tensor:
-        return weighted_sum(self.bank(normed[None])[0], routing)
+        return weighted_sum(self.expert_outputs(normed), routing)
+
+    def expert_outputs(self, normed: Tensor) -> Tensor:
+        """What every expert makes of every token, [expert, batch, time, width]."""
+        return self.bank(normed[None])[0]  # type: ignore[no-any-return]

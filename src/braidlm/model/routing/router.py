@@ -35,6 +35,9 @@ class RouterConfig:
     """A normalisation of the router's input; by default none."""
     bias: bool = True
     """Whether the scores have a bias."""
+    silent: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
+    """Rows of scores after those of the choices: of modules that were pruned, whose scores still count in the softmax,
+    so that the weights of the others stay as they were."""
     sampled: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
     """How many of the `top_k` are drawn at random by their probabilities in training; the others are the top ones."""
     noise: NonNegative = 0.0
@@ -78,19 +81,23 @@ class TopKRouter(nn.Module):
         """Choices that are never selected."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.inner = None if config.hidden is None else ScoreLinear(width, config.hidden)
-        self.scores = ScoreLinear(config.hidden or width, len(self.choices), bias=config.bias)
+        self.scores = ScoreLinear(config.hidden or width, len(self.choices) + config.silent, bias=config.bias)
         if config.balance_rate:
             self.register_buffer("balance", torch.zeros(len(self.choices)))
         else:
             self.balance = None
 
     def forward(self, hidden: Tensor) -> Routing:
-        scores_BTN = self.score(hidden)
-        inactive_N = None
+        all_scores = self.score(hidden)
+        scores_BTN, inactive_N = all_scores[..., : len(self.choices)], None
         if self.inactive:
             inactive_N = torch.tensor([name in self.inactive for name in self.choices], device=hidden.device)
             scores_BTN = scores_BTN.masked_fill(inactive_N, -torch.inf)
-        probabilities_BTN = scores_BTN.softmax(-1)
+        if self.config.silent:
+            all_scores = torch.cat((scores_BTN, all_scores[..., len(self.choices) :]), dim=-1)
+            probabilities_BTN = all_scores.softmax(-1)[..., : len(self.choices)]
+        else:
+            probabilities_BTN = scores_BTN.softmax(-1)
         self._check(probabilities_BTN)
         ranked_BTN = scores_BTN.detach()
         if self.training and self.config.noise:

@@ -1,0 +1,40 @@
+"""`braid edit`: a new model of one."""
+
+import argparse
+
+from braidlm.cli.numbers import number
+from braidlm.cli.settings import add_settings, common_options, options_of
+from braidlm.core import console
+from braidlm.model.config.ranges import Seed
+
+HELP = "make a new model of one: prune it for a task"
+EPILOG = """examples:
+  braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
+  braid edit prune models/big --text data/packed --keep 0.6 --out models/small
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `braid edit`, with those of each kind."""
+    from braidlm.edits.edit import edits, load_edits
+
+    load_edits()
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    common = common_options(default=argparse.SUPPRESS)
+    for name in edits:
+        sub = kinds.add_parser(name, help=edits[name].about, description=edits[name].about, parents=[common])
+        sub.add_argument("model", metavar="MODEL", help="a model folder, a run, or one model of a study")
+        sub.add_argument("--out", metavar="DIR", help="the folder to write; it must not exist yet")
+        sub.add_argument("--seed", type=number(Seed), default=1, metavar="N", help="of fresh weights (1)")
+        sub.add_argument("--dry-run", action="store_true", help="show what would come from where, and write nothing")
+        add_settings(sub, edits[name], f"options of {name}")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Edit as the arguments say."""
+    from braidlm.edits.edit import edit
+
+    folder = edit(**options_of(args))
+    console.show_json({"model": folder, "source": args.model})
+    if folder is not None:
+        console.show(str(folder))

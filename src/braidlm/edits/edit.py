@@ -1,0 +1,138 @@
+"""The contract of an edit: plan, check, execute, stamp.
+
+An edit is one file in this folder: a dataclass of its options, registered under its name, whose `plan` says of every
+tensor of the new model where it comes from. What the plan promises to preserve is checked on the result before the
+folder is made final, and the lineage records it. `compose` is the edit with several sources.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from braidlm.bridges.locate import find_tokenizer
+from braidlm.bridges.opening import OpenModel
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.files import check_new_folder
+from braidlm.core.models.folders import save_model
+from braidlm.core.models.names import find_model
+from braidlm.core.reading import given_path
+from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.edits.account import Account
+from braidlm.edits.assembly import assemble
+from braidlm.edits.sources import Source, open_source
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Seed
+from braidlm.model.config.registry import Registry, import_files
+from braidlm.model.config.strict import decode
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+edits = Registry("edit")
+
+SOURCE = "model"
+"""The name of the source in the account of an edit that has one."""
+UNCHANGED = 1e-4
+"""The largest change of a logit where an edit promises none: sums of other lengths are rounded in another way."""
+
+
+@dataclass
+class EditPlan:
+    """The new model, the origin of each of its tensors, and what it keeps of the old one."""
+
+    lines: list[str]
+    """The plan in words."""
+    config: BraidConfig
+    account: Account
+    finish: Callable[[BraidForCausalLM], None] | None = None
+    """Fills what the account calls fresh in another way than the model's initialisation."""
+    unchanged_on: Tensor | None = None
+    """Token ids [sequence, time] whose logits the edit promises not to change; by default it promises nothing."""
+
+
+class Edit(ABC):
+    """The options of a kind of edit; each kind is a dataclass of them."""
+
+    about: ClassVar[str]
+    """One line for the command line."""
+
+    @abstractmethod
+    def plan(self, source: Source) -> EditPlan:
+        """What the edit makes of a model; the model is not changed."""
+
+
+def edit(
+    kind: str,
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    dry_run: bool = False,
+    seed: int = 1,
+    **options: Any,
+) -> Path | None:
+    """Make a new model of one: `kind` is `prune` or another kind that `braid edit --help` lists, with its options.
+
+    `model` is a model folder, a run or one model of a study. Returns the folder written, None for a dry run.
+    """
+    load_edits()
+    chosen: Edit = decode(edits[kind], options)
+    decode(Seed, seed, "seed")
+    if out is not None or not dry_run:
+        check_new_folder(out)
+    source = open_source(OpenModel(find_model(model)))
+    record = {"made_by": f"braid edit {kind}", "options": {"seed": seed, **asdict(chosen)}}  # type: ignore[call-overload]
+    tokenizer = find_tokenizer(source.model.folder)
+    folder = carry_out(chosen.plan(source), {SOURCE: source}, tokenizer, out, record, dry_run)
+    if folder is not None:
+        console.say(f"Written: {folder}")
+    return folder
+
+
+def carry_out(
+    plan: EditPlan,
+    sources: Mapping[str, Source],
+    tokenizer: BraidTokenizer | None,
+    out: str | Path | None,
+    record: dict[str, Any],
+    dry_run: bool,
+) -> Path | None:
+    """Show the plan; unless it is a dry run make the model, check what was promised, and write it with its lineage."""
+    for line in plan.lines:
+        (console.show if dry_run else console.say)(line)
+    if dry_run:
+        return None
+    assert out is not None
+    model = assemble(plan.config, plan.account, sources, record["options"]["seed"])
+    if plan.finish is not None:
+        with torch.no_grad():
+            plan.finish(model)
+    if plan.unchanged_on is not None:
+        (source,) = sources.values()
+        _check_unchanged(source, model, plan.unchanged_on)
+    lineage = {
+        **record,
+        "sources": [{"name": name, **source.record()} for name, source in sources.items()],
+        **plan.account.record(),
+    }
+    folder = given_path(out)
+    save_model(model, folder, tokenizer, lineage)
+    return folder
+
+
+def load_edits() -> None:
+    """Import every file of this folder, which registers its edits."""
+    import_files(__name__.rpartition(".")[0])
+
+
+@torch.no_grad()
+def _check_unchanged(source: Source, edited: BraidForCausalLM, ids: Tensor) -> None:
+    change = (source.model.load()(ids).logits - edited(ids).logits).abs().max().item()
+    if not change <= UNCHANGED:
+        raise BraidError(
+            f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by {change:g}",
+            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
+        )

@@ -1,0 +1,117 @@
+"""The modules of a model: which blocks have experts, the tensors that hold one row for each, and blocks one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from braidlm.bridges.model_info import ModelInfo
+from braidlm.edits.account import Account, Derived, Part
+from braidlm.model.config.strict import encode
+from braidlm.model.stages import BlockStage
+
+PARTS = ("attention", "feed")
+ROUTER_ROWS = ("router.scores.weight", "router.scores.bias", "router.balance")
+BANKS = ("bank.", "queries.", "out.")
+"""The tensors of a routed part with one row for each module, by their beginnings."""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules that one router chooses among."""
+
+    block: str
+    """The address of their block, `model.stages.0.layers.3`."""
+    part: str
+    """`attention` or `feed`."""
+    names: tuple[str, ...]
+    top_k: int
+    renormalise: bool
+    silent: int
+    """Rows of the router's scores after those of the modules."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.block}.{self.part}"
+
+    def has_rows(self, tensor: str) -> bool:
+        """Whether a tensor has a row for each of these modules."""
+        own = tensor.removeprefix(f"{self.address}.")
+        return own != tensor and (own in ROUTER_ROWS or own.startswith(BANKS))
+
+    def rows_of(self, tensor: str, kept: Sequence[int]) -> tuple[int, ...]:
+        """The rows of a tensor that stay with some of the modules.
+
+        Weights that are shares of a softmax over all stay as they were only if the others' scores still count there.
+        """
+        if ".router.scores." not in tensor or self.renormalise:
+            return tuple(kept)
+        count = len(self.names)
+        return (*kept, *range(count, count + self.silent), *(i for i in range(count) if i not in kept))
+
+    def size(self, info: ModelInfo) -> int:
+        """The parameters of one module, with its row of the router."""
+        rows = [tensor for name, tensor in info.tensors.items() if self.has_rows(name)]
+        return sum(tensor.numel() for tensor in rows) // len(self.names)
+
+
+@dataclass
+class Layer:
+    """One block, or a stage of another kind, with its options as a recipe writes them."""
+
+    kind: str
+    options: dict[str, Any]
+    address: str
+    """In the model that is edited."""
+
+
+def layers_of(info: ModelInfo) -> list[Layer]:
+    """The blocks one by one, and the other stages whole."""
+    layers = []
+    for number, (choice, stage) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
+        options = encode(choice.options)
+        if not isinstance(stage, BlockStage):
+            layers.append(Layer(choice.kind, options, f"model.stages.{number}"))
+            continue
+        options = {name: value for name, value in options.items() if name != "layers"}
+        for position in range(len(stage.layers)):
+            layers.append(Layer("block", encode(options), f"model.stages.{number}.layers.{position}"))
+    return layers
+
+
+def modules_of(layer: Layer) -> list[Modules]:
+    """The modules of a block, attention's first."""
+    found = []
+    for part in PARTS if layer.kind == "block" else ():
+        experts = layer.options[part].get("experts")
+        if experts is not None:
+            router = experts["router"]
+            options = {name: router[name] for name in ("top_k", "renormalise", "silent")}
+            found.append(Modules(layer.address, part, tuple(experts["names"]), **options))
+    return found
+
+
+def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Stages of equal neighbours, and the new address of each layer by its old one."""
+    stages: list[dict[str, Any]] = []
+    addresses: dict[str, str] = {}
+    for _, group in groupby(layers, key=lambda layer: (layer.kind, str(layer.options))):
+        alike = list(group)
+        if alike[0].kind == "block":
+            addresses |= {layer.address: f"model.stages.{len(stages)}.layers.{i}" for i, layer in enumerate(alike)}
+            stages.append({"block": {"layers": len(alike), **alike[0].options}})
+            continue
+        for layer in alike:
+            addresses[layer.address] = f"model.stages.{len(stages)}"
+            stages.append({layer.kind: layer.options})
+    return stages, addresses
+
+
+def moved(tensors: Sequence[str], source: str, addresses: dict[str, str]) -> Account:
+    """An account in which every tensor is copied, from the place it had."""
+    account = Account()
+    for tensor in tensors:
+        before = next((old for old, new in addresses.items() if tensor.startswith(f"{new}.")), None)
+        old_name = tensor if before is None else before + tensor.removeprefix(addresses[before])
+        account.origins[tensor] = Derived((Part(source, old_name),))
+    return account

@@ -1,0 +1,169 @@
+"""`braid edit prune`: leave out the modules that a task hardly uses (ModuleFormer, section 5.3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.edits.account import Derived, Part, account_table
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
+from braidlm.edits.sources import Source
+from braidlm.edits.tensor_origins import targets
+from braidlm.edits.usage import Criterion, Usage, measure_usage
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Count, Probability, Share
+from braidlm.routes.texts import DataSource
+
+PROBE = 64
+"""Tokens of each text at which logits are compared, where only modules that no token chose go."""
+
+
+@edits.register("prune")
+@dataclass(frozen=True)
+class Prune(Edit):
+    """Which modules go."""
+
+    about: ClassVar[str] = "leave out the modules that a text hardly uses"
+
+    text: str
+    """The calibration text: a file, a folder or packed data of the task."""
+    threshold: Share | None = None
+    """Modules below this share of their layer's most used one (or of the sum) go; 0 takes only those never used."""
+    keep: Probability | None = None
+    """Instead of a threshold: the share of the model's parameters that is kept at most; the least used go first."""
+    criterion: Criterion = "frequency"
+    """How use is measured: how often a module is chosen (the paper's), or its weight times the norm of its output."""
+    normalise: Literal["max", "sum"] = "max"
+    """Whether a module's use is divided by that of the layer's most used one (the paper's), or by the layer's sum."""
+    tokens: Count = 100_000
+    """How many tokens of the text are read."""
+
+    def __post_init__(self) -> None:
+        if (self.threshold is None) == (self.keep is None):
+            raise BraidError("give either a threshold or the share of parameters to keep", todo="`--threshold 0.01`")
+
+    def plan(self, source: Source) -> EditPlan:
+        layers = layers_of(source.plain)
+        modules = [one for layer in layers for one in modules_of(layer)]
+        if not modules:
+            raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.model.title)
+        texts = [text.ids for text in DataSource("text", self.text, self.tokens).texts(source.model.tokenizer)]
+        usage = measure_usage(source.model.load(), modules, texts, self.criterion)
+        usage = {address: _normalised(used, self.normalise) for address, used in usage.items()}
+        kept = self._kept(source, modules, usage)
+        for layer in layers:
+            _leave_out(layer, kept)
+        stages, addresses = stages_of(layers)
+        config = _with_stages(source.config, stages)
+        model = skeleton(config)
+        account = moved(list(targets(model)), SOURCE, addresses)
+        for name, origin in account.origins.items():
+            for one in modules:
+                tensor = origin.parts[0].tensor if isinstance(origin, Derived) else ""
+                if one.has_rows(tensor) and not _is_whole(kept, one):
+                    rows = one.rows_of(tensor, kept[one.address])
+                    account.origins[name] = Derived((Part(SOURCE, tensor),), chosen_rows=rows)
+        account.check(targets(model), {SOURCE: source.plain.tensors})
+        spared = all(not usage[one.address][i] for one in modules for i in _dropped(kept, one))
+        lines = [
+            self._title(source, model, modules, kept),
+            *(f"  {_line(one, usage, kept)}" for one in modules),
+            *account_table(account, ()),
+            *(f"  note: {note}" for note in _notes(modules, kept)),
+        ]
+        return EditPlan(lines, config, account, unchanged_on=_probe(texts, config) if spared else None)
+
+    def _kept(self, source: Source, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
+        """The indices of the modules that stay, by the address of their part."""
+        kept = {one.address: list(range(len(one.names))) for one in modules}
+        if self.threshold is not None:
+            for one in modules:
+                used = usage[one.address]
+                kept[one.address] = [i for i in kept[one.address] if used[i] > 0 and used[i] >= self.threshold]
+                if not kept[one.address]:
+                    raise BraidError(
+                        f"no module of {one.address} reaches the threshold {self.threshold:g}",
+                        todo=f"Its most used has {used.max().item():.3g}: choose a lower threshold.",
+                    )
+            return kept
+        assert self.keep is not None
+        total = sum(tensor.numel() for tensor in source.plain.tensors.values())
+        sizes = {one.address: one.size(source.plain) for one in modules}
+        left = total
+        for _, address, index in sorted((used.item(), a, i) for a in kept for i, used in enumerate(usage[a])):
+            if left <= self.keep * total:
+                break
+            if len(kept[address]) > 1:  # a layer keeps its most used module
+                kept[address].remove(index)
+                left -= sizes[address]
+        if left > self.keep * total:
+            raise BraidError(
+                f"with one module in every layer {left / total:.1%} of the parameters are left, more than "
+                f"{self.keep:.1%}",
+                todo="Keep a larger share.",
+            )
+        return kept
+
+    def _title(self, source: Source, model: Any, modules: list[Modules], kept: dict[str, list[int]]) -> str:
+        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+        after = sum(tensor.numel() for tensor in targets(model).values())
+        count = sum(len(_dropped(kept, one)) for one in modules)
+        total = sum(len(one.names) for one in modules)
+        return (
+            f"Prune {source.model.title}: {count} of {total} modules go, {after:,} of {before:,} parameters stay "
+            f"({after / before:.1%})"
+        )
+
+
+def _normalised(used: Tensor, by: str) -> Tensor:
+    largest = used.max() if by == "max" else used.sum()
+    return used / largest.clamp_min(torch.finfo(used.dtype).tiny)
+
+
+def _leave_out(layer: Layer, kept: dict[str, list[int]]) -> None:
+    for one in modules_of(layer):
+        experts = layer.options[one.part]["experts"]
+        experts["names"] = [one.names[i] for i in kept[one.address]]
+        router = experts["router"]
+        router["top_k"] = min(one.top_k, len(kept[one.address]))
+        if not router["renormalise"]:  # weights are shares of a softmax over all: those that go still take theirs
+            router["silent"] += len(one.names) - len(kept[one.address])
+
+
+def _with_stages(config: BraidConfig, stages: list[dict[str, Any]]) -> BraidConfig:
+    """The same model with other stages."""
+    settings = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id", "frozen")}
+    return BraidConfig(config.architecture | {"stages": stages}, vocab_size=config.vocab_size, **settings)
+
+
+def _is_whole(kept: dict[str, list[int]], one: Modules) -> bool:
+    return len(kept[one.address]) == len(one.names)
+
+
+def _dropped(kept: dict[str, list[int]], one: Modules) -> list[int]:
+    return [i for i in range(len(one.names)) if i not in kept[one.address]]
+
+
+def _probe(texts: Sequence[Sequence[int]], config: BraidConfig) -> Tensor:
+    """The beginnings of the longest texts."""
+    length = min(max(map(len, texts)), PROBE, config.max_position_embeddings)
+    return torch.tensor([list(text[:length]) for text in texts if len(text) >= length][:2])
+
+
+def _notes(modules: list[Modules], kept: dict[str, list[int]]) -> list[str]:
+    return [
+        f"{one.address}: a token used {one.top_k} modules, and {len(kept[one.address])} are left"
+        for one in modules
+        if len(kept[one.address]) < one.top_k
+    ]
+
+
+def _line(one: Modules, usage: Usage, kept: dict[str, list[int]]) -> str:
+    dropped = [f"{one.names[i]} ({usage[one.address][i].item():.3g})" for i in _dropped(kept, one)]
+    gone = f"without {', '.join(dropped)}" if dropped else "all"
+    return f"{one.address}: {len(kept[one.address])} of {len(one.names)} stay, {gone}"
