@@ -175,7 +175,7 @@ def main(folders: Path, out: Path, trains: bool) -> None:
     names = sorted(path.name for path in folders.iterdir() if not path.name.endswith("-classes"))
     facts: dict[str, Any] = {name: check(folders / name, out, trains) for name in names}
     facts["transformers"] = transformers.__version__
-    facts["modules"] = sorted(name for name in sys.modules if name.split(".")[0] == "braidlm")
+    facts["imported"] = sorted(name for name in sys.modules if name.split(".")[0] == "braidlm")
     (out / "facts.json").write_text(json.dumps(facts))
 
 

@@ -32,7 +32,7 @@ def checked(request: Any, saved: TinyFolders) -> tuple[Path, dict[str, Any], dic
     out = saved.root.parent / version
     facts, measured = check_without_braid(saved.root, out, python, trains=True)
     assert version in ("newest", facts["transformers"])
-    assert facts["modules"] == []
+    assert facts["imported"] == []
     return out, facts, measured
 
 

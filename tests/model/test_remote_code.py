@@ -35,7 +35,7 @@ def test_every_tiny_folder_works_without_braidlm(tmp_path: Path) -> None:
         assert code.name == "modeling_braid.py"
         assert code.stat().st_size <= MAX_BYTES
     facts, measured = check_without_braid(saved.root, tmp_path / "alone")
-    assert facts["modules"] == []
+    assert facts["imported"] == []
     for name in TINY:
         _assert_same_numbers(name, saved, measured[name])
         _assert_same_decoding(name, saved.models[name], measured[name]["generated"])

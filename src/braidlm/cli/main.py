@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
             [f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."]
         )
         return 2
-    parser = make_parser(_verb_of(argv))
+    verb = _verb_of(argv)
+    parser = make_parser(verb, arguments=verb is not None)
     args = _parse(parser, argv)
     if args.verb is None:
         parser.print_help()
@@ -65,8 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all verbs; with `only`, the others are known by name and not imported."""
+def make_parser(only: str | None = None, arguments: bool = True) -> argparse.ArgumentParser:
+    """The parser of all verbs; with `only`, the others are known by name and not imported.
+
+    The help that lists the verbs needs no `arguments`, some of which are slow to find.
+    """
     common = common_options()
     parser = argparse.ArgumentParser(
         prog="braid", description="Small language models as parts: train, compose, grow, prune, look inside."
@@ -87,7 +91,8 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, parents=[common])
         if examples := getattr(module, "EPILOG", None):
             sub.epilog, sub.formatter_class = examples, argparse.RawDescriptionHelpFormatter
-        module.add_arguments(sub)
+        if arguments:
+            module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return parser
 
