@@ -2,16 +2,22 @@
 
 import argparse
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
 from braidlm.core.console import show_json, table
+from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
+
+if TYPE_CHECKING:
+    from braidlm.data.packing.packed_data import PackedData
 
 HELP = "text, JSONL, parquet or a Hub data set, into packed token files (parallel, resumable)"
 EPILOG = """examples:
   braid prepare stories --documents 20000 --vocab-size 1024 --out data/stories
   braid prepare 'corpus/*.txt.gz' --separator lines --out data/childes
+  braid prepare train=corpus/train dev=corpus/dev --separator 'childes*=lines' --out data/corpus
   braid prepare maths.jsonl --field question --field answer --out data/maths --tokenizer data/stories
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
@@ -20,7 +26,12 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths")
+    add(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths; NAME=SOURCE makes several data sets",
+    )
     add("--out", required=True, metavar="DIR", help="the folder to write")
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
@@ -79,25 +90,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prepare, then show the result."""
     from braidlm.data.packing.prepare import prepare
+    from braidlm.data.packing.prepare_sets import named_sources, prepare_sets
     from braidlm.data.sources.separators import parse_separators, unescaped
-    from braidlm.data.tokenizing.build import load_tokenizer
 
     reading = {
         "fields": args.fields or ("text",),
         "joiner": unescaped(args.joiner),
         "separator": parse_separators(args.separator or []),
     }
-    data = prepare(**options_of(args) | reading)
+    options = options_of(args, "sources") | reading
+    sets = named_sources(args.sources)
+    if sets is None:
+        _show(data := prepare(args.sources, **options))
+        show_json(_facts(data))
+        return
+    if options.pop("name") is not None:
+        raise BraidError("several data sets have the names that they are given with", "--name", "Leave it out.")
+    packed = prepare_sets(sets, **options)
+    for data in packed.values():
+        _show(data)
+    show_json({name: _facts(data) for name, data in packed.items()})
+
+
+def _facts(data: "PackedData") -> dict[str, Any]:
+    return {"folder": data.folder, **asdict(data.manifest)}
+
+
+def _show(data: "PackedData") -> None:
     facts = data.manifest
-    vocabulary = load_tokenizer(data.tokenizer_folder)
     rows = [
         ("documents", f"{facts.documents:,}"),
         ("words", f"{facts.words:,}"),
         ("tokens", f"{facts.tokens:,} ({facts.dtype})"),
         ("bytes", f"{facts.bytes:,}"),
         ("bytes per token", f"{facts.bytes / facts.tokens:.2f}"),
-        ("tokenizer", f"{vocabulary.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
+        ("tokenizer", f"{facts.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
         ("folder", str(data.folder)),
     ]
-    show_json({"folder": data.folder, "vocab_size": vocabulary.vocab_size, **asdict(facts)})
     table((facts.name, ""), rows)
