@@ -70,7 +70,7 @@ def routed(experts: int, hidden: int, shared: int) -> int:
 def modules(
     vocab: int, width: int, layers: int, attention: tuple[int, int], feed: tuple[int, int], shared: bool, tied: bool
 ) -> int:
-    """A ModuleFormer; numbers and inner sizes of its modules, a router of two layers with width / 4 between for each."""
+    """A ModuleFormer; numbers and inner sizes of its modules, and two routers of two layers with width / 4 between."""
 
     def router(choices: int) -> int:
         return width * width // 4 + width // 4 + choices * width // 4

@@ -4,7 +4,7 @@ import argparse
 
 from braidlm.core import console
 
-HELP = "convert a model from or to another format (gpt2, llama, mistral, qwen2, moduleformer), or from moep_lm or papaformer"
+HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, or from moep_lm or papaformer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
