@@ -1,16 +1,20 @@
-"""`braid prepare` on a corpus of text files: megabytes per second and peak memory, once the tokenizer is trained.
+"""`braid prepare` on a corpus of text files: megabytes per second once the tokenizer is trained, and peak memory.
 
     python benchmarks/prepare.py FOLDER_OR_FILES...
+
+The peak is that of all processes together, sampled every 0.1 s, in training the tokenizer and packing.
 
 The peer is one core of the same tokenizer library calling encode_batch on the same text and doing nothing else.
 """
 
 import argparse
 import os
-import resource
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,12 +32,13 @@ def main() -> None:
     args = parser.parse_args()
     scratch = Path(tempfile.mkdtemp())
     try:
-        started = time.perf_counter()
-        first = prepare(args.sources, scratch / "first", vocab_size=args.vocab_size)
-        with_training = time.perf_counter() - started
-        started = time.perf_counter()
-        prepare(args.sources, scratch / "second", tokenizer=first.tokenizer_folder)
-        packing = time.perf_counter() - started
+        with _peak_memory() as peak:
+            started = time.perf_counter()
+            first = prepare(args.sources, scratch / "first", vocab_size=args.vocab_size)
+            with_training = time.perf_counter() - started
+            started = time.perf_counter()
+            prepare(args.sources, scratch / "second", tokenizer=first.tokenizer_folder)
+            packing = time.perf_counter() - started
         megabytes = first.manifest.bytes / 1e6
         rows = [
             {
@@ -42,8 +47,7 @@ def main() -> None:
                 "seconds": packing,
                 "mb_per_second": megabytes / packing,
                 "seconds_with_tokenizer_training": with_training,
-                "peak_mb_main": _peak_mb(resource.RUSAGE_SELF),
-                "peak_mb_largest_worker": _peak_mb(resource.RUSAGE_CHILDREN),
+                "peak_mb": max(peak),
             }
         ]
         peer = _encode_only(first.tokenizer_folder / "tokenizer.json", args.sources)
@@ -53,8 +57,36 @@ def main() -> None:
         shutil.rmtree(scratch)
 
 
-def _peak_mb(process: int) -> float:
-    return resource.getrusage(process).ru_maxrss / 1024
+@contextmanager
+def _peak_memory() -> Iterator[list[float]]:
+    """Megabytes of this process and those that it started, sampled while the block runs."""
+    samples, done = [0.0], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.1):
+            samples.append(sum(map(_resident_mb, _with_children(os.getpid()))))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    yield samples
+    done.set()
+    thread.join()
+
+
+def _with_children(process: int) -> list[int]:
+    processes = [process]
+    for parent in processes:
+        for file in Path(f"/proc/{parent}/task").glob("*/children"):
+            processes += map(int, file.read_text().split())
+    return processes
+
+
+def _resident_mb(process: int) -> float:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except FileNotFoundError:  # it has ended
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def _encode_only(tokenizer_file: Path, sources: list[str]) -> float:
