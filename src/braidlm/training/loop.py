@@ -10,6 +10,7 @@ from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.memory import explained_out_of_memory
 from braidlm.core.models.runs import training_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
@@ -142,10 +143,12 @@ class Trainer:
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
         training, shape = self.recipe.training, (self.recipe.training.batch, self.recipe.data.length)
-        self.threads = choose_threads(self.model, shape, self.rank, training.threads, self.threads)
-        with using_threads(self.threads):
-            self._choose_compute(shape)
-            return self._train(tracker)
+        todo = "Take a smaller training.batch with training.accumulation, or training.activation_checkpointing=true."
+        with explained_out_of_memory(f"for a step of {shape[0]} x {shape[1]} tokens", todo):
+            self.threads = choose_threads(self.model, shape, self.rank, training.threads, self.threads)
+            with using_threads(self.threads):
+                self._choose_compute(shape)
+                return self._train(tracker)
 
     def _train(self, tracker: Tracker | None) -> bool:
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))

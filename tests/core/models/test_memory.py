@@ -11,7 +11,13 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models import memory
 from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.core.models.folders import load_model, save_model
-from braidlm.core.models.memory import check_training_fits, free_memory, training_state_bytes, weights_bytes
+from braidlm.core.models.memory import (
+    check_training_fits,
+    explained_out_of_memory,
+    free_memory,
+    training_state_bytes,
+    weights_bytes,
+)
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.paths.switches import freeze
 from tiny_models import tiny_model
@@ -74,3 +80,19 @@ def test_what_is_not_known_is_not_checked(tmp_path: Path, monkeypatch: pytest.Mo
     assert free_memory(CPU) is None
     check_training_fits(skeleton(BraidConfig(HUGE, vocab_size=50_000)), CPU)
     assert free_memory(torch.device("meta")) is None
+
+
+ON_CPU = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), ON_CPU])
+def test_running_out_of_memory_is_told(error: Exception) -> None:
+    told = pytest.raises(BraidError, match="not enough for a step")
+    with told as caught, explained_out_of_memory("for a step", "Less."):
+        raise error
+    assert caught.value.todo == "Less."
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), explained_out_of_memory("for a step", "Less."):
+        raise RuntimeError("shapes differ")

@@ -1,6 +1,8 @@
 """Whether a model fits into memory, known before any of it is allocated."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -36,6 +38,19 @@ def check_memory(needed: int, device: torch.device, what: str, todo: str = SMALL
     if free is not None and needed > free:
         place = "this machine" if device.type == "cpu" else str(device)
         raise BraidError(f"{what} {_size(needed)} of memory, and {place} has {_size(free)} free", todo=todo)
+
+
+@contextlib.contextmanager
+def explained_out_of_memory(what: str, todo: str) -> Iterator[None]:
+    """Let running out of memory be an error that says what to do: activations are not known before they are there."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise BraidError(f"the memory is not enough {what}", todo=todo) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch has no class for it on a CPU
+            raise
+        raise BraidError(f"the memory is not enough {what}", todo=todo) from error
 
 
 def weights_bytes(model: nn.Module) -> int:
