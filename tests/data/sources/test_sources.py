@@ -104,10 +104,15 @@ def test_fields_are_joined_and_may_lie_deeper(tmp_path: Path) -> None:
     assert read(path, fields=("m.by", "d.e")) == ["x\ndot", ""]
 
 
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 22])
 @pytest.mark.parametrize("shard_bytes", [1, 1 << 20])
-def test_parquet_row_groups(tmp_path: Path, shard_bytes: int) -> None:
+def test_parquet_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int, batch_bytes: int
+) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
+
+    monkeypatch.setattr("braidlm.data.sources.parquet.BATCH_BYTES", batch_bytes)
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=7)

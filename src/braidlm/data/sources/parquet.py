@@ -65,7 +65,10 @@ def _rows(file: Any, group: int, columns: list[str], source: str, before: int) -
     batch_rows = min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, mean_bytes)))
     with _explained_damage(f"{source}, rows {before + 1} to {before + about.num_rows}"):
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
-            yield from batch.to_pylist()
+            # Long rows become Python objects one by one, so that a text is not in memory several times over.
+            step = batch.num_rows if batch.nbytes <= 2 * BATCH_BYTES else 1
+            for start in range(0, batch.num_rows, max(1, step)):
+                yield from batch.slice(start, step).to_pylist()
 
 
 @contextmanager
