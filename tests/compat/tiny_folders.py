@@ -62,7 +62,7 @@ def check_without_braid(
     """The facts and the tensors of check_folder.py, run by a Python of choice with nothing of ours on its path."""
     out.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"HF_MODULES_CACHE": str(out / "modules"), "HF_HOME": str(out / "hub"), "HF_HUB_OFFLINE": "1"}
+    environment |= {"HF_MODULES_CACHE": str(out / "cached_code"), "HF_HOME": str(out / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [python, "-I", "-c", ALONE, folders, out, *(["--train"] if trains else [])],
         cwd=out,

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_lineage
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
@@ -134,6 +133,8 @@ def _window(model: EvaluatedModel) -> int:
 
 
 def _trained_length(folder: Path | None) -> int | None:
+    from braidlm.core.models.folders import load_lineage
+
     recipe = (load_lineage(folder) or {}).get("recipe") if folder is not None else None
     data = recipe.get("data") if isinstance(recipe, dict) else None
     length = data.get("length") if isinstance(data, dict) else None

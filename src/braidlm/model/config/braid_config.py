@@ -18,6 +18,13 @@ CLASSES = {
 }
 
 
+TOKEN_ID_TYPES: dict[str, Any] = {
+    "bos_token_id": int | list[int] | None,
+    "eos_token_id": int | list[int] | None,  # a model may end texts in several ways
+    "pad_token_id": int | None,
+}
+
+
 class BraidConfig(PretrainedConfig):
     """`architecture` defines the model; other attributes have the names that transformers and other tools read."""
 
@@ -43,8 +50,8 @@ class BraidConfig(PretrainedConfig):
         """The active paths; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
         self.frozen = decode(list[str], kwargs.pop("frozen", None) or [], "frozen")
         """Parts that training does not change."""
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # transformers expects these
-            setattr(self, name, decode(int | list[int] | None, kwargs.pop(name, None), name))
+        for name, kind in TOKEN_ID_TYPES.items():  # transformers expects these
+            setattr(self, name, decode(kind, kwargs.pop(name, None), name))
         super().__init__(**kwargs)
         module = CODE_FILE.removesuffix(".py")
         self.auto_map = {auto: f"{module}.{name}" for auto, name in CLASSES.items()}
