@@ -57,10 +57,12 @@ STUDY: dict[str, Any] = {
 }
 TEXT = (".json", ".jsonl", ".yaml", ".html", ".md", ".svg", ".csv", ".txt", ".tex")
 TIMES = re.compile(
-    rb'"(saved|created|seconds|tokens_per_second|processor_seconds)": [^,}\n]+'
+    rb'"(saved|created|seconds|wall_seconds|tokens_per_second)": [^,}\n]+'
     rb"|\d{4}-\d\d-\d\d[T ][\d:+.]+|\b[\d,.]+ ?(ms|s|min)\b"
 )
 """What differs between two runs of one command."""
+TIMED = ("manifest.json", "report.html", "cost.csv", "cost.md", "training-time.csv", "training-time.md")
+"""Files made of times, or of hashes of files with times in them."""
 
 
 def commands(shared: Path) -> dict[str, list[str]]:
@@ -131,7 +133,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, without times and the folder's own name."""
     files = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "manifest.json":  # it holds hashes of files with times in them
+        if path.is_file() and path.name not in TIMED:
             data = path.read_bytes()
             if path.suffix in TEXT:
                 data = TIMES.sub(b"", data.replace(str(folder).encode(), b"FOLDER"))
@@ -158,6 +160,7 @@ def kill_again_and_again(words: list[str], folder: Path, kills: int, rng: random
         number += 1
         for _ in range(min(KILLS_IN_ONE_FOLDER, kills - killed)):
             if not kill(words, scene, rng.uniform(0.9 * first, seconds)):
+                first, seconds = 0.9 * first, 0.9 * seconds  # the machine has become faster
                 break
             killed += 1
             inside += any(scene.iterdir())
