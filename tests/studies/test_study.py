@@ -12,13 +12,15 @@ from toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.report import study
-from braidlm.studies.results import StudyResults, over_seeds, training_seconds
+from braidlm.studies.results import StudyResults, _has_routes, over_seeds, training_seconds
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.study import decode_study, load_study
@@ -259,3 +261,19 @@ def test_the_papers_sizes() -> None:
 )
 def test_every_study_of_the_paper_loads(name: str) -> None:
     assert load_study(f"papers/papaformer/{name}").domains
+
+
+@pytest.mark.parametrize(
+    ("stage", "readable"),
+    [
+        ("block", False),
+        ({"parallel": {"paths": 2, "join": "shared_linear", "to": 32}}, False),
+        ({"parallel": {"paths": 2, "join": "gumbel_v1"}}, True),
+    ],
+)
+def test_routes_are_shown_where_they_can_be_read(tmp_path: Path, stage: Any, readable: bool) -> None:
+    """A join without a router whose output is wider than its paths says nothing about who goes where."""
+    architecture = {"width": 16, "block": {"attention": {"heads": 2}}, "stages": [stage]}
+    model = BraidForCausalLM(BraidConfig(architecture, vocab_size=10))
+    save_model(model, tmp_path / "model", None, {"made_by": "test"})
+    assert _has_routes(tmp_path / "model") is readable

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.core.models.folders import load_config, load_model
+from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.folders import load_model
 from braidlm.core.models.runs import read_metrics
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.layers import routing_modules
+from braidlm.routes.layers import find_layers
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
 from braidlm.studies.running import Kind, TrainedModel
@@ -190,8 +190,8 @@ def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int =
 
 
 def _has_routes(folder: Path) -> bool:
-    """Whether a model has paths or experts."""
+    """Whether a model has a layer in which it can be read who goes where."""
     try:
-        return bool(routing_modules(skeleton(load_config(folder))))
+        return bool(find_layers(load_model(folder)))
     except BraidError:
         return False
