@@ -273,7 +273,8 @@ def test_every_study_of_the_paper_loads(name: str) -> None:
 )
 def test_routes_are_shown_where_they_can_be_read(tmp_path: Path, stage: Any, readable: bool) -> None:
     """A join without a router whose output is wider than its paths says nothing about who goes where."""
-    architecture = {"width": 16, "block": {"attention": {"heads": 2}}, "stages": [stage]}
+    block = {"attention": {"heads": 2}}
+    architecture = {"width": 16, "tie_embeddings": False, "block": block, "stages": [stage]}
     model = BraidForCausalLM(BraidConfig(architecture, vocab_size=10))
     save_model(model, tmp_path / "model", None, {"made_by": "test"})
     assert _has_routes(tmp_path / "model") is readable
