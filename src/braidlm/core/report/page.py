@@ -79,7 +79,8 @@ class Page:
 
     def facts(self, facts: Mapping[str, Any]) -> Self:
         """Key figures, each a card: {what it is: the figure}."""
-        cards = (f"<div><dt>{_inline(name)}</dt><dd>{escape(_cell(value))}</dd></div>" for name, value in facts.items())
+        shown = {_inline(name): escape(cell_text(value)) for name, value in facts.items()}
+        cards = (f"<div><dt>{name}</dt><dd>{figure}</dd></div>" for name, figure in shown.items())
         return self._add(f'<dl class="facts">{"".join(cards)}</dl>')
 
     def table(
@@ -94,7 +95,7 @@ class Page:
 
         `groups` are headings over several columns each: (heading, how many columns).
         """
-        body = [[value if isinstance(value, (Mark, Strong)) else _cell(value) for value in row] for row in rows]
+        body = [[value if isinstance(value, (Mark, Strong)) else cell_text(value) for value in row] for row in rows]
         for index, row in enumerate(body):
             if len(row) != len(columns):
                 raise BraidError(
@@ -227,7 +228,8 @@ def _content(cell: str | Mark) -> str:
     return f'<span class="chip {cell.tone}"{hint}>{escape(cell.text)}</span>'
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """A value as people read it, in tables of pages and notebooks; not escaped."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -8,7 +8,7 @@ from braidlm.data.sources.fields import text_of
 from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes
 from braidlm.data.sources.format import FORMATS, MAX_ROW_BYTES, Format, ReadOptions, Shard, row_too_long
 
-TODO = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
+REPAIR = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
 
 
 @FORMATS.register("jsonl")
@@ -29,7 +29,7 @@ class JsonLines(Format):
                         raise row_too_long("")
                     text = decoder.decode(raw, position)
                     if text.strip():
-                        yield text_of(parse_row(text, todo=TODO), options, shard.source)
+                        yield text_of(parse_row(text, todo=REPAIR), options, shard.source)
                 except BraidError as error:
                     # The line number is computed only for an error: a shard does not know how many lines precede it.
                     line = f"{shard.source}, line {_lines_before(shard) + number + 1}"

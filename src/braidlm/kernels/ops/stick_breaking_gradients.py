@@ -13,17 +13,19 @@ from braidlm.kernels.ops.stick_breaking_tiles import is_seen, load_rows, log_bre
 
 @triton.jit
 def _query_gradient_of_tile(  # type: ignore[no-untyped-def]
-    gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride, value_stride,
-    first_key, length, scale,
+    gradient, sum_gathered, tile, query, upstream, row, broken, gathered, keys, values, key_stride, value_stride,
+    first_key, time, length, scale,
     CURRENT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
+    tl.store(gathered + tile * time, sum_gathered, mask=row < time)
+    sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
     key = tile * KEYS + tl.arange(0, KEYS)
     k = load_rows(keys, key, key_stride, length, DIM, WIDE)
     v = load_rows(values, key, value_stride, length, DIM, WIDE)
     z = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
     if MASKED:
-        z = tl.where(is_seen(key[None, :], position[:, None], first_key, CURRENT), z, -1.0e30)
+        z = tl.where(is_seen(key[None, :], (length - time + row)[:, None], first_key, CURRENT), z, -1.0e30)
     s = log_break(z)
     weight = tl.exp2(z - sums_from(s, KEYS, 1, EXACT) - sum_broken[:, None])
     g = weight * tl.dot(upstream, tl.trans(v), input_precision="ieee")
@@ -44,7 +46,6 @@ def query_gradient(  # type: ignore[no-untyped-def]
     sequence, head = part // heads, part % heads
     query_tile = tl.num_programs(0) - 1 - tl.program_id(0)
     row = query_tile * QUERIES + tl.arange(0, QUERIES)
-    position = length - time + row
     out_row = (sequence.to(tl.int64) * time * heads + head) * DIM
     queries += sequence.to(tl.int64) * time * query_stride + head * DIM
     keys += sequence.to(tl.int64) * length * key_stride + (head // group) * DIM
@@ -65,25 +66,19 @@ def query_gradient(  # type: ignore[no-untyped-def]
     whole = tl.minimum(tl.maximum(tl.cdiv(first_key, KEYS), first_tile), end)
     unmasked = tl.maximum((earliest + CURRENT) // KEYS, whole)
     for tile in range(first_tile, whole):
-        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
-        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
         gradient, sum_gathered = _query_gradient_of_tile(
-            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
-            value_stride, first_key, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
+            gradient, sum_gathered, tile, query, upstream, row, broken, gathered, keys, values, key_stride,
+            value_stride, first_key, time, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
         )  # fmt: skip
     for tile in range(whole, unmasked):
-        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
-        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
         gradient, sum_gathered = _query_gradient_of_tile(
-            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
-            value_stride, first_key, length, scale, CURRENT, False, DIM, WIDE, KEYS, EXACT,
+            gradient, sum_gathered, tile, query, upstream, row, broken, gathered, keys, values, key_stride,
+            value_stride, first_key, time, length, scale, CURRENT, False, DIM, WIDE, KEYS, EXACT,
         )  # fmt: skip
     for tile in range(unmasked, end):
-        tl.store(gathered + tile * time, sum_gathered, mask=row < time)
-        sum_broken = tl.load(broken + tile * time, mask=row < time, other=0.0)
         gradient, sum_gathered = _query_gradient_of_tile(
-            gradient, sum_gathered, sum_broken, tile, query, upstream, position, keys, values, key_stride,
-            value_stride, first_key, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
+            gradient, sum_gathered, tile, query, upstream, row, broken, gathered, keys, values, key_stride,
+            value_stride, first_key, time, length, scale, CURRENT, True, DIM, WIDE, KEYS, EXACT,
         )  # fmt: skip
     store_rows(gradients + out_row, row, heads * DIM, time, gradient * plain_scale, DIM, WIDE)
 
