@@ -38,13 +38,18 @@ VALUES: dict[str, list[Any]] = {
     "names": [3, ["a", "b", "c"]],
     "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}],
     "experts": [3],
+    "new": [["expert_3"], ["path_2"]],
     "join": ["add", "routed"],
     "router": [{}],
     "scaling": [{"kind": "yarn", "factor": 4.0, "original_context": 256}],
 }
 """By the option's name, where its type does not tell; anything else is found by `alternatives`."""
-COMPANIONS: dict[str, dict[str, Any]] = {"kv_bias": {"keys": "shared"}, "activation": {"hidden": 8}}
-"""By the name of an option of experts or a router, what it needs beside it."""
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "kv_bias": {"keys": "shared"},
+    "activation": {"hidden": 8},
+    "new": {"top_k": 1},
+}
+"""By the name of an option of experts, a router or a join, what it needs beside it."""
 SCALARS: dict[Any, list[Any]] = {
     bool: [True, False],
     int: [2, 3, 1, 4, 8, 16, 24],
@@ -79,7 +84,8 @@ def _candidates(noun: str, kind: str, path: tuple[str, ...], values: list[Any]) 
             option = {name: option} | COMPANIONS.get(name, {}) | ({"names": 3} if name == "router" else {})
         if path[0] == "experts" and len(path) > 1 and isinstance(option, dict):
             option = {"names": 3, **option}
-        yield architecture(noun, kind, {path[0]: option})
+        beside = COMPANIONS.get(path[0], {}) if noun == "join" else {}
+        yield architecture(noun, kind, {path[0]: option, **beside})
 
 
 def _options(

@@ -19,7 +19,7 @@ from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import SwiGLU
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.objective import plain_losses
+from braidlm.training.step.objective import plain_losses
 from tiny_models import random_ids, tiny_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,11 +19,16 @@ import braidlm
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.model import bundle as bundling
-from braidlm.model.bundle import bundle
+from braidlm.model.bundle import SourceFile, bundle, names_in
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import random_ids, tiny_model
 
 MAX_BYTES = 200_000
+EVERY_NAME = frozenset().union(*(SourceFile(path).registered for path in bundling.ROOT.rglob("*.py")))
+DENSE: list[Any] = ["block"]
+GUMBEL: list[Any] = [{"parallel": {"paths": 2, "join": "gumbel_v1"}}]
 OLD_FOLDERS = sorted((Path(__file__).parent / "folders" / "before_bundle").iterdir())
 
 
@@ -69,7 +74,7 @@ def _assert_facts(name: str, saved: TinyFolders, facts: dict[str, Any]) -> None:
 def _assert_saved_again(folder: Path, model: BraidForCausalLM, facts: dict[str, Any]) -> None:
     assert facts["code"] == ["modeling_braid.py"], folder
     assert facts["again"], folder
-    assert (folder / "modeling_braid.py").read_text() == bundle()
+    assert (folder / "modeling_braid.py").read_text() == bundle(names_in(model.config.architecture))
     ids = random_ids(2, 9)
     with torch.no_grad():
         assert torch.equal(load_model(folder)(ids).logits, model(ids).logits), folder
@@ -77,7 +82,7 @@ def _assert_saved_again(folder: Path, model: BraidForCausalLM, facts: dict[str, 
 
 def test_the_code_is_formatted_and_clean(tmp_path: Path) -> None:
     path = tmp_path / "modeling_braid.py"
-    path.write_text(bundle())
+    path.write_text(bundle(EVERY_NAME))
     options = ["--isolated", "--no-cache", "--config", "line-length=120", str(path)]
     for command in (["check", "--select", "E,F,I"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, *options]
@@ -86,13 +91,13 @@ def test_the_code_is_formatted_and_clean(tmp_path: Path) -> None:
 
 
 def test_the_code_says_its_version_and_hash() -> None:
-    header, body = bundle().split('"""\n\n', 1)
+    header, body = bundle(EVERY_NAME).split('"""\n\n', 1)
     assert f"Written by braidlm {braidlm.__version__} " in header
     assert re.search(r"SHA-256 .*: ([0-9a-f]{64})", header)[1] == hashlib.sha256(body.encode()).hexdigest()  # type: ignore[index]
 
 
 def test_the_code_imports_nothing_of_ours() -> None:
-    for node in ast.walk(ast.parse(bundle())):
+    for node in ast.walk(ast.parse(bundle(EVERY_NAME))):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = (
                 [a.name for a in node.names] if isinstance(node, ast.Import) else ["." * node.level + str(node.module)]
@@ -107,10 +112,25 @@ def test_a_name_may_be_defined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "a.py").write_text('"""A."""\n\nSIZE = 1\n')
     (tmp_path / "modeling_braid.py").write_text('"""B."""\n\nfrom .room.a import SIZE\n\nprint(SIZE)\n')
-    assert bundle.__wrapped__().endswith("SIZE = 1\n\n\n# modeling_braid.py\n# B.\n\n\nprint(SIZE)\n")
-    (tmp_path / "room" / "b.py").write_text('"""C."""\n\n\ndef SIZE() -> None: ...\n')
-    with pytest.raises(RuntimeError, match=r"'SIZE' is defined in .*a\.py and in .*b\.py"):
-        bundle.__wrapped__()
+    assert bundle.__wrapped__(frozenset()).endswith("SIZE = 1\n\n\n# modeling_braid.py\n# B.\n\n\nprint(SIZE)\n")
+    (tmp_path / "room" / "b.py").write_text('"""C."""\n\n\n@parts.register("b")\ndef SIZE() -> None: ...\n')
+    assert "C." not in bundle.__wrapped__(frozenset({"a"}))
+    with pytest.raises(RuntimeError, match=r"'SIZE' is defined in .*b\.py and in .*a\.py"):
+        bundle.__wrapped__(frozenset({"b"}))
+
+
+def test_a_folder_carries_the_parts_that_it_names() -> None:
+    """What is left out could not be reached: parts are found by their names."""
+    for registry in PARTS.values():
+        for name in registry:
+            part = registry[name]
+            if part.__module__.startswith("braidlm.model"):
+                assert f"class {part.__name__}(" in bundle(frozenset({name})) or f"def {part.__name__}(" in bundle(
+                    frozenset({name})
+                ), name
+    dense, gumbel = (names_in(tiny_model(stages=stages).config.architecture) for stages in (DENSE, GUMBEL))
+    assert "class GumbelJoin" in bundle(gumbel)
+    assert "class GumbelJoin" not in bundle(dense)
 
 
 def test_the_model_names_no_kernel() -> None:
@@ -137,3 +157,9 @@ def test_the_same_ids_give_the_same_logits_after_a_round_trip_through_auto_class
     assert AutoConfig.from_pretrained(folder, trust_remote_code=True).vocab_size == 37
     loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_the_code_can_make_the_default_configuration() -> None:
+    """transformers compares a configuration that it opens with the default one."""
+    assert names_in(BraidConfig().architecture) & EVERY_NAME
+    assert bundle(frozenset()) == bundle(names_in(BraidConfig().architecture))

@@ -2,14 +2,20 @@
 
 Transformers of every version copies and opens one file; the package may have rooms. Imports of other packages come
 first, each once; imports among our own files and their docstrings give way to a comment that names the file.
+
+A part is reached by its name in the configuration alone. So the file has what `modeling_braid.py` imports, and of the
+files that register parts those whose names the configuration, or the default one, contains.
 """
 
 import ast
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from braidlm import __version__
+
+from .config.braid_config import BraidConfig
 
 ROOT = Path(__file__).parent
 LAST = ROOT / "modeling_braid.py"
@@ -26,9 +32,9 @@ License: Apache-2.0.
 
 
 @cache
-def bundle() -> str:
-    """The text of the file."""
-    sources = [SourceFile(path) for path in in_order()]
+def bundle(names: frozenset[str]) -> str:
+    """The text of the file, for a configuration that contains these names."""
+    sources = [source_file(path) for path in in_order(names)]
     defined: dict[str, Path] = {}
     for source in sources:
         for name in source.names:
@@ -42,19 +48,31 @@ def bundle() -> str:
     return HEADER.format(version=__version__, digest=hashlib.sha256(body.encode()).hexdigest()) + body
 
 
-def in_order() -> list[Path]:
-    """Every file of the package but this one, each after the files that it imports."""
+def names_in(value: Any) -> frozenset[str]:
+    """Every text in a configuration, as a key or as a value."""
+    if isinstance(value, dict):
+        return frozenset(value) | names_in(list(value.values()))
+    if isinstance(value, list):
+        return frozenset().union(*map(names_in, value))
+    return frozenset({value} if isinstance(value, str) else ())
+
+
+def in_order(names: frozenset[str]) -> list[Path]:
+    """The files of the package that a configuration with these names needs, each after the files that it imports."""
     order: list[Path] = []
 
     def visit(path: Path) -> None:
         if path not in order:
-            for imported in SourceFile(path).imported_files:
+            for imported in source_file(path).imported_files:
                 visit(imported)
             order.append(path)
 
-    files = [path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", Path(__file__).name)]
-    for path in sorted(files, key=lambda path: (path == LAST, path)):
-        visit(path)
+    # transformers compares a configuration with the default one, which the folder's code must be able to make.
+    names |= names_in(BraidConfig().architecture)
+    for path in sorted(ROOT.rglob("*.py")):
+        if source_file(path).registered & names:
+            visit(path)
+    visit(LAST)
     return order
 
 
@@ -77,6 +95,13 @@ class SourceFile:
                     raise RuntimeError(f"{self.path}:{node.lineno}: import names, not files, and under their own names")
                 found.append(self.path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py"))
         return found
+
+    @property
+    def registered(self) -> frozenset[str]:
+        """The names under which it registers parts: `@registry.register("name")`."""
+        decorators = [d for node in self.tree.body for d in getattr(node, "decorator_list", ())]
+        calls = [d for d in decorators if isinstance(d, ast.Call) and getattr(d.func, "attr", None) == "register"]
+        return frozenset(call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))  # type: ignore[misc]
 
     @property
     def outside(self) -> list[ast.Import | ast.ImportFrom]:
@@ -103,6 +128,12 @@ class SourceFile:
         lines = [line for number, line in enumerate(self.text.split("\n"), start=1) if number not in dropped]
         about = (ast.get_docstring(self.tree) or "").split("\n")[0]
         return f"\n\n# {self.path.relative_to(ROOT)}\n# {about}\n\n\n" + "\n".join(lines).strip("\n")
+
+
+@cache
+def source_file(path: Path) -> SourceFile:
+    """A file of the package, read once."""
+    return SourceFile(path)
 
 
 def _merged_imports(sources: list[SourceFile]) -> list[str]:

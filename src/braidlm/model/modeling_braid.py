@@ -18,12 +18,14 @@ from .attention.positions import position_kinds
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
+from .freezing import freeze
 from .heads.embedding import embeddings
-from .heads.linear import heads
+from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
 from .norms import norms
-from .paths.switches import freeze, use_paths
+from .paths.switches import switch_off_modules, use_paths
+from .precision import compute_dtype
 from .record import LayerRecord
 from .routing.losses import routing_loss
 from .routing.routing import Routings
@@ -54,7 +56,7 @@ class BraidSequenceClassifierOutput(SequenceClassifierOutputWithPast):
 
 
 class BraidPreTrainedModel(PreTrainedModel):
-    """What the three classes share: initialisation, freezing and transformers' settings."""
+    """What the three classes share: initialisation, freezing, switches and transformers' settings."""
 
     config_class = BraidConfig
     base_model_prefix = "model"
@@ -85,6 +87,10 @@ class BraidPreTrainedModel(PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         freeze(model, model.config.frozen)
         return loaded
+
+    def switch_off(self, *modules: str) -> None:
+        """Let routers choose none of these modules, by names or patterns, and all others again."""
+        switch_off_modules(self, modules)
 
     def routing_loss_in_training(
         self, routings: Routings | None, hidden: Tensor, mask: Tensor | None
@@ -128,6 +134,7 @@ class BraidModel(BraidPreTrainedModel):
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
         use_paths(self, config.paths)
+        switch_off_modules(self, config.without)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -181,7 +188,7 @@ class BraidModel(BraidPreTrainedModel):
         """From embedded tokens to the normalised stream."""
         # Under autocast the stream itself has autocast's type: half the memory traffic, and trials showed no loss of
         # quality (docs/results.md); norms and losses still compute in float32.
-        hidden = self.drop(self.positions.embed(hidden, span.positions)).to(_compute_dtype(hidden))
+        hidden = self.drop(self.positions.embed(hidden, span.positions)).to(compute_dtype(hidden))
         if span.record is not None:
             span.record.begin(hidden)
         routings: Routings = ()
@@ -225,7 +232,7 @@ class BraidModel(BraidPreTrainedModel):
             masks=make_masks(self.windows, time, past, padding, device),
             causal=past == 0 and time > 1,
             cache=cache,
-            rotations=rotations_for(self.head_dims, self.positions, position_ids, _compute_dtype(hidden)),
+            rotations=rotations_for(self.head_dims, self.positions, position_ids, compute_dtype(hidden)),
             record=record,
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"
@@ -243,17 +250,27 @@ class BraidModel(BraidPreTrainedModel):
 class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
     """The language model."""
 
-    _tied_weights_keys = {"head.weight": "model.embedding.weight"}
-
     def __init__(self, config: BraidConfig):
         super().__init__(config)
         self.model = BraidModel(config)
         architecture = config.decoded
         self.head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         freeze(self, config.frozen)
-        if config.tie_word_embeddings and self.head.weight.shape != self.model.embedding.weight.shape:
-            raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
+        self.tied = self._tied() if config.tie_word_embeddings else {}
+        """The names of the head's tensors that are the embedding's, and their names there."""
+        self._tied_weights_keys = self.tied
         self.post_init()
+
+    def _tied(self) -> dict[str, str]:
+        shared = self.head.shared_with(self.model.embedding)
+        if not shared:
+            ends = self.config.decoded
+            what = f"the head '{ends.head.kind}' has nothing to share with the embedding '{ends.embedding.kind}'"
+            raise BraidError(what, todo="Set tie_embeddings: false.")
+        tied = {f"head.{own}": f"model.embedding.{other}" for own, other in shared.items()}
+        if any(self.get_parameter(own).shape != self.get_parameter(other).shape for own, other in tied.items()):
+            raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
+        return tied
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
@@ -287,12 +304,17 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
         )
         slice_indices = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head(outputs.last_hidden_state[:, slice_indices])
+        hidden = outputs.last_hidden_state[:, slice_indices]
+        logits = self.head(hidden)
         loss = None
         if labels is not None:
             targets, count = shift_labels(labels), kwargs.get("num_items_in_batch")
             added = self.routing_loss_in_training(outputs.routings, outputs.last_hidden_state, attention_mask)
-            loss = next_token_loss(logits, targets, count) + added * share_of_batch(targets != IGNORED, count)
+            if isinstance(self.head, Head):
+                text = self.head.loss(hidden, targets, count, logits)
+            else:  # peft's layer around a head has only its forward
+                text = next_token_loss(logits, targets, count)
+            loss = text + added * share_of_batch(targets != IGNORED, count)
         output = BraidCausalLMOutput(loss=loss, logits=logits, **_shared_outputs(outputs))
         return output if return_dict is not False else output.to_tuple()
 
@@ -377,11 +399,6 @@ def _add_cache_layers(cache: Any, slots: int) -> None:
 def share_of_batch(real: Tensor, count: Tensor | float | None) -> Tensor | float:
     """The weight of a micro-batch's routing loss: its share of the batch's tokens, as for the next-token loss."""
     return 1.0 if count is None else real.sum() / count
-
-
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _mask_if_padded(mask: Tensor | None) -> Tensor | None:

@@ -12,10 +12,9 @@ import braidlm
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.core.reading import read_json
-from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import joins
-from braidlm.model.paths.switches import freeze, path_names, use_paths
+from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.model.routing.router import TopKRouter
 from tiny_models import random_ids, tiny_model
 
@@ -206,97 +205,3 @@ def test_loading_with_a_path_that_is_not_there(folder: Path, tmp_path: Path) -> 
     with pytest.raises(BraidError) as caught:
         load_model(plain, paths=["stories"])
     assert str(caught.value) == f"{plain}: this model has no paths to choose from"
-
-
-WHOLE: dict[str, Any] = {
-    "positions": "learned",
-    "tie_embeddings": False,
-    "stages": [
-        "block",
-        {"project": {"to": 8}},
-        {"parallel": {"paths": ["a", "b"], "layers": 2, "join": {"kind": "gumbel_v1", "norm": "rms"}}},
-        {"parallel": {"paths": {"a": {"width": 16}, "b": {}}, "to": 16}},
-    ],
-    "block": {"attention": {"heads": 2}},
-}
-FROZEN: dict[str, tuple[str, ...]] = {
-    "paths": (".stack.", ".paths."),
-    "joins": (".join.", ".linear.", ".enter.", "model.norm."),
-    "embedding": ("model.embedding.", "model.positions."),
-    "head": ("head.",),
-}
-"""The tensors of each part: those whose names have one of these in them."""
-
-
-@pytest.mark.parametrize("part", FROZEN)
-def test_a_part_is_frozen_by_name_and_nothing_else(part: str) -> None:
-    model = tiny_model(**WHOLE)
-    freeze(model, [part])
-    for name, parameter in model.named_parameters():
-        theirs = any(mark in name for mark in FROZEN[part])
-        assert parameter.requires_grad != theirs, name
-    assert any(not p.requires_grad for p in model.parameters())
-
-
-ROUTED: dict[str, Any] = {
-    "stages": [
-        {"project": {"to": 16, "experts": 2}},
-        {"parallel": {"paths": ["a", "b"], "join": "routed"}},
-        {"parallel": {"paths": ["a", "b"], "join": {"kind": "routed", "per": "sublayer"}}},
-    ],
-}
-
-
-def test_routed_paths_are_frozen_without_their_routers() -> None:
-    model = tiny_model(**ROUTED)
-    freeze(model, ["paths"])
-    for name, parameter in model.named_parameters():
-        assert parameter.requires_grad != (".stack." in name or ".bank." in name), name
-    model = tiny_model(**ROUTED)
-    freeze(model, ["joins"])
-    for name, parameter in model.named_parameters():
-        theirs = ".router." in name or name.startswith(("model.stages.0.", "model.norm.")) or "2.layers.0." in name
-        assert parameter.requires_grad != (theirs and ".bank." not in name), name
-
-
-def test_experts_of_a_plain_block_are_no_paths() -> None:
-    experts = {"block": {"attention": {"heads": 4, "experts": 2}, "feed": {"hidden": 8, "experts": 2}}}
-    model = tiny_model(stages=[experts, {"parallel": {"paths": ["a", "b"], "join": "routed"}}])
-    freeze(model, ["paths", "joins"])
-    left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert {name for name, _ in model.named_parameters() if name.startswith("model.stages.0.")} <= left
-    assert not any(name.startswith("model.stages.1.") for name in left)
-
-
-def test_parts_together_leave_the_plain_blocks() -> None:
-    model = tiny_model(**WHOLE)
-    freeze(model, FROZEN)
-    left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert left
-    assert all(name.startswith("model.stages.0.layers.0.") for name in left)
-
-
-def test_a_tied_head_is_frozen_with_its_embedding() -> None:
-    model = path_model()
-    freeze(model, ["head"])
-    assert not model.model.embedding.weight.requires_grad
-
-
-def test_a_part_that_does_not_exist_cannot_be_frozen() -> None:
-    with pytest.raises(BraidError, match=r"'path' cannot be frozen. Did you mean 'paths'\?"):
-        freeze(path_model(), ["path"])
-    with pytest.raises(BraidError, match=r"'blocks' cannot be frozen. There are: embedding, head, joins, paths."):
-        freeze(path_model(), ["blocks"])
-
-
-def test_a_folder_remembers_what_is_frozen(tmp_path: Path) -> None:
-    config = BraidConfig(path_model().config.architecture, vocab_size=37, frozen=["paths", "embedding"])
-    saved = save_model(BraidForCausalLM(config), tmp_path / "m", None, {"made_by": "a test"})
-    with_facts, facts = BraidForCausalLM.from_pretrained(saved, output_loading_info=True)
-    assert not facts["missing_keys"]
-    auto = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)
-    for loaded in (BraidForCausalLM(config), load_model(saved), auto, with_facts, BraidModel.from_pretrained(saved)):
-        assert loaded.config.frozen == ["paths", "embedding"]
-        for name, parameter in loaded.named_parameters():
-            kept = ".stack." in name or "embedding." in name
-            assert parameter.requires_grad != kept, name

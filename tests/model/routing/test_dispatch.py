@@ -1,15 +1,18 @@
 """Sparse experts equal every expert on every token with a mask, forward and gradients."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.model.errors import BraidError
 from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig
-from braidlm.model.routing.dispatch import Bank, dispatch, dispatch_by_mask
+from braidlm.model.routing.dispatch import Bank, Groups, dispatch, dispatch_by_mask, grouped_product, is_sparse
 from braidlm.model.routing.router import RouterConfig
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
@@ -127,3 +130,32 @@ def test_a_router_of_a_half_precision_model_scores_in_float32(norm: str | None) 
     output = model(random_ids(2, 5))
     assert output.logits.dtype == torch.bfloat16
     assert output.routings[0].probabilities_BTN.dtype == torch.float32
+
+
+@pytest.fixture
+def compiling_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors that have a device, shapes and types and no values, as when `torch.compile` follows a model."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with FakeTensorMode():
+        yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.usefixtures("compiling_for_a_gpu")
+def test_every_type_is_compiled_for_a_gpu(dtype: torch.dtype) -> None:
+    """Torch's grouped product is compiled in bfloat16 only: in other types all experts are computed."""
+    rows, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((128, 16), (2, 16, 16)))
+    groups = Groups(torch.empty(2, dtype=torch.long, device="cuda"))
+    assert is_sparse("sparse", rows) == (dtype == torch.bfloat16)
+    if is_sparse("sparse", rows):
+        assert grouped_product(rows, weight, None, groups).shape == rows.shape
+
+
+@pytest.mark.usefixtures("compiling_for_a_gpu")
+def test_autocast_decides_whether_a_gpu_computes_sparsely() -> None:
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    rows = torch.empty(128, 16, device="cuda")
+    assert is_sparse("sparse", rows)
+    assert not is_sparse("dense", rows)

@@ -38,6 +38,13 @@ class Positions(nn.Module):
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
         return None
 
+    def moved_back(self, keys: Tensor, by: int) -> Tensor:
+        """Keys [..., dim] as they would be `by` positions earlier, for a memory of the text before a chunk."""
+        raise BraidError(
+            "with these positions a chunk cannot attend to the text before it: they count from its own beginning",
+            todo="Use positions 'rope' or 'none'.",
+        )
+
 
 @position_kinds.register("none")
 class NoPositions(Positions):
@@ -50,6 +57,9 @@ class NoPositions(Positions):
     def __init__(self, config: Config, width: int, context: int):
         super().__init__()
         self.config = config
+
+    def moved_back(self, keys: Tensor, by: int) -> Tensor:
+        return keys
 
 
 @position_kinds.register("learned")
@@ -104,6 +114,12 @@ class RotaryPositions(Positions):
             return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
 
         return rotate
+
+    def moved_back(self, keys: Tensor, by: int) -> Tensor:
+        cos, sin = self.tables(keys.shape[-1], torch.full((1, 1), -by, device=keys.device))
+        factor = 1.0 if self.scaling is None else self.scaling.attention_factor  # the keys have it already
+        wide = keys.to(torch.promote_types(keys.dtype, cos.dtype))
+        return (torch.addcmul(wide * cos, self._swap(wide), sin) / factor).to(keys.dtype)
 
     def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine [batch or 1, time, dim]: x becomes x cos + (x swapped in pairs) sin."""

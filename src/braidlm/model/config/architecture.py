@@ -8,7 +8,7 @@ from ..block import BlockConfig
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
 from ..heads.embedding import embeddings
-from ..heads.linear import heads
+from ..heads.head import heads
 from ..initialisation import initialisations
 from ..norms import norms
 from ..stages import stage_kinds

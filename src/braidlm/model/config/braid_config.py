@@ -48,6 +48,8 @@ class BraidConfig(PretrainedConfig):
         self.use_cache = kwargs.pop("use_cache", True)
         self.paths = decode(list[str] | None, kwargs.pop("paths", None), "paths")
         """The active paths; None for all. `from_pretrained(folder, paths=["stories"])` sets it."""
+        self.without = decode(list[str], kwargs.pop("without", None) or [], "without")
+        """Modules that are switched off: `from_pretrained(folder, without=["german*"])`. It is not saved."""
         self.frozen = decode(list[str], kwargs.pop("frozen", None) or [], "frozen")
         """Parts that training does not change."""
         for name, kind in TOKEN_ID_TYPES.items():  # transformers expects these
@@ -68,12 +70,13 @@ class BraidConfig(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()
         data["architecture"] = write_architecture(data.pop("decoded"))
+        data.pop("without", None)
         return data
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the configuration and the code; saving a model calls this method too."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        write_folder_code(Path(save_directory))
+        write_folder_code(Path(save_directory), self.architecture)
 
 
 def _first_heads(architecture: Architecture) -> int:

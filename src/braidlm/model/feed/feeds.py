@@ -15,7 +15,7 @@ from ..eager_cpu import SiluProductFunction, is_eager_cpu_training
 from ..routing.dispatch import Groups
 from ..routing.experts import ExpertsConfig
 from ..routing.routing import Routings
-from ..routing.stacked import apply_linear, expand_vector, linear, vector
+from ..routing.stacked import apply_linear, expand_vector, linear, vector, with_trained_rows
 
 feeds = Registry("feed-forward", third_party=True)
 
@@ -80,6 +80,8 @@ class SwiGLU(nn.Module):
     """Swish-gated unit (Llama); one product computes gate and value."""
 
     stackable = True
+    trained_rows: slice | None = None
+    """Of a stack, the members whose beta training changes, where others are frozen."""
 
     @dataclass
     class Config(FeedConfig):
@@ -103,10 +105,10 @@ class SwiGLU(nn.Module):
         if self.beta is None and is_eager_cpu_training(gate_up):
             return apply_linear(self.out, SiluProductFunction.apply(gate_up), groups), ()
         gate, up = gate_up.chunk(2, dim=-1)
-        swish = (
-            F.silu(gate) if self.beta is None else gate * torch.sigmoid(expand_vector(self.beta, gate, groups) * gate)
-        )
-        return apply_linear(self.out, swish * up, groups), ()
+        if self.beta is None:
+            return apply_linear(self.out, F.silu(gate) * up, groups), ()
+        beta = expand_vector(with_trained_rows(self.beta, self.trained_rows), gate, groups)
+        return apply_linear(self.out, gate * torch.sigmoid(beta * gate) * up, groups), ()
 
 
 @feeds.register("geglu")

@@ -1,19 +1,22 @@
-"""Heads: from vectors to logits and to the loss."""
+"""The linear head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..config.registry import Registry
-from .losses import IGNORED, HeadLoss, next_token_loss
-
-heads = Registry("head", third_party=True)
+from ..precision import compute_dtype
+from .embedding import Embedding, TokenEmbedding
+from .head import Head, heads
+from .losses import IGNORED, HeadLoss
 
 
 @heads.register("linear")
-class LinearHead(nn.Linear):
+class LinearHead(Head, nn.Linear):
     """A linear layer to logits; it may share its matrix with the embedding."""
+
+    composed = {"weight": "side by side", "bias": "added up"}
 
     @dataclass
     class Config:
@@ -24,19 +27,23 @@ class LinearHead(nn.Linear):
         super().__init__(width, vocab_size, bias=config.bias)
         self.config = config
 
-    def loss(self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """The loss of targets [batch, time], each at the position that predicts it, from a stream [batch, time, width].
+    @classmethod
+    def composed_config(cls, configs: Sequence[Config]) -> Config:
+        return cls.Config(bias=any(config.bias for config in configs))
 
-        It equals `next_token_loss` of the logits; in training these are overwritten by their gradient to save memory.
-        """
+    def shared_with(self, embedding: Embedding) -> dict[str, str]:
+        return {"weight": "weight"} if isinstance(embedding, TokenEmbedding) else {}
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
+    ) -> Tensor:
+        """The same in less memory: in training the logits are overwritten by their gradient."""
         # Without gradients this saves no memory, and evaluation should give exactly the reference's numbers.
-        if not torch.is_grad_enabled() or self.bias is not None:
-            return next_token_loss(self(hidden), targets, count)
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        if logits is not None or not torch.is_grad_enabled() or self.bias is not None:
+            return super().loss(hidden, targets, count, logits)
         total = (targets != IGNORED).sum() if count is None else count
         total = torch.as_tensor(total, dtype=torch.float32, device=hidden.device)
-        return _head_loss(hidden.flatten(0, -2).to(dtype), self.weight, targets.flatten(), total)
+        return _head_loss(hidden.flatten(0, -2).to(compute_dtype(hidden)), self.weight, targets.flatten(), total)
 
 
 @torch.compiler.disable  # eager was faster than traced in a trial (LOG.md)

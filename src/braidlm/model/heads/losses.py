@@ -23,6 +23,12 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None
     return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED, reduction="sum") / count
 
 
+def log_probabilities_of(logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """[token] of each of `tokens`, predicted by the row of logits [row, vocabulary] that `rows` [token] says."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits[rows, tokens] - logits.logsumexp(-1)[rows]
+
+
 def shift_labels(labels: Tensor) -> Tensor:
     """Move transformers' labels (equal to the inputs) to the positions that predict them."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)

@@ -1,1 +1,1 @@
-"""Parallel paths and their joins, projections between widths, and switches for active paths and frozen parts."""
+"""Parallel paths and their joins, projections between widths, and switches for active paths."""

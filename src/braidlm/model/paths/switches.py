@@ -1,6 +1,7 @@
-"""Switches on an existing model: active paths and frozen parts, by name."""
+"""Switches on an existing model: active paths and modules that are switched off, by name."""
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -9,15 +10,12 @@ from ..block import Block
 from ..errors import BraidError, did_you_mean
 from ..routing.router import TopKRouter
 from .joins import Join
-from .parallel import ParallelLayer, ParallelStage
-from .project import ProjectStage
-
-FREEZABLE = ("paths", "joins", "embedding", "head")
+from .parallel import ParallelStage
 
 
 def path_names(model: nn.Module) -> tuple[str, ...]:
     """The names of all paths of a model, each once."""
-    return tuple(dict.fromkeys(name for stage in _stages(model) for name in stage.names))
+    return tuple(dict.fromkeys(name for stage in parallel_stages(model) for name in stage.names))
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
@@ -30,51 +28,56 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
     if known and not active:
         raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
-    for module in model.modules():
-        if isinstance(module, Join):
-            module.inactive = frozenset(module.names) - active
-        elif isinstance(module, TopKRouter):
-            module.inactive = frozenset(module.choices) & (set(known) - active)
+    for join in (module for module in model.modules() if isinstance(module, Join)):
+        join.inactive = frozenset(join.names) - active
+    for router in _path_routers(model):
+        router.inactive = frozenset(router.choices) & (set(known) - active)
 
 
-def freeze(model: nn.Module, parts: Iterable[str]) -> None:
-    """Exclude these parts, of those in FREEZABLE, from training.
+def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
+    """Let routers choose none of these modules (experts), and all others again.
 
-    `joins` includes projections and the last norm and, if attention and feed-forward are routed separately, their
-    routers and norms; `embedding` includes learned positions.
+    A name is that of a module or a pattern, in every layer or, after a colon, in a part of the model: `german*`,
+    `stages.0.layers.3:expert_2`. The weight of what is off goes to the others, in proportion to their own.
     """
-    for part in parts:
-        if part not in FREEZABLE:
-            raise BraidError(f"'{part}' cannot be frozen.{did_you_mean(part, FREEZABLE)}")
-        for module in _modules_of(model, part):
-            module.requires_grad_(False)
+    of_paths = set(_path_routers(model))
+    routers = [m for m in model.modules() if isinstance(m, TopKRouter) and m not in of_paths]
+    off: dict[TopKRouter, set[str]] = {router: set() for router in routers}
+    parts = [router.address.removesuffix(".router") for router in routers]
+    for name in names:
+        part, _, pattern = name.rpartition(":")
+        within = f"{part.removeprefix('model.')}.*" if part else "*"
+        inside = [router for router in routers if fnmatchcase(f"{router.address}.", within)]
+        known = {choice for router in inside for choice in router.choices}
+        chosen = {choice for choice in known if fnmatchcase(choice, pattern)}
+        if not routers:
+            raise BraidError("this model has no modules (experts)")
+        if not inside:
+            raise BraidError(f"the model has no part '{part}' with modules.{did_you_mean(part, parts)}", name)
+        if not chosen:
+            raise BraidError(f"the model has no module '{pattern}'.{did_you_mean(pattern, known)}", part or None)
+        for router in inside:
+            off[router] |= chosen.intersection(router.choices)
+    for part, router in zip(parts, routers, strict=True):
+        if len(off[router]) == len(router.choices):
+            raise BraidError("this switches off every module there", part, "Leave at least one of them.")
+    for router, inactive in off.items():
+        router.inactive = frozenset(inactive)
 
 
-def _modules_of(model: Any, part: str) -> Iterator[nn.Module]:
-    body = getattr(model, "model", model)
-    if part == "paths":
-        yield from (part for layer in _layers(model) for part in (layer.stack, layer.paths) if part is not None)
-        yield from (part.bank for block in _routed_blocks(model) for part in (block.attention, block.feed))
-    elif part == "joins":
-        yield from (m for m in model.modules() if isinstance(m, (Join, ProjectStage)))
-        yield from (layer.enter for layer in _layers(model) if layer.enter is not None)
-        for block in _routed_blocks(model):
-            yield from (block.attention.router, block.feed.router, block.attention_norm, block.feed_norm)
-        yield body.norm
-    elif part == "embedding":
-        yield from (body.embedding, body.positions)
-    elif hasattr(model, "head"):  # a classifier has no such head
-        yield model.head
-
-
-def _stages(model: nn.Module) -> Iterator[ParallelStage]:
+def parallel_stages(model: nn.Module) -> Iterator[ParallelStage]:
+    """The stages whose layers are parallel paths."""
     return (module for module in model.modules() if isinstance(module, ParallelStage))
 
 
-def _layers(model: nn.Module) -> Iterator[ParallelLayer]:
-    return (module for module in model.modules() if isinstance(module, ParallelLayer))
+def _path_routers(model: nn.Module) -> Iterator[TopKRouter]:
+    """The routers that choose among paths; all others choose among modules."""
+    for join in (module for module in model.modules() if isinstance(module, Join)):
+        yield from (module for module in join.modules() if isinstance(module, TopKRouter))
+    for block in routed_blocks(model):
+        yield from (block.attention.router, block.feed.router)
 
 
-def _routed_blocks(model: nn.Module) -> Iterator[Any]:
+def routed_blocks(model: nn.Module) -> Iterator[Any]:
     """Blocks whose attention experts and feed-forward experts are the paths."""
-    return (layer for stage in _stages(model) for layer in stage.layers if isinstance(layer, Block))
+    return (layer for stage in parallel_stages(model) for layer in stage.layers if isinstance(layer, Block))

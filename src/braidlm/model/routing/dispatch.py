@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..eager_cpu import GroupedLinearFunction
+from ..precision import compute_dtype
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """The types that torch's grouped product supports; its strides must be multiples of 16 bytes."""
@@ -19,7 +20,7 @@ GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 Compute = Literal["measured", "sparse", "dense"]
 """Whether only the chosen experts are computed, or all and those not chosen weighted by 0: the results are equal.
 
-Which is faster depends on shapes and device; training measures it once before its first step (`training/compute.py`).
+Which is faster depends on shapes and device; training measures it once before its first step.
 A forward pass never measures, so that it rounds the same in every process.
 """
 MIN_SPARSE_TOKENS = 64
@@ -28,9 +29,12 @@ MIN_SPARSE_TOKENS = 64
 
 def is_sparse(compute: Compute, hidden: Tensor) -> bool:
     """Whether only the chosen experts are computed for a stream [..., width]."""
+    recorded = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+    if recorded and hidden.is_cuda and compute_dtype(hidden) != torch.bfloat16:
+        return False  # torch records its grouped product in bfloat16 only
     if compute != "measured":
         return compute == "sparse"
-    if torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if recorded:
         return False  # sparse computation reads each expert's number of tokens from the device
     return hidden.numel() // hidden.shape[-1] >= MIN_SPARSE_TOKENS
 
@@ -144,13 +148,11 @@ def grouped_product(rows: Tensor, weight_EIO: Tensor, bias_EO: Tensor | None, gr
     """Multiply sorted rows [R, in] by their experts' matrices: on a GPU by one grouped product, which does not wait for
     the device; on a CPU by one product per expert, which is as fast there.
     """
-    device = rows.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else rows.dtype
+    dtype = compute_dtype(rows)
     if rows.is_cuda and supports_grouped_mm(weight_EIO, dtype):
         outputs = F.grouped_mm(rows.to(dtype), weight_EIO.to(dtype), offs=groups.ends_E)
         return outputs if bias_EO is None else outputs + groups.repeat(bias_EO, rows).to(outputs.dtype)
-    if rows.is_cpu and not autocast and not torch.compiler.is_compiling():
+    if rows.is_cpu and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling():
         return GroupedLinearFunction.apply(rows, weight_EIO, bias_EO, groups.counts_E.tolist())  # type: ignore[no-any-return]
     if bias_EO is None:
         return torch.cat([own_rows @ weight for own_rows, weight in zip(groups.split(rows), weight_EIO, strict=True)])

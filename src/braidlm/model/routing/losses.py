@@ -90,6 +90,14 @@ def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
 
 
+@routing_losses.register("new_rows")
+def new_rows(routing: Routing, real_BT: Tensor) -> Tensor:
+    """ModuleFormer's routing regularisation, against forgetting: the squared norm of a router's rows for inserted
+    choices, which limits how often they are chosen; 0 where there are none."""
+    rows = routing.new_rows
+    return torch.zeros((), device=real_BT.device) if rows is None else rows.float().square().sum()
+
+
 def routing_loss(routings: Routings, real_BT: Tensor, evaluate: Evaluator | None = None) -> Tensor:
     """The sum of all routers' losses, each with its weight."""
     total = torch.zeros((), device=real_BT.device)
@@ -120,7 +128,8 @@ def _group_by_shape(routings: Routings) -> list[list[Routing]]:
     """Groups of routings that can be computed together: of one shape, with the same losses."""
     groups: dict[object, list[Routing]] = {}
     for routing in routings:
-        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None)
+        rows = None if routing.new_rows is None else routing.new_rows.shape
+        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None, rows)
         groups.setdefault((shapes, len(routing.choices), tuple(sorted(routing.losses.items()))), []).append(routing)
     return list(groups.values())
 
@@ -135,7 +144,7 @@ def evaluate_each(measure: Measure, group: list[Routing], real_BT: Tensor) -> Te
 def evaluate_together(measure: Measure, group: list[Routing], real_BT: Tensor) -> Tensor:
     """A measure of each routing of a group, by one vectorised call."""
     names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
-    names += ["scores_BTN"] if group[0].scores_BTN is not None else []
+    names += [name for name in ("scores_BTN", "new_rows") if getattr(group[0], name) is not None]
 
     def evaluate_one(*tensors: Tensor) -> Tensor:
         changed: dict[str, Any] = dict(zip(names, tensors, strict=True))

@@ -16,6 +16,7 @@ from ..norms import norms
 from .dispatch import Compute
 from .losses import check_losses
 from .routing import Routing
+from .stacked import PartlyTrained
 
 
 @dataclass
@@ -38,6 +39,8 @@ class RouterConfig:
     silent: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
     """Rows of scores after those of the choices: of modules that were pruned, whose scores still count in the softmax,
     so that the weights of the others stay as they were."""
+    new: list[str] = field(default_factory=list)
+    """The last of the choices, if they were inserted into a trained model; `training.opening` brings them into use."""
     sampled: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
     """How many of the `top_k` are drawn at random by their probabilities in training; the others are the top ones."""
     noise: NonNegative = 0.0
@@ -59,12 +62,12 @@ class RouterConfig:
 ROUTER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
-class ScoreLinear(nn.Linear):
+class ScoreLinear(PartlyTrained, nn.Linear):
     """A linear layer that computes in the type of its input: a router of a half-precision model scores in float32."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(hidden.dtype)
-        return F.linear(hidden, self.weight.to(hidden.dtype), bias)
+        weight, bias = self.rows()
+        return F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
 
 
 class TopKRouter(nn.Module):
@@ -82,6 +85,15 @@ class TopKRouter(nn.Module):
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.inner = None if config.hidden is None else ScoreLinear(width, config.hidden)
         self.scores = ScoreLinear(config.hidden or width, len(self.choices) + config.silent, bias=config.bias)
+        self.old = len(self.choices) - len(config.new)
+        """How many choices were there before others were inserted."""
+        if self.choices[self.old :] != tuple(config.new):
+            raise BraidError(f"new: these must be the last of the choices: {', '.join(self.choices)}")
+        if config.new:
+            # A factor on their probabilities: at 0 they are never chosen, at 1 they are choices as any other.
+            self.register_buffer("opening", torch.zeros(len(config.new)))
+        else:
+            self.opening = None
         if config.balance_rate:
             self.register_buffer("balance", torch.zeros(len(self.choices)))
         else:
@@ -90,9 +102,13 @@ class TopKRouter(nn.Module):
     def forward(self, hidden: Tensor) -> Routing:
         all_scores = self.score(hidden)
         scores_BTN, inactive_N = all_scores[..., : len(self.choices)], None
+        if self.opening is not None:
+            opening_N = F.pad(self.opening.to(scores_BTN.dtype), (self.old, 0), value=1.0)
+            scores_BTN, inactive_N = scores_BTN + opening_N.log(), opening_N == 0
         if self.inactive:
-            inactive_N = torch.tensor([name in self.inactive for name in self.choices], device=hidden.device)
-            scores_BTN = scores_BTN.masked_fill(inactive_N, -torch.inf)
+            off_N = torch.tensor([name in self.inactive for name in self.choices], device=hidden.device)
+            inactive_N = off_N if inactive_N is None else off_N | inactive_N
+            scores_BTN = scores_BTN.masked_fill(off_N, -torch.inf)
         if self.config.silent:
             all_scores = torch.cat((scores_BTN, all_scores[..., len(self.choices) :]), dim=-1)
             probabilities_BTN = all_scores.softmax(-1)[..., : len(self.choices)]
@@ -109,8 +125,21 @@ class TopKRouter(nn.Module):
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
         if self.config.renormalise:
             weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
-        losses = dict(self.config.losses)
-        return Routing(self.address, self.choices, probabilities_BTN, chosen_BTK, weights_BTK, losses, scores_BTN)
+        losses, rows = dict(self.config.losses), self.new_rows()
+        return Routing(self.address, self.choices, probabilities_BTN, chosen_BTK, weights_BTK, losses, scores_BTN, rows)
+
+    def new_rows(self) -> Tensor | None:
+        """The parameters of the new choices' scores."""
+        if self.opening is None:
+            return None
+        weight, bias = (p if p is None else p[self.old : len(self.choices)] for p in self.scores.rows())
+        return weight if bias is None else torch.cat((weight, bias[:, None]), dim=-1)
+
+    @torch.no_grad()
+    def open(self, share: float) -> None:
+        """Let new choices be chosen with this factor on their probability, or the larger one that they have."""
+        if self.opening is not None:
+            self.opening.clamp_min_(share)
 
     def score(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -128,8 +157,9 @@ class TopKRouter(nn.Module):
         top_BTK = ranked_BTN.topk(self.config.top_k - drawn, dim=-1).indices
         if not drawn:
             return top_BTK
-        # A choice that is switched off has probability 0; every other one may be drawn, however small its probability.
-        chances_BTN = (probabilities_BTN + 1e-6 * (probabilities_BTN > 0)).scatter(-1, top_BTK, 0.0)
+        # Every choice may be drawn, however small its probability; one that is switched off only if no others are left.
+        chances_BTN = probabilities_BTN + torch.where(probabilities_BTN > 0, 1e-6, 1e-30)
+        chances_BTN = chances_BTN.scatter(-1, top_BTK, 0.0)
         drawn_RK = torch.multinomial(chances_BTN.flatten(0, 1), drawn)
         return torch.cat((top_BTK, drawn_RK.unflatten(0, top_BTK.shape[:2])), dim=-1)
 

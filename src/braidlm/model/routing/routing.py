@@ -27,6 +27,8 @@ class Routing:
     """The routing losses that are added to the training loss, with their weights."""
     scores_BTN: Tensor | None = None
     """The scores before the softmax, for losses that read them."""
+    new_rows: Tensor | None = None
+    """The router's parameters of choices that were inserted later, [new choice, inputs]."""
 
     @property
     def weights_BTN(self) -> Tensor:

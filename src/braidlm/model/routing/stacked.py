@@ -4,7 +4,7 @@ Inside a stack the stream is [member, batch, time, width], or [1, batch, time, w
 If each member is run on some tokens only, it is rows [row, width] sorted by member, with their `Groups`.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,27 @@ from .routing import Routing
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class StackedLinear(nn.Module):
+def with_trained_rows(parameter: Any, rows: slice | None) -> Any:
+    """A parameter, if there is one, of which training changes only some rows; the others are detached."""
+    if rows is None or parameter is None:
+        return parameter
+    return torch.cat((parameter[: rows.start].detach(), parameter[rows], parameter[rows.stop :].detach()))
+
+
+class PartlyTrained:
+    """A linear layer with rows for several members, of which some may be frozen."""
+
+    weight: Tensor
+    bias: Any
+    trained_rows: slice | None = None
+    """Those that training changes, where others are frozen."""
+
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias, detached where they are frozen."""
+        return with_trained_rows(self.weight, self.trained_rows), with_trained_rows(self.bias, self.trained_rows)
+
+
+class StackedLinear(PartlyTrained, nn.Module):
     """A stack of linear layers; weight [member, inputs, outputs]."""
 
     active_share = 1.0
@@ -31,13 +51,21 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, groups: Groups | None = None, columns: slice = slice(None)) -> Tensor:
         """Compute the outputs in `columns`, by default all."""
-        weight = self.weight[:, :, columns]
-        bias = None if self.bias is None else self.bias[:, columns]
+        weight, bias = self.rows()
+        weight, bias = weight[:, :, columns], None if bias is None else bias[:, columns]
         if groups is not None:
             return grouped_product(x, weight, bias, groups)
         rows = x.flatten(1, -2).expand(self.stack, -1, -1)
         outputs = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias[:, None], rows, weight)
         return outputs.unflatten(1, x.shape[1:-1])
+
+    @property
+    def is_transposed(self) -> bool:
+        """Tells peft that matrices are [in, out], so that its adapters begin at zero on the side of the outputs.
+
+        A stack of one peft computes as if it were not.
+        """
+        return self.stack > 1
 
     def extra_repr(self) -> str:
         return f"{self.stack} x {self.weight.shape[1]} -> {self.weight.shape[2]}, bias={self.bias is not None}"
