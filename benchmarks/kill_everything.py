@@ -1,6 +1,6 @@
 """Kill commands at random moments, run them again to the end, and compare with commands that were never killed.
 
-    python benchmarks/kill_everything.py [--kills 20] [--seed 1] [--out DIR] [VERB ...]
+    python benchmarks/kill_everything.py [--kills 20] [--seed 1] [--out DIR] [COMMAND ...]
 
 A command is started in a folder of its own, its whole process group is killed (SIGKILL) at a random moment between
 the first file that it writes and its end, up to four times in one folder, so that what resumes is killed again. Then it
@@ -30,6 +30,15 @@ TINY: dict[str, Any] = {
     "block": {"attention": {"heads": 2}, "feed": {"kind": "swiglu", "hidden": 24}},
     "stages": ["block"],
 }
+EXPERTS: dict[str, Any] = {"names": 4, "router": {"top_k": 2, "compute": "dense"}}
+"""Not the faster one here and now, which may differ from run to run and so round differently."""
+MODULES: dict[str, Any] = {
+    **TINY,
+    "block": {
+        "attention": {"kind": "stick_breaking", "heads": 2, "experts": EXPERTS},
+        "feed": {"kind": "mlp", "hidden": 24, "experts": EXPERTS},
+    },
+}
 RUN: dict[str, Any] = {
     "model": {**TINY, "dropout": 0.1},
     "data": {"length": 32},
@@ -55,6 +64,21 @@ STUDY: dict[str, Any] = {
     "validation": {"every": "50 steps", "tokens": 500},
     "log": {"every": 10},
 }
+VARIANTS: dict[str, Any] = {
+    **{key: value for key, value in STUDY.items() if key not in ("paths", "composed")},
+    "name": "variants",
+    "whole": {"base": {"model": MODULES, "domains": ["stories"]}},
+    "variants": {
+        "inserted": {
+            "start": "base",
+            "edits": [{"insert": {"modules": 2}}],
+            "domains": ["maths"],
+            "budget": "30 steps",
+        },
+        "joint": {"start": "base", "domains": {"maths": 4, "stories": 1}, "budget": "30 steps"},
+        "pruned": {"start": "joint", "edits": [{"prune": {"text": "maths", "keep": 0.9, "tokens": 2000}}]},
+    },
+}
 TEXT = (".json", ".jsonl", ".yaml", ".html", ".md", ".svg", ".csv", ".txt", ".tex")
 TIMES = re.compile(
     rb'"(saved|created|seconds|wall_seconds|tokens_per_second)": [^,}\n]+'
@@ -67,13 +91,16 @@ TIMED = ("manifest.json", "report.html", "cost.csv", "cost.md", "training-time.c
 
 def commands(shared: Path) -> dict[str, list[str]]:
     """Each command that is killed; it works in the folder of its round and writes `out`."""
-    a, b, text = (str(shared / name) for name in ("a", "b", "text.txt"))
+    a, b, modules, text = (str(shared / name) for name in ("a", "b", "modules", "text.txt"))
     cpu = ["--device", "cpu"]
     return {
         "prepare": ["prepare", text, "--out", "out", "--vocab-size", "400", "--workers", "2"],
         "train": ["train", str(shared / "run.yaml"), "out=out", *cpu],
         "study": ["train", str(shared / "study.yaml"), "out=out", "data.cache=cache", *cpu],
+        "variants": ["train", str(shared / "variants.yaml"), "out=out", "data.cache=cache", *cpu],
         "compose": ["compose", a, b, "--out", "out"],
+        "prune": ["edit", "prune", modules, "--text", text, "--tokens", "5000", "--keep", "0.9", "--out", "out"],
+        "insert": ["edit", "insert", modules, "--modules", "2", "--out", "out"],
         "convert": ["convert", str(shared / "a"), "--to", "llama", "--out", "out"],
         "eval": ["eval", a, b, "bits_per_byte", "--data", f"bits_per_byte={text}", "--out", "out", *cpu],
     }
@@ -88,12 +115,13 @@ def make_shared(shared: Path) -> None:
     shared.mkdir(parents=True)
     (shared / "text.txt").write_text("\n\n".join(documents("stories", 0, count=2000)), encoding="utf-8")
     prepare("stories", shared / "packed", documents=100, vocab_size=300, workers=1)
-    sets = {"stories": {"path": str(shared / "packed"), "holdout": 0.05}}
-    for number, name in enumerate(("a", "b")):
-        recipe = {**RUN, "model": TINY, "seed": number, "out": str(shared / name), "data": {"length": 32, "sets": sets}}
+    data = {"length": 32, "sets": {"stories": {"path": str(shared / "packed"), "holdout": 0.05}}}
+    for number, (name, model) in enumerate({"a": TINY, "b": TINY, "modules": MODULES}.items()):
+        recipe = {**RUN, "model": model, "data": data, "seed": number, "out": str(shared / name)}
         train({**recipe, "training": {"budget": "10 steps", "batch": 4}}, device="cpu")
-    (shared / "run.yaml").write_text(yaml.safe_dump({**RUN, "data": {"length": 32, "sets": sets}}))
-    (shared / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    (shared / "run.yaml").write_text(yaml.safe_dump({**RUN, "data": data}))
+    for study in (STUDY, VARIANTS):
+        (shared / f"{study['name']}.yaml").write_text(yaml.safe_dump(study))
 
 
 def start(words: list[str], folder: Path) -> "subprocess.Popen[bytes]":
@@ -175,7 +203,7 @@ def kill_again_and_again(words: list[str], folder: Path, kills: int, rng: random
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verbs", nargs="*", metavar="VERB")
+    parser.add_argument("commands", nargs="*", metavar="COMMAND")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where to work; it must not exist (default: a temporary folder)")
@@ -185,10 +213,10 @@ def main() -> None:
     everything = commands(work / "shared")
     rng = random.Random(args.seed)
     failed = False
-    for verb in args.verbs or everything:
-        killed, inside, different = kill_again_and_again(everything[verb], work / verb, args.kills, rng)
+    for name in args.commands or everything:
+        killed, inside, different = kill_again_and_again(everything[name], work / name, args.kills, rng)
         print(
-            f"{verb}: {killed} kills, {inside} of them among files; {len(different)} files differ",
+            f"{name}: {killed} kills, {inside} of them among files; {len(different)} files differ",
             *different,
             sep="\n  ",
         )

@@ -14,9 +14,9 @@ from measure import record
 from shapes import VOCABULARY, braid_model
 
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper
 
 
 def batches(steps: int, batch: int, length: int) -> list[np.ndarray]:

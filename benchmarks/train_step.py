@@ -17,10 +17,10 @@ from torch import nn
 
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Rank
-from braidlm.training.precision import autocast
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.precision import autocast
+from braidlm.training.step.step import Stepper
 
 
 def step_of_ours(

@@ -13,10 +13,12 @@ from torch import Tensor
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.side_stream import SideStream
+from braidlm.model.freezing import freeze
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import routing_loss
 from braidlm.model.routing.routing import Routings
+from braidlm.training.step.objective import routers
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 DENSE: dict[str, dict[str, Any]] = {
@@ -44,6 +46,7 @@ BLOCK = {
     "feed": {"kind": "mlp", "activation": "gelu_new", "hidden": 24, "bias": True},
 }
 EXPERTS = {"experts": {"names": 3, "router": {"top_k": 2, "compute": "sparse"}}}
+TWO_LAYERS = {"top_k": 2, "renormalise": False, "bias": False, "compute": "sparse"}
 ROUTED: dict[str, dict[str, Any]] = {
     "moep": {
         "positions": "learned",
@@ -95,6 +98,43 @@ ROUTED: dict[str, dict[str, Any]] = {
     "more choices than a norm's kernel holds": {
         "positions": "learned",
         "block": BLOCK | {"feed": {"hidden": 8, "experts": {"names": 9, "router": {"top_k": 3, "compute": "sparse"}}}},
+    },
+    "modules": {
+        "positions": "none",
+        "block": {
+            "norm": "layer",
+            "attention": {
+                "kind": "stick_breaking",
+                "heads": 2,
+                "experts": {"names": 4, "keys": "shared", "kv_bias": True, "router": {"hidden": 8, **TWO_LAYERS}},
+            },
+            "feed": {"kind": "mlp", "hidden": 24, "experts": {"names": 5, "router": {"hidden": 8, **TWO_LAYERS}}},
+        },
+    },
+    "modules that read the stream as keys, and one bank without": {
+        "positions": "none",
+        "block": {
+            "attention": {
+                "kind": "stick_breaking",
+                "heads": 2,
+                "kv_heads": 1,
+                "head_dim": 16,
+                "rest": "current",
+                "experts": {"names": 3, "keys": "stream", "router": {"compute": "sparse"}},
+            }
+        },
+        "stages": ["block", {"block": {"attention": {"current": False, "bias": True, "experts": None}}}],
+    },
+    "softmax modules": {
+        "positions": "learned",
+        "block": BLOCK
+        | {
+            "attention": {
+                "heads": 2,
+                "bias": True,
+                "experts": {"names": 3, "keys": "shared", "router": {"hidden": 8, **TWO_LAYERS}},
+            }
+        },
     },
     "rotary beside experts": {
         "positions": "rope",
@@ -156,6 +196,42 @@ def test_the_stream_equals_the_plain_one(name: str, on_side: bool, device: str, 
     for what, expected in exact.items():
         tolerance = 4 * relative_error(plain[what], expected) + 2 * TOLERANCES[dtype]
         assert_close(actual[what], expected, tolerance, what)
+
+
+@pytest.mark.parametrize("frozen", [["blocks"], ["blocks", "routers", "embedding", "head"]], ids=["", "routers too"])
+@pytest.mark.parametrize("hidden", [8, None], ids=["routers of two layers", "routers of one"])
+def test_inserted_modules_that_train_alone(hidden: int | None, frozen: list[str], device: str) -> None:
+    """The rows of modules that were there before have a gradient of zeros, as in the plain forward."""
+    experts = {"names": 4, "router": {"new": ["expert_4"], "losses": {"new_rows": 0.5}, **TWO_LAYERS, "hidden": hidden}}
+    attention = {"kind": "stick_breaking", "heads": 2, "experts": {**experts, "keys": "shared"}}
+    feed = {"kind": "mlp", "hidden": 24, "bias": True, "experts": experts}
+    block = {"norm": "layer", "attention": attention, "feed": feed}
+    model = tiny_model(positions="none", block=block, stages=["block"])
+    model = model.to(device).train()
+    for opening in (0.0, 20.0):  # far above 1, so that tokens choose the new module
+        for router in routers(model):
+            router.open(opening)
+        freeze(model, frozen)
+        ids, weights = random_ids(2, 9).to(device), torch.randn(2, 9, model.model.width_out, device=device)
+        lowered = LoweredModel(model, side_stream(device))
+        assert not lowered.lowered.refusals
+        actual = results(model, lowered.stream, ids, weights, torch.float32, None)
+        plain = results(model, lambda ids: plain_stream(model.model, ids), ids, weights, torch.float32, None)
+        assert actual.keys() == plain.keys()
+        for what, expected in plain.items():
+            assert_close(actual[what], expected.double(), 2 * TOLERANCES[torch.float32], what)
+        gradient = model.model.stages[0].layers[0].feed.bank.up.weight.grad
+        assert not gradient[:3].any()
+        assert bool(gradient[3].any()) == bool(opening)
+
+
+@pytest.mark.parametrize("name", DENSE | ROUTED)
+def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
+    """Without a backward pass some kernels keep less."""
+    model, ids = tiny_model(**(DENSE | ROUTED)[name]).to(device).eval(), random_ids(2, 9).to(device)
+    with torch.no_grad():
+        expected = model(ids).logits
+    torch.testing.assert_close(LoweredModel(model).logits(ids), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import torch
 
 from braidlm.kernels.lower import lower
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Rank
+from braidlm.training.step.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step.step import Stepper
 from tiny_models import tiny_model
 
 model = tiny_model()

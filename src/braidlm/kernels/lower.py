@@ -33,3 +33,18 @@ def lower(
 
     lowered = LoweredModel(model, side, compile_plain)
     return lowered if lowered.lowered.serves_layers else None
+
+
+def lower_forward(model: BraidForCausalLM, dtype: torch.dtype) -> "LoweredModel | None":
+    """The model for forward passes in bf16, of whole sequences without padding; None where kernels cannot serve it.
+
+    In float32 the plain forward is as fast, and evaluation should give exactly its numbers.
+    """
+    if not HAS_TRITON or dtype != torch.bfloat16 or model.training:
+        return None
+    if not all(p.is_cuda and p.dtype in (torch.float32, torch.bfloat16) for p in model.parameters()):
+        return None
+    from braidlm.kernels.planned_pass import LoweredModel  # which needs Triton
+
+    lowered = LoweredModel(model)
+    return lowered if lowered.lowered.serves_layers else None

@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.positions import LearnedPositions, NoPositions, RotaryPositions
 from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.stick_breaking import StickBreaking, StickBreakingAttention
 from braidlm.model.block import Block
 from braidlm.model.config.registry import Choice
 from braidlm.model.dropout import Dropout
@@ -112,7 +114,7 @@ def _is_in(part: str, layer: str) -> bool:
 NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
 """Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
 
-ROUTER = frozenset({"top_k", "renormalise", "bias", "losses", "balance_rate", "compute"})
+ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
@@ -180,18 +182,44 @@ def _rejects_rotation(body: Any) -> str | None:
     return first(_rejects_positions(body), _unless(not rotates, "no kernel rotates the queries of routed tokens"))
 
 
-def _rejects_attention_bank(bank: SoftmaxAttention) -> str | None:
+def _rejects_stick_breaking(part: Any, body: Any) -> str | None:
+    rotates = isinstance(body.positions, RotaryPositions)
+    return first(
+        _rejects_positions(body),
+        _unless(not rotates, "its kernels do not rotate queries and keys"),
+        _unless(part.window is None, "its kernels do not know the option window"),
+        _unless(not part.drop.rate, "its kernels do not drop attention weights"),
+    )
+
+
+def _rejects_mixture_of_heads(part: MixtureOfHeads, body: Any) -> str | None:
+    return first(
+        _rejects_router(part.router, body),
+        _rejects_rotation(body),
+        _rejects_stick_breaking(part, body) if isinstance(part.rule, StickBreaking) else None,
+    )
+
+
+def _rejects_attention_bank(bank: Any) -> str | None:
     dim = bank.head_dim
     return first(
+        _unless(type(bank) is SoftmaxAttention, f"{type(bank).__name__} has no kernels for a bank of attentions"),
         _unless(bank.out is not None, "its kernels need out_projection"),
         _unless(bank.kv_heads == bank.heads, "its kernels need as many kv_heads as heads"),
         _unless(dim >= 16 and dim & (dim - 1) == 0, "its kernels need a head_dim that is a power of two from 16 on"),
     )
 
 
+def _rejects_frozen_rows(part: nn.Module) -> str | None:
+    """Weights that are folded have a gradient as a whole."""
+    partly = any(getattr(module, "trained_rows", None) is not None for module in part.modules())
+    return _unless(not partly, "it is frozen in part")
+
+
 def _rejects_router(router: TopKRouter, body: Any) -> str | None:
     return first(
         _unless(not router.inactive, "some of its choices are inactive"),
+        _unless(router.opening is None or router.balance is None, "new choices are ranked with a balance"),
         _unless(router.config.compute != "dense", "compute is dense"),
     )
 
@@ -203,7 +231,11 @@ def _rejects_routed_feed(part: RoutedFeed, body: Any) -> str | None:
 def _rejects_routed_attention(part: RoutedAttention, body: Any) -> str | None:
     bank = part.bank
     return first(
-        _rejects_router(part.router, body), _bank_refusal(bank), _rejects_attention_bank(bank), _rejects_rotation(body)
+        _rejects_router(part.router, body),
+        _rejects_frozen_rows(part),
+        _bank_refusal(bank),
+        _rejects_attention_bank(bank),
+        _rejects_rotation(body),
     )
 
 
@@ -235,6 +267,7 @@ def _rejects_parallel(layer: ParallelLayer, body: Any) -> str | None:
         return "its paths have more than one block in a layer"
     block: Any = layer.stack[0]
     return first(
+        _rejects_frozen_rows(layer),
         _bank_refusal(block.attention_norm),
         _bank_refusal(block.attention),
         _bank_refusal(block.feed),
@@ -250,6 +283,7 @@ lowers(RotaryPositions, {"theta", "pairs", "scaling"})
 lowers(LayerNorm, {"eps", "bias"})
 lowers(RMSNorm, {"eps"})
 lowers(SoftmaxAttention, ATTENTION | {"out_projection"}, _rejects_attention)
+lowers(StickBreakingAttention, ATTENTION | {"out_projection", "current", "rest"}, _rejects_stick_breaking)
 lowers(MLP, {"hidden", "activation", "bias"})
 lowers(SwiGLU, {"hidden", "bias"})
 lowers(GEGLU, {"hidden", "bias"})
@@ -261,6 +295,11 @@ lowers(
 lowers(TopKRouter, ROUTER, _rejects_router)
 lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
 lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)
+lowers(
+    MixtureOfHeads,
+    EXPERTS | ATTENTION | {"experts.keys", "experts.kv_bias", "current", "rest"},
+    _rejects_mixture_of_heads,
+)
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
 lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
 lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))

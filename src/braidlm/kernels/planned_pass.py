@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from braidlm.kernels.attention_layers import mixture_of_heads_sublayer, stick_breaking_sublayer
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
 from braidlm.kernels.dense_layers import attention_sublayer, feed_sublayer
 from braidlm.kernels.lowering import Lowered
@@ -28,9 +30,11 @@ from braidlm.kernels.routed_layers import (
     routed_feed_sublayer,
 )
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
+from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.positions import LearnedPositions, RotaryPositions
 from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.stick_breaking import StickBreakingAttention
 from braidlm.model.block import Block
 from braidlm.model.dropout import Dropout
 from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
@@ -50,7 +54,9 @@ T = TypeVar("T")
 Stream = Tensor | UncombinedRows
 SUBLAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     SoftmaxAttention: attention_sublayer,
+    StickBreakingAttention: stick_breaking_sublayer,
     RoutedAttention: routed_attention_sublayer,
+    MixtureOfHeads: mixture_of_heads_sublayer,
     MLP: feed_sublayer,
     SwiGLU: feed_sublayer,
     GEGLU: feed_sublayer,
@@ -62,7 +68,10 @@ class LoweredModel:
     """The training losses of a model by kernels. Gradients of parameters are complete once it is synchronized."""
 
     def __init__(self, model: BraidForCausalLM, side: SideStream | None = None, compile_plain: bool = False):
-        self.model, self.body, self.side = model, model.model, side
+        self.model, self.body = model, model.model
+        # The gradient of a tensor that is frozen in part is cut as soon as it is there: no other stream may compute it.
+        partly = any(getattr(module, "trained_rows", None) is not None for module in model.modules())
+        self.side = None if partly else side
         self.lowered, self.plain = Lowered(model), PlainForward(model.model, compile_plain)
         stages = self.body.stages
         parameters = [p for stage in stages for p in stage.parameters()]
@@ -77,9 +86,9 @@ class LoweredModel:
         is_lowered = head in self.lowered.parts
         tied, casts = None, []
         if is_lowered and self.side is not None:
-            shared = head.weight is self.body.embedding.weight and self.body.embedding in self.lowered.parts
+            shared = self.body.embedding in self.lowered.parts and head.weight is self.body.embedding.weight
             tied = DeferredGradient() if shared and head.weight.requires_grad else None
-            casts = [head.weight.detach()] if compute_dtype(inputs.device) != head.weight.dtype else []
+            casts = [head.weight.detach()] if self._dtype(inputs.device) != head.weight.dtype else []
         with use_side_stream(self.side):
             hidden, routings, context = self.stream(inputs, tied, casts)
             self.synchronize()  # the cast of the head, if there was but one block
@@ -96,6 +105,17 @@ class LoweredModel:
                 text = head.loss(hidden, targets, count)
             self.synchronize()  # the routing loss is to be added
         return text, added, routings
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The logits [batch, time, vocabulary] of token ids, without what a backward pass would need."""
+        (hidden, _, _), head = self.stream(inputs), self.model.head
+        if head not in self.lowered.parts:
+            return head(hidden)  # type: ignore[no-any-return]
+        # The product is far slower where its rows do not begin at multiples of 16 bytes.
+        vocabulary = len(head.weight)
+        weight = F.pad(head.weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 16))
+        return F.linear(hidden, weight)[..., :vocabulary]
 
     def on_side(self, read: Callable[[Evaluator], T], routings: Routings, *inputs: Tensor) -> T:
         """What `read` computes of routings and other tensors, on the side stream: complete once it is synchronized."""
@@ -116,7 +136,7 @@ class LoweredModel:
         With `tied`, the embedding adds its gradient to the head's. `late` are matrices to cast that are read after all
         layers.
         """
-        body, dtype = self.body, compute_dtype(ids.device)
+        body, dtype = self.body, self._dtype(ids.device)
         body._check_length(ids.shape[1])
         with torch.autocast(ids.device.type, enabled=False), use_side_stream(self.side):
             stream: Stream = body.drop(self._embed(ids, dtype, tied))
@@ -135,6 +155,11 @@ class LoweredModel:
                 hidden = self._last_norm(_combined(stream), pending, context)
         return context.unflattened(hidden), routings, context
 
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """Of the stream and the products: autocast's, or else the parameters' own."""
+        autocast = torch.is_autocast_enabled(device.type)
+        return torch.get_autocast_dtype(device.type) if autocast else next(self.body.parameters()).dtype
+
     def _embed(self, ids: Tensor, dtype: torch.dtype, tied: DeferredGradient | None) -> Tensor:
         body = self.body
         if body.embedding in self.lowered.parts:
@@ -152,7 +177,8 @@ class LoweredModel:
         """Whether kernels serve a whole block without experts."""
         if not isinstance(layer, Block) or not {layer.attention, layer.feed} <= self.lowered.parts:
             return False
-        return not isinstance(layer.attention, RoutedAttention) and not isinstance(layer.feed, RoutedFeed)
+        routed = (RoutedAttention, MixtureOfHeads, RoutedFeed)
+        return not isinstance(layer.attention, routed) and not isinstance(layer.feed, routed)
 
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
@@ -228,8 +254,3 @@ def _run(layer: Callable[..., Any], *arguments: Any) -> Any:
 
 def _combined(stream: Stream) -> Tensor:
     return stream if isinstance(stream, Tensor) else stream.combined()
-
-
-def compute_dtype(device: torch.device) -> torch.dtype:
-    """The type of products under the current autocast."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32

@@ -18,10 +18,12 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
-from braidlm.kernels.routed.norm_router import MAX_CHOICES
 from braidlm.kernels.routed.permutation import TILE, row_bound
+from braidlm.kernels.routed_layers import routes_with_norm
+from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
+from braidlm.model.attention.stick_breaking import StickBreakingAttention
 from braidlm.model.block import Block
 from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
@@ -40,8 +42,11 @@ def read_parameters(layers: Layers) -> list[Tensor]:
     """The parameters that products read as they are, in a cast copy: not those that are folded."""
     read: list[Tensor | None] = []
     for _, part in _parts(layers):
-        if _is(part, SoftmaxAttention):
+        if _is(part, SoftmaxAttention, StickBreakingAttention):
             read += [part.qkv.weight, part.qkv.bias, None if part.out is None else part.out.weight]
+        elif _is(part, MixtureOfHeads):
+            read += [part.queries.weight, part.out.weight]
+            read += [] if part.keys_values is None else [part.keys_values.weight, part.keys_values.bias]
         elif _is(part, *FEEDS):
             read += [first_linear(part).weight, part.out.weight]
         elif _is(part, RoutedAttention):
@@ -123,6 +128,9 @@ def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> d
             add(block.feed.out, top_k, False)
         elif _is(part, RoutedAttention):
             add(part.bank.out, part.router.config.top_k, False)
+        elif _is(part, MixtureOfHeads):
+            add(part.queries, part.router.config.top_k, True)
+            add(part.out, part.router.config.top_k, False)
         elif _is(part, RoutedFeed):
             if part.shared is None:  # else the rows that both read lie where the shared part needs them
                 add(first_linear(part.bank), part.router.config.top_k, True, summed=True)
@@ -145,7 +153,8 @@ def column_sums(layers: Layers) -> dict[nn.Module, ColumnSums]:
         alike: dict[Any, list[nn.Module]] = {}
         for block, part in _parts(some):
             norm: Any = block.attention_norm if part is block.attention else block.feed_norm
-            if not routes_with_norm(part):
+            router = getattr(part, "router", None)
+            if router is None or not routes_with_norm(router):
                 alike.setdefault((type(norm), norm.weight.shape), []).append(norm)
             if _is(part, SoftmaxAttention) and part.qkv.bias is not None:
                 alike.setdefault((part.qkv.weight.shape, part.head_dim), []).append(part.qkv)
@@ -160,11 +169,6 @@ def column_sums(layers: Layers) -> dict[nn.Module, ColumnSums]:
     for bank in _attention_banks(layers):
         routers.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
     return sums | _shared_sums(routers)
-
-
-def routes_with_norm(part: nn.Module) -> bool:
-    """Whether the norm before a part is computed together with its router."""
-    return isinstance(part, (RoutedAttention, RoutedFeed)) and len(part.router.choices) <= MAX_CHOICES
 
 
 def _shared_sums(alike: dict[Any, list[nn.Module]]) -> dict[nn.Module, ColumnSums]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_norm, add_pending
@@ -22,6 +23,7 @@ from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, Combin
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.project_rows import MAX_WIDTH, ProjectAddNormRows
 from braidlm.kernels.routed.router import Route
+from braidlm.kernels.routed.router_inner import RouterInner
 from braidlm.kernels.routed.rows import AddNormRows, Norm
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
 from braidlm.model.norms import LayerNorm
@@ -69,8 +71,8 @@ def parallel_layer(
     """Of a `ParallelLayer` with a routed join: the chosen blocks of each token, in sorted rows."""
     block, router = layer.stack[0], layer.join.router
     # The norm's kernel reads the stream's gradient itself where it also routes, for few choices.
-    deferred = DeferredGradient() if len(router.choices) <= MAX_CHOICES else None
-    stream, normed, dispatch = _add_norm_route(
+    deferred = DeferredGradient() if routes_with_norm(router) else None
+    stream, normed, dispatch = add_norm_route(
         stream, pending, block.attention_norm, router, block.attention.qkv, context, reads_normed=False, folded=True,
         deferred=deferred, permute_on_side=True,
     )  # fmt: skip
@@ -86,7 +88,7 @@ def parallel_layer(
             attended, bank.out.weight, cast, bank.out.bias, stream, dispatch.permutation, norm
         )
     else:
-        delta = _grouped_linear(bank.out, attended, dispatch, context, gather=False)
+        delta = grouped_linear(bank.out, attended, dispatch, context, gather=False)
         rows, normed = AddNormRows.apply(stream, delta, dispatch.permutation, norm)
     base = Base(rows, probability, context.seed(block, probability, 1))
     fed = _grouped_feed(block.feed, normed, dispatch, context, base)
@@ -102,10 +104,10 @@ def projection_layer(
     slot = None if pending is None or pending.dropout else pending.slot  # with dropout the gradients differ
     dispatch, stream = _route(experts.router, add_pending(stream, pending), context, slot)
     if experts.gate_up is None:
-        rows = _grouped_linear(experts.out, stream, dispatch, context, gather=True)
+        rows = grouped_linear(experts.out, stream, dispatch, context, gather=True)
     else:
         rows = _grouped_feed(experts, stream, dispatch, context)
-    return _combine(rows, dispatch), None, (dispatch.routing,)
+    return combine_rows(rows, dispatch), None, (dispatch.routing,)
 
 
 def routed_attention_sublayer(
@@ -113,11 +115,11 @@ def routed_attention_sublayer(
 ) -> Sublayer:
     """Of `RoutedAttention`."""
     bank = part.bank
-    stream, normed, dispatch = _add_norm_route(
+    stream, normed, dispatch = add_norm_route(
         stream, pending, norm, part.router, bank.qkv, context, reads_normed=True, permute_on_side=True
     )
-    rows = _grouped_linear(bank.out, _attend(bank, normed, dispatch, context), dispatch, context, gather=False)
-    return stream, PendingAdd(_combine(rows, dispatch, context.grouped_slots.get(bank.out))), (dispatch.routing,)
+    rows = grouped_linear(bank.out, _attend(bank, normed, dispatch, context), dispatch, context, gather=False)
+    return stream, PendingAdd(combine_rows(rows, dispatch, context.grouped_slots.get(bank.out))), (dispatch.routing,)
 
 
 def routed_feed_sublayer(
@@ -125,16 +127,16 @@ def routed_feed_sublayer(
 ) -> Sublayer:
     """Of `RoutedFeed`."""
     reader = first_linear(part.bank if part.shared is None else part.shared)
-    stream, normed, dispatch = _add_norm_route(stream, pending, norm, part.router, reader, context, reads_normed=True)
+    stream, normed, dispatch = add_norm_route(stream, pending, norm, part.router, reader, context, reads_normed=True)
     fed = _grouped_feed(part.bank, normed, dispatch, context)
-    delta = _combine(fed, dispatch, context.grouped_slots.get(part.bank.out))
+    delta = combine_rows(fed, dispatch, context.grouped_slots.get(part.bank.out))
     if part.shared is None:
         return stream, PendingAdd(delta), (dispatch.routing,)
     shared = feed_forward(part.shared, normed, context)
     return stream, PendingAdd(shared.delta + delta, shared.bias), (dispatch.routing,)
 
 
-def _add_norm_route(
+def add_norm_route(
     stream: Tensor | UncombinedRows,
     pending: PendingAdd | None,
     norm: Any,
@@ -151,11 +153,11 @@ def _add_norm_route(
     The router reads the normalised stream or the stream itself. With `permute_on_side` the caller waits for the
     dispatch's `ready` before it reads the permutation.
     """
-    if isinstance(stream, UncombinedRows) and (pending is not None or len(router.choices) > MAX_CHOICES):
+    if isinstance(stream, UncombinedRows) and (pending is not None or not routes_with_norm(router)):
         stream = stream.combined()
     if folded and pending is not None and isinstance(stream, Tensor):  # so that all layers' sums have one shape
         stream, pending = add_pending(stream, pending), None
-    if isinstance(stream, Tensor) and len(router.choices) > MAX_CHOICES:
+    if isinstance(stream, Tensor) and not routes_with_norm(router):
         stream, normed = add_norm(stream, pending, norm, reader, context, folded)
         if reads_normed:
             dispatch, normed = _route(router, normed, context)
@@ -169,7 +171,7 @@ def _add_norm_route(
         norm.eps, centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
         context.slots.get(reader) or context.grouped_slots.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
-    rest = (*vectors, router.scores.weight, router.scores.bias, router.balance, config)
+    rest = (*vectors, *_scores_of(router), router.balance, config)
     if isinstance(stream, UncombinedRows):
         outputs = CombineNormRoute.apply(stream.rows, stream.weights, stream.permutation, stream.slot, *rest)
     else:
@@ -186,11 +188,28 @@ def _route(
     `slot` is of the layer whose output's gradient is that of the rows.
     """
     config = router.config
-    rows, *choice = Route.apply(
-        rows, router.scores.weight, router.scores.bias, router.balance, config.top_k, config.renormalise,
-        context.sums_of(router), slot,
+    inner, read = router.inner, rows
+    if inner is not None:
+        read = RouterInner.apply(rows, inner.weight, inner.bias, config.activation)
+    passed_on, *choice = Route.apply(
+        read, *_scores_of(router), router.balance, config.top_k, config.renormalise,
+        context.sums_of(router), slot if inner is None else None,
     )  # fmt: skip
-    return _dispatch(router, choice, context), rows
+    return _dispatch(router, choice, context), passed_on if inner is None else rows
+
+
+def _scores_of(router: TopKRouter) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a router's scores; what closes new choices is a part of the bias."""
+    weight, bias = router.scores.rows()
+    if router.opening is None:
+        return weight, bias
+    opening = F.pad(router.opening, (router.old, 0), value=1.0).log()
+    return weight, opening if bias is None else bias + opening
+
+
+def routes_with_norm(router: TopKRouter) -> bool:
+    """Whether the norm before a part is computed together with its router: one of one layer and few choices."""
+    return router.inner is None and len(router.choices) <= MAX_CHOICES
 
 
 def _dispatch(
@@ -208,6 +227,7 @@ def _dispatch(
         context.unflattened(weights),
         dict(router.config.losses),
         context.unflattened(scores),
+        router.new_rows(),
     )
     return Dispatch(routing, weights, permutation, None if side is None else side.last_event())
 
@@ -227,14 +247,16 @@ def _attend(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext)
     )  # fmt: skip
 
 
-def _combine(rows: Tensor, dispatch: Dispatch, slot: GradientSlot | None = None) -> Tensor:
+def combine_rows(rows: Tensor, dispatch: Dispatch, slot: GradientSlot | None = None) -> Tensor:
     """Each token's weighted sum of its rows; `slot` is of the layer that computed them."""
     return UncombinedRows(rows, dispatch.weights, dispatch.permutation, slot).combined()
 
 
-def _grouped_linear(layer: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, gather: bool) -> Tensor:
+def grouped_linear(layer: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, gather: bool) -> Tensor:
+    """The layer of each row's expert; `rows` are tokens where they are to be gathered."""
+    weight, bias = layer.rows()
     return GroupedLinear.apply(
-        rows, layer.weight, context.casts[layer.weight], layer.bias, dispatch.permutation, gather,
+        rows, weight, context.casts[layer.weight], bias, dispatch.permutation, gather,
         context.grouped_slots.get(layer),
     )  # fmt: skip
 
@@ -243,11 +265,16 @@ def _grouped_feed(
     bank: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, base: Base | None = None
 ) -> Tensor:
     """The feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
-    into, out, (kind, gated) = first_linear(bank), bank.out, activation_of(bank)
-    up = context.folded.get(into) or Folded(into.weight, context.casts[into.weight], into.bias, None)
+    into: Any = first_linear(bank)
+    out, (kind, gated) = bank.out, activation_of(bank)
+    up = context.folded.get(into)
+    if up is None:
+        weight, bias = into.rows()
+        up = Folded(weight, context.casts[into.weight], bias, None)
+    out_weight, out_bias = out.rows()
     base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
     return GroupedFeed.apply(
-        rows, up.weight, up.cast, up.bias, out.weight, context.casts[out.weight], out.bias, base_rows,
+        rows, up.weight, up.cast, up.bias, out_weight, context.casts[out.weight], out_bias, base_rows,
         dispatch.permutation, kind, gated, base is None, dropout, seed, context.grouped_slots.get(into),
         context.grouped_slots.get(out),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from braidlm.kernels.routed.combine import Combine
 from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig, plain_add_norm_route
 from braidlm.kernels.routed.permutation import permute
 from braidlm.kernels.routed.router import Route, plain_route
+from braidlm.kernels.routed.router_inner import RouterInner, plain_router_inner
 
 
 @pytest.mark.parametrize(("width", "choices", "top_k"), [(24, 4, 2), (192, 5, 1), (48, 17, 3)])
@@ -90,3 +91,23 @@ def test_combine_norm_route_equals_combine_then_norm_route(device: str, dtype: t
         results.append([*outputs, *gradients])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_the_first_layer_of_two_equals_torch(activation: str, device: str, dtype: torch.dtype) -> None:
+    rows, weight = torch.randn(70, 24, device=device).to(dtype), torch.randn(12, 24, device=device)
+    bias = torch.randn(12, device=device)
+    assert_equal_with_gradients(
+        lambda *x: RouterInner.apply(*x, activation),
+        lambda *x: plain_router_inner(*x, activation),
+        [rows, weight, bias],
+        dtype,
+    )
+
+
+@pytest.mark.gpu
+def test_the_first_layer_of_two_is_exact_from_half_precision_rows() -> None:
+    rows, weight = torch.randn(512, 384, device="cuda").bfloat16(), torch.randn(96, 384, device="cuda")
+    exact = plain_router_inner(rows.double(), weight.double(), torch.zeros(96, device="cuda").double(), "gelu")
+    ours = RouterInner.apply(rows, weight, torch.zeros(96, device="cuda"), "gelu")
+    assert ((ours - exact).norm() / exact.norm()).item() < 1e-5, "as good as 16 bits of each weight"

@@ -35,9 +35,11 @@ def _cast(  # type: ignore[no-untyped-def]
 
 @torch.no_grad()
 def cast_all(parameters: list[Tensor], dtype: torch.dtype) -> Casts:
-    """Copies of float32 parameters in another type."""
+    """Copies of float32 parameters in another type; parameters that have it already are not copied."""
+    there = {parameter: parameter.detach() for parameter in parameters if parameter.dtype == dtype}
+    parameters = [parameter for parameter in parameters if parameter not in there]
     if not parameters:
-        return {}
+        return there
     assert all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
     starts, end, table = [], 0, []
     for parameter in parameters:
@@ -49,4 +51,6 @@ def cast_all(parameters: list[Tensor], dtype: torch.dtype) -> Casts:
     aligned = all(p.data_ptr() % 16 == 0 and p.numel() % 4 == 0 for p in parameters)
     device_table = addresses(tuple(table), casts.device)
     _cast[(len(table) // COLUMNS,)](device_table, casts, aligned, COLUMNS, BLOCK, num_warps=WARPS)
-    return {p: casts[begin : begin + p.numel()].view(p.shape) for p, begin in zip(parameters, starts, strict=True)}
+    return there | {
+        p: casts[begin : begin + p.numel()].view(p.shape) for p, begin in zip(parameters, starts, strict=True)
+    }

@@ -68,3 +68,16 @@ class Linear(torch.autograd.Function):
                 weight_gradient = product(left.t(), right, ctx.weight_dtype)
         rows_gradient = tuned_product(gradient, cast, transposed=ctx.wide) if needs_rows else None
         return rows_gradient, weight_gradient, *[None] * 4
+
+
+class BiasGradient(torch.autograd.Function):
+    """rows [rows, out] that have the bias [out] in them already; it is an input for the sake of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Tensor) -> Tensor:
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.sum(0, dtype=torch.float32)

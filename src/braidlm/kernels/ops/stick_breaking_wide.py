@@ -106,7 +106,7 @@ class WideStickBreaking(torch.autograd.Function):
                 scores, sequence_first_keys, weights, chunk_left, *scores.shape[1:], position, group,
                 scale * LOG2_E, int(current), query.dtype == torch.float32, ROWS, KEYS, num_warps=WARPS,
             )  # fmt: skip
-            out[:, chunk] = weights @ values[:, :end]
+            torch.bmm(weights, values[:, :end], out=out[:, chunk])
             left[:, chunk] = chunk_left
             if any(ctx.needs_input_grad):
                 kept += [scores, weights]

@@ -107,7 +107,7 @@ def combine_gradients(
     width, choices = rows.shape[1], weights.shape[1]
     rows_gradient = torch.empty_like(rows) if slot is None else slot.gradient
     weights_gradient = torch.empty_like(weights)
-    columns, block_rows = _block_shape(width)
+    columns, block_rows = block_shape(width)
     block_rows = min(block_rows, permutation.tile)
     _combine_backward[(permutation.rows // block_rows,)](
         gradient.contiguous(), rows, weights, permutation.row_of_choice, permutation.source, permutation.tile_expert,
@@ -125,14 +125,15 @@ def summed_rows(rows: Tensor, permutation: Permutation) -> Tensor:
 def _combine(rows: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
     (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
     out = rows.new_empty(tokens, width)
-    columns, block_rows = _block_shape(width)
+    columns, block_rows = block_shape(width)
     _combine_forward[(triton.cdiv(tokens, block_rows),)](
         rows, weights, permutation.row_of_choice, out, tokens, width, choices, block_rows, columns, num_warps=WARPS
     )
     return out
 
 
-def _block_shape(width: int) -> tuple[int, int]:
+def block_shape(width: int) -> tuple[int, int]:
+    """Columns and rows of a program that moves whole rows."""
     columns = triton.next_power_of_2(width)
     return columns, max(1, ELEMENTS // columns)
 

@@ -87,7 +87,9 @@ class GroupedFeed(Function):
     ) -> Tensor:
         check_slot(up_slot, rows)
         target = None if out_slot is None else out_slot.input
-        value, inner = grouped_forward(rows, up_cast, permutation, up_bias, gather, kind, gated, value=target)
+        value, inner = grouped_forward(
+            rows, up_cast, permutation, up_bias, gather, kind, gated, value=target, keep_inner=any(ctx.needs_input_grad)
+        )
         ctx.save_for_backward(rows, inner, value, up_cast, out_cast, seed)
         ctx.permutation, ctx.kind, ctx.gated, ctx.gather = permutation, kind, gated, gather
         ctx.side, ctx.dropout, ctx.has_base = current_side_stream(), dropout, base is not None

@@ -79,7 +79,8 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
     THRESHOLD: tl.constexpr, FAST: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """`out` is the product with its bias, `value` its activation; COLUMNS are those of `value` if it is gated."""
+    """`out` is the product with its bias (None where only its activation is read), `value` its activation; COLUMNS are
+    those of `value` if it is gated."""
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)  # of one tile of rows; they are neighbours, so that its rows stay in the cache
     block = tl.program_id(0) // programs
@@ -104,19 +105,21 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
     if bias is not None:
         bias += expert * WIDTH + column
         total += tl.load(bias, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    out += first * WIDTH
     offsets = row[:, None] * WIDTH + column[None, :]
     if THRESHOLD:
         total = tl.where(keep_mask(seed, first * WIDTH + offsets, THRESHOLD), total * keep_scale, 0.0)
     if base is not None:
         total += tl.load(base + first * WIDTH + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
+    if out is not None:
+        out += first * WIDTH
+        tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
     if KIND is not None:
         activated, _ = value_and_derivative(total, KIND, FAST)
         if GATED:
             if bias is not None:
                 up += tl.load(bias + COLUMNS, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-            tl.store(out + offsets + COLUMNS, up.to(out.dtype.element_ty), mask=mask)
+            if out is not None:
+                tl.store(out + offsets + COLUMNS, up.to(out.dtype.element_ty), mask=mask)
             activated *= up
         offsets = row[:, None] * COLUMNS + column[None, :]
         tl.store(value + first * COLUMNS + offsets, activated.to(value.dtype.element_ty), mask=mask)
@@ -181,11 +184,13 @@ def grouped_forward(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     value: Tensor | None = None,
+    keep_inner: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """rows [R, in], or tokens [N, in] to be gathered, through weight [E, in, out] -> [R, out] and None.
 
     With an activation: its value [R, out], or [R, out / 2] if it is gated, and its input [R, out]. Without one, the
-    product may be added to `base` [R, out] after dropout. `value` is the buffer for the activation's value.
+    product may be added to `base` [R, out] after dropout. `value` is the buffer for an activation's value. Its input is
+    None unless it is kept for the backward pass.
     """
     experts, inputs, outputs = weight.shape
     assert experts == permutation.experts
@@ -193,10 +198,10 @@ def grouped_forward(
     assert weight.is_contiguous()
     columns = outputs // 2 if gated else outputs
     rule = _product_blocks if activation is None else _activated_blocks
-    blocks = blocks or rule(outputs, rows.dtype)
+    blocks = blocks or rule(outputs, inputs, rows.dtype)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, inputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program computes two products
-    out = rows.new_empty(permutation.rows, outputs)
+    out = rows.new_empty(permutation.rows, outputs) if activation is None or keep_inner else None
     if activation is not None and value is None:
         value = rows.new_empty(permutation.rows, columns)
     _grouped_forward[(permutation.rows // m * triton.cdiv(columns, n),)](
@@ -204,7 +209,10 @@ def grouped_forward(
         1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
         permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    return (out, None) if value is None else (value, out)
+    if value is not None:
+        return value, out
+    assert out is not None
+    return out, None
 
 
 def grouped_backward(
@@ -228,7 +236,7 @@ def grouped_backward(
     assert gradient.shape == (permutation.rows, outputs)
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
-    blocks = blocks or _product_blocks(columns, gradient.dtype, summed)
+    blocks = blocks or _product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, outputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
     if out is None:
@@ -241,18 +249,32 @@ def grouped_backward(
     return out, sums
 
 
-# These blocks were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels.
+# These blocks were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels, and of ten for banks of
+# 1024-2048 channels and more.
+LARGE = 1024
+"""Channels from which on a program can hold a large block, and a product is long enough to fill the device with it."""
+LARGE_BLOCKS = Blocks(128, 256, 64, 8, 4)
+LARGE_BACKWARD_BLOCKS = Blocks(128, 128, 64, 8, 3)
+"""With an activation's derivative, or sums, a program holds twice the elements."""
 
 
-def _product_blocks(columns: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
+def _is_large(columns: int, inner: int) -> bool:
+    return min(columns, inner) >= LARGE and columns % LARGE_BLOCKS.columns == 0
+
+
+def _product_blocks(columns: int, inner: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
     if dtype == torch.float32:
         return FLOAT32_BLOCKS
+    if _is_large(columns, inner):
+        return LARGE_BACKWARD_BLOCKS if summed else LARGE_BLOCKS
     return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 and not summed else Blocks(128, 64, 64, 4, 3)
 
 
-def _activated_blocks(columns: int, dtype: torch.dtype) -> Blocks:
+def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
     if dtype == torch.float32:
         return FLOAT32_BLOCKS
+    if _is_large(columns, inner):
+        return LARGE_BLOCKS
     return Blocks(128, 128 if columns % 128 == 0 else 64, 64, 8, 3)
 
 

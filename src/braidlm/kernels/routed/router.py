@@ -192,7 +192,7 @@ def _route_forward(  # type: ignore[no-untyped-def]
         mask = (row < rows)[:, None] & (column < width)[None, :]
         x = tl.load(stream + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0)
         mask = (choice < choices)[:, None] & (column < width)[None, :]
-        w = tl.load(weight + choice[:, None] * width + column[None, :], mask=mask, other=0.0)
+        w = tl.load(weight + choice[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
         s = tl.dot(w, tl.trans(x.to(tl.float32)), s, input_precision="ieee")
     if bias is not None:
         s += tl.load(bias + choice, mask=choice < choices, other=0.0)[:, None]

@@ -15,7 +15,7 @@ from braidlm.kernels.side_stream import current_side_stream, on_side
 from braidlm.model.routing.losses import routing_loss
 from braidlm.model.routing.routing import Routings
 
-READ = ("probabilities_BTN", "weights_BTK", "scores_BTN")
+READ = ("probabilities_BTN", "weights_BTK", "scores_BTN", "new_rows")
 """The fields of a routing through which a loss has gradients."""
 
 
