@@ -36,8 +36,11 @@ def test_splits_are_found_by_their_names(names: tuple[str, ...], found: tuple[st
     [
         ((), "the corpus 'x' has no folder `train`"),
         (("train",), "the corpus 'x' has no folder `dev`"),
-        (("train_10M", "train_100M", "dev"), "more than one folder that begins with `train`: train_100M, train_10M"),
-        (("train", "dev_1", "dev_2"), "more than one folder that begins with `dev`: dev_1, dev_2"),
+        (
+            ("train_10M", "train_100M", "dev"),
+            "more than one folder or file that begins with `train`: train_100M, train_10M",
+        ),
+        (("train", "dev_1", "dev_2"), "more than one folder or file that begins with `dev`: dev_1, dev_2"),
     ],
 )
 def test_what_is_missing_or_unclear_is_refused(names: tuple[str, ...], text: str, tmp_path: Path) -> None:
@@ -80,3 +83,10 @@ def test_a_data_set_has_one_origin(options: dict[str, str], text: str) -> None:
     with pytest.raises(BraidError) as caught:
         decode(DataSetConfig, options)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("split", ["train", "train.txt"])
+def test_a_corpus_of_two_files(split: str, tmp_path: Path) -> None:
+    for name in ("train.txt", "dev.txt", "training-notes.txt"):
+        (tmp_path / name).touch()
+    assert find_splits(str(tmp_path), split, "x") == (str(tmp_path / "train.txt"), str(tmp_path / "dev.txt"))

@@ -16,8 +16,10 @@ import pytest
 
 from braidlm.cli import prepare as verb
 from braidlm.core.errors import BraidError
+from braidlm.data.packing import workers
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
+from braidlm.data.packing.workers import pack_all
 from braidlm.data.tokenizing.build import load_tokenizer
 
 STORIES = [f"Zoë number {number} went to 你好 town.\nIt's {number * 7} o'clock!  The end." for number in range(200)]
@@ -179,7 +181,9 @@ braidlm.data.packing.prepare.prepare(sys.argv[1], sys.argv[2], vocab_size=300, w
 """
 
 
-def test_killed_in_the_middle_and_run_again(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_in_the_middle_and_run_again(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, part = tmp_path / "out", tmp_path / "out.part"
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(text), str(out), "0.15"])
     deadline = time.monotonic() + 60
@@ -193,7 +197,14 @@ def test_killed_in_the_middle_and_run_again(text: Path, tmp_path: Path, capsys: 
     assert len(done) >= 3
     # A marker without its whole file, as a crash of the machine could leave it, does not count.
     (part / "shards/000001.tokens").write_bytes(b"x")
+    half = part / "shards/000009.tokens.1"
+    half.write_bytes(b"x")
+    halves: list[bool] = []
+    monkeypatch.setattr(
+        "braidlm.data.packing.prepare.pack_all", lambda *args: [halves.append(half.exists()), pack_all(*args)][1]
+    )
     data = prepare(text, out, vocab_size=300, workers=1, shard_mb=0.002)
+    assert halves == [False]
     assert f"going on with an earlier run: {len(done) - 1} of" in capsys.readouterr().out
     assert not part.exists()
     assert contents(out) == contents(prepare(text, tmp_path / "whole", vocab_size=300, workers=1).folder)
@@ -217,6 +228,23 @@ def test_workers_end_when_their_parent_is_killed(text: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
     data = prepare(text, tmp_path / "out", tokenizer="bytes", workers=2, shard_mb=0.01)
     assert data.manifest.documents == len(STORIES) * 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_only_the_parent_minds_a_signal(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    start = workers._start_process
+
+    def started_and_signalled(folder: Path) -> "subprocess.Popen[str]":
+        process = start(folder)
+        process.send_signal(number)  # as from whoever ends all processes of a service
+        return process
+
+    monkeypatch.setattr(workers, "_start_process", started_and_signalled)
+    data = prepare(text, tmp_path / "out", tokenizer="bytes", workers=2, shard_mb=0.005)
+    assert texts_of(data) == STORIES
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint({signal.SIGINT, signal.SIGTERM})
 
 
 def test_another_command_starts_over(text: Path, tmp_path: Path) -> None:

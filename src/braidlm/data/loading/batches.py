@@ -22,6 +22,8 @@ class GlobalBatch:
     """This rank's first row among the global rows."""
     trained_lengths: np.ndarray
     """[global rows]: how many positions of each row are trained; fewer than T if an epoch ends within the row."""
+    continues: np.ndarray
+    """[rows of this rank] bool: whether the text of each row continues that of the same row one batch before."""
 
     @property
     def trained_words(self) -> np.ndarray:

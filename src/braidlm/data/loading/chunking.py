@@ -34,8 +34,14 @@ class Chunking:
     def __init__(self, config: Any = None):
         self.config: Any = config if config is not None else self.Config()
 
-    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
-        """The positions in the stream where the epoch's chunks begin, in their order; int64, never empty."""
+    keeps_rows = False
+    """Whether a row of the batch reads on where it stopped: then each data set has the same rows in every batch."""
+
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        """The positions in the stream where the epoch's chunks begin, in their order; int64, never empty.
+
+        `rows` of each batch are the data set's; they take the next chunks.
+        """
         raise NotImplementedError("abstract: each chunking has its own starts")
 
     def last_chunk_length(self, stream: TokenStream, starts: np.ndarray, length: int) -> int:
@@ -70,12 +76,27 @@ class Chunking:
 class Contiguous(Chunking):
     """Adjacent chunks around the circular stream, from another offset every epoch; only len % T tokens are left out."""
 
-    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
-        size = len(stream)
-        # A step that is coprime to the size visits every offset before it repeats one.
-        offset = (random_integer(size, "offset", seed, stream.name) + epoch * _coprime_step(size)) % size
-        order = random_permutation(size // length, "contiguous", seed, stream.name, epoch)
-        return (offset + order * length) % size
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        order = random_permutation(len(stream) // length, "contiguous", seed, stream.name, epoch)
+        return (_offset(stream, epoch, seed) + order * length) % len(stream)
+
+
+@chunkings.register("consecutive")
+class Consecutive(Chunking):
+    """Adjacent chunks, as `contiguous`, but each row of the batch continues its chunk of the step before.
+
+    An epoch is divided into as many runs of chunks as there are rows, and each row reads one from its beginning to its
+    end.
+    """
+
+    keeps_rows = True
+
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        chunks = len(stream) // length
+        step, row = np.divmod(np.arange(chunks), rows)
+        # Where the chunks do not divide by the rows, the first rows read one more.
+        order = row * (chunks // rows) + np.minimum(row, chunks % rows) + step
+        return (_offset(stream, epoch, seed) + order * length) % len(stream)
 
 
 @chunkings.register("windows")
@@ -91,7 +112,7 @@ class Windows(Chunking):
         words_per_epoch: Count | None = None
         """An epoch ends, and the windows are shuffled anew, when exactly this many words were shown."""
 
-    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
         count = (len(stream) - length - 1) // self.config.stride + 1
         starts = random_permutation(count, "windows", seed, stream.name, epoch) * self.config.stride
         if self.config.words_per_epoch is None:
@@ -145,6 +166,13 @@ def _words_of(stream: TokenStream, starts: np.ndarray, length: int) -> Iterator[
     for begin in range(0, len(starts), block):
         positions = stream.positions(starts[begin : begin + block], length)
         yield stream.word_starts_at(positions).sum(axis=1, dtype=np.int64)
+
+
+def _offset(stream: TokenStream, epoch: int, seed: int) -> int:
+    """Where the first chunk of an epoch begins."""
+    size = len(stream)
+    # A step that is coprime to the size visits every offset before it repeats one.
+    return (random_integer(size, "offset", seed, stream.name) + epoch * _coprime_step(size)) % size
 
 
 def _coprime_step(size: int) -> int:

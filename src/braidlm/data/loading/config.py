@@ -42,7 +42,8 @@ class DataSetConfig:
     source: str | list[str] | None = None
     """Or anything `braid prepare` takes; prepared on first use into the data section's `cache`."""
     folder: str | None = None
-    """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's."""
+    """Or a corpus with a folder to train on and one to validate on: `train` (or `train_10M`) and `dev`, as BabyLM's, or
+    files `train.txt` and `dev.txt`."""
     documents: Count = 10_000
     """For a built-in corpus: how many documents."""
     seed: Seed = 0
@@ -125,13 +126,13 @@ class DataConfig:
 def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:
     """The folders of training and validation text in a corpus folder for data set `name`, such as BabyLM's.
 
-    Each is called `train` or `dev`, or is the only one whose name begins so: `train_10M`.
+    Each is called `train` or `dev`, or is the only one whose name begins so: `train_10M`; or it is a file, `train.txt`.
     """
     path = given_path(folder)
     advice = (
         f"Name it with `domains.{name}.folder=DIR` (in a recipe of one run, `data.sets.{name}.folder=DIR`): a folder "
         f"that holds a folder `{train}` (or one whose name begins so, such as `{train}_10M`) and a folder "
-        f"`{VALIDATION_SPLIT}`."
+        f"`{VALIDATION_SPLIT}`, or files of these names such as `{train}.txt`."
     )
     if not path.is_dir():
         raise BraidError(f"the corpus '{name}' is not there: there is no such folder", folder, advice)
@@ -139,14 +140,16 @@ def find_splits(folder: str, train: str, name: str) -> tuple[str, str]:
 
 
 def _find_split(folder: Path, split: str, name: str, advice: str) -> str:
-    if (folder / split).is_dir():
+    if (folder / split).exists():
         return str(folder / split)
-    matches = sorted(item.name for item in folder.iterdir() if item.is_dir() and item.name.startswith(split))
+    inside = list(folder.iterdir())
+    matches = sorted(item.name for item in inside if item.is_dir() and item.name.startswith(split))
+    matches = matches or sorted(item.name for item in inside if item.is_file() and item.name.startswith(f"{split}."))
     if not matches:
-        raise BraidError(f"the corpus '{name}' has no folder `{split}`", str(folder), advice)
+        raise BraidError(f"the corpus '{name}' has no folder `{split}` and no file of that name", str(folder), advice)
     if len(matches) > 1:
         raise BraidError(
-            f"the corpus '{name}' has more than one folder that begins with `{split}`: {', '.join(matches)}",
+            f"the corpus '{name}' has more than one folder or file that begins with `{split}`: {', '.join(matches)}",
             str(folder),
             f"Say which: `domains.{name}.split={matches[0]}` (in a recipe of one run, `data.sets.{name}.split=...`)."
             if split != VALIDATION_SPLIT

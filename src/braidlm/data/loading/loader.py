@@ -46,6 +46,16 @@ class _Epoch:
         return len(self.starts)
 
 
+@dataclass(frozen=True)
+class _Chunks:
+    """Chunks of one data set for a batch."""
+
+    starts: np.ndarray
+    trained_lengths: np.ndarray
+    continues: np.ndarray
+    """Whether each continues the chunk that its row had in the batch before."""
+
+
 class Loader:
     """Batches from one data set or a mixture. Rank r of `world` has the global rows [r * n, (r + 1) * n).
 
@@ -74,6 +84,7 @@ class Loader:
         _check(self.streams, chunking, length)
         self._mix_config = mix or MixtureConfig()
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
+        self._kept_rows = self._fixed_rows() if chunking.keeps_rows else None
         self._position = LoaderPosition([StreamPosition()] * len(self.streams), [0.0] * len(self.streams))
         self._epochs: list[dict[int, _Epoch]] = [{} for _ in self.streams]
         self._drawn: tuple[GlobalBatch, LoaderPosition] | None = None
@@ -126,9 +137,11 @@ class Loader:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue at the batch, or piece of one, at which `state` was taken."""
         problems = changes(state["facts"], self._fingerprint())
-        if state["cut"] and state["global_rows"] != self.global_rows:
+        if (state["cut"] or self.chunking.keeps_rows) and state["global_rows"] != self.global_rows:
             problems.append(
                 f"the position is inside a batch of {state['global_rows']} rows, and a batch has {self.global_rows} now"
+                if state["cut"]
+                else f"each of {state['global_rows']} rows read a text of its own, and there are {self.global_rows} now"
             )
         if problems:
             raise BraidError(
@@ -142,9 +155,10 @@ class Loader:
 
     def _draw(self, progress: float) -> tuple[GlobalBatch, LoaderPosition]:
         """The batch at the current position, and the position after it."""
-        sources, credits = assign_rows(self.global_rows, self._mixture.shares(progress), self._position.credits)
+        sources, credits = self._assign(progress)
         words = np.empty((self.global_rows, self.length), np.uint8)
         trained_lengths = np.empty(self.global_rows, np.int64)
+        continues = np.zeros(self.global_rows, bool)
         tokens = np.empty((self.local_rows, self.length + 1), np.int64)
         first = self.rank * self.local_rows
         streams = list(self._position.streams)
@@ -152,33 +166,66 @@ class Loader:
             rows = np.flatnonzero(sources == index)
             if not len(rows):
                 continue
-            starts, trained_lengths[rows], streams[index] = self._take(index, streams[index], len(rows))
-            positions = stream.positions(starts, self.length + 1)
+            taken, streams[index] = self._take(index, streams[index], len(rows))
+            trained_lengths[rows], continues[rows] = taken.trained_lengths, taken.continues
+            positions = stream.positions(taken.starts, self.length + 1)
             words[rows] = stream.word_starts_at(positions[:, :-1])
             local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
             tokens[rows[local] - first] = stream.tokens_at(positions[local])
-        return GlobalBatch(tokens, words, sources, first, trained_lengths), LoaderPosition(streams, credits)
+        own = continues[first : first + self.local_rows]
+        return GlobalBatch(tokens, words, sources, first, trained_lengths, own), LoaderPosition(streams, credits)
 
-    def _take(self, index: int, position: StreamPosition, count: int) -> tuple[np.ndarray, np.ndarray, StreamPosition]:
-        """The starts and trained lengths of a data set's next `count` chunks, and its position after them."""
+    def _assign(self, progress: float) -> tuple[np.ndarray, list[float]]:
+        """The data set of each row of the next batch, and the credits after it."""
+        if self._kept_rows is not None:
+            return self._kept_rows, self._position.credits
+        return assign_rows(self.global_rows, self._mixture.shares(progress), self._position.credits)
+
+    def _fixed_rows(self) -> np.ndarray:
+        """The data set of each row in every batch: the shares of the mix, rounded to whole rows."""
+        kind = self.chunking.as_dict()["kind"]
+        if self._mix_config.curriculum:
+            raise BraidError(
+                f"with chunking '{kind}' each row reads one data set, so its share cannot change during the training",
+                "mix.curriculum",
+                "Give `weights`, or use chunking 'contiguous'.",
+            )
+        shares = self._mixture.shares(0.0)
+        rows, _ = assign_rows(self.global_rows, shares, [0.0] * len(shares))
+        for index, name in enumerate(self.names):
+            if shares[index] > 0 and index not in rows:
+                raise BraidError(
+                    f"with chunking '{kind}' each row reads one data set, and {self.global_rows} rows leave none for "
+                    f"'{name}', whose share is {shares[index]:.2%}",
+                    "mix",
+                    "Take a larger training.batch, give it a larger weight, or use chunking 'contiguous'.",
+                )
+        return rows
+
+    def _take(self, index: int, position: StreamPosition, count: int) -> tuple[_Chunks, StreamPosition]:
+        """A data set's next `count` chunks, and its position after them."""
         parts, trained_lengths = [], np.full(count, self.length, np.int64)
+        continues = np.zeros(count, bool)
         taken = 0
         while taken < count:
             epoch = self._epoch(index, position.epoch)
             part = epoch.starts[position.chunk : position.chunk + count - taken]
+            if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
+                continues[taken : taken + len(part)] = np.arange(position.chunk, position.chunk + len(part)) >= count
             parts.append(part)
             taken += len(part)
             position = StreamPosition(position.epoch, position.chunk + len(part))
             if position.chunk == len(epoch):
                 trained_lengths[taken - 1] = epoch.last_chunk_length
                 position = StreamPosition(position.epoch + 1)
-        return np.concatenate(parts), trained_lengths, position
+        return _Chunks(np.concatenate(parts), trained_lengths, continues), position
 
     def _epoch(self, index: int, number: int) -> _Epoch:
         epochs = self._epochs[index]
         if number not in epochs:
             stream = self.streams[index]
-            starts = self.chunking.starts(stream, self.length, number, self.seed)
+            rows = 1 if self._kept_rows is None else int((self._kept_rows == index).sum())
+            starts = self.chunking.starts(stream, self.length, number, self.seed, max(rows, 1))
             if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
             epochs[number] = _Epoch(starts, self.chunking.last_chunk_length(stream, starts, self.length))

@@ -22,7 +22,7 @@ from braidlm.core.files import explained_disk_errors
 from braidlm.core.reading import given_path
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
-from braidlm.data.packing.shards import ShardCounts, finished_shard
+from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scratch_files
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, plan_shards
@@ -265,6 +265,7 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     """Pack every unfinished shard; the counts of all shards in order, or of as many as the limit needs."""
     job.save()
     job.results.mkdir(exist_ok=True)
+    remove_scratch_files(job.results)
     size = tokenizer.vocab_size
     dtype = token_dtype(size)
     known = {i: counts for i in range(len(job.shards)) if (counts := finished_shard(job.results, i, dtype, size))}

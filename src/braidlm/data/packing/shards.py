@@ -147,6 +147,12 @@ def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int
     return counts
 
 
+def remove_scratch_files(folder: Path) -> None:
+    """Remove what a killed process had written of its shard."""
+    for path in folder.glob("*.*.*"):
+        path.unlink(missing_ok=True)
+
+
 def finished_shard(folder: Path, index: int, dtype: np.dtype, vocab_size: int) -> ShardCounts | None:
     """The counts of a shard that is finished and complete; None if it has to be packed, also because it is damaged."""
     try:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
+from braidlm.core.interruptions import INTERRUPTIONS
 from braidlm.core.reading import read_json
 from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
@@ -72,10 +74,12 @@ def _in_processes(job: Job, indices: Sequence[int], workers: int) -> Iterator[tu
     processes: list[subprocess.Popen[str]] = []
     threads: list[threading.Thread] = []
     try:
-        for _ in range(workers):
-            processes.append(_start_process(job.folder))
-            threads.append(threading.Thread(target=_feed, args=(processes[-1], pending, answers), daemon=True))
-            threads[-1].start()
+        with _blocked_interruptions():
+            for _ in range(workers):
+                processes.append(_start_process(job.folder))
+                thread = threading.Thread(target=_feed, args=(processes[-1], pending, answers), daemon=True)
+                thread.start()
+                threads.append(thread)
         for _ in indices:
             index, answer = answers.get()
             if "error" in answer:
@@ -106,6 +110,20 @@ def _start_process(folder: Path) -> "subprocess.Popen[str]":
         # An interrupt from the keyboard goes to this process alone, which ends its workers.
         start_new_session=True,
     )
+
+
+@contextlib.contextmanager
+def _blocked_interruptions() -> Iterator[None]:
+    """Hold back the signals that end a command; threads and processes started meanwhile hold them back for good.
+
+    Whoever ends a service signals each of its processes. This one says that it was interrupted, and ends its workers;
+    a worker that ended by itself would look like a crash. And none is started that this process does not know of yet.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTIONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _feed(

@@ -1,6 +1,7 @@
 """Which shards a source has. A shard can be read on its own, and shards have one fixed order.
 
-A source is a file of a known format, a folder or glob of such files, a built-in corpus, or a Hub data set.
+A source is a file of a known format, a folder or glob of such files, a built-in corpus, the standard library
+of Python, or a Hub data set.
 """
 
 import glob
@@ -16,6 +17,7 @@ from braidlm.data.sources.compression import COMPRESSIONS
 from braidlm.data.sources.files import extension
 from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, Shard
 from braidlm.data.sources.hub import PREFIX
+from braidlm.data.sources.standard_library import PYTHON
 from braidlm.model.config.registry import import_files
 
 __all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_shards", "read_documents", "read_pieces"]
@@ -74,6 +76,8 @@ def _expand(source: str) -> list[tuple[str, str]]:
         return [("hub", source.removeprefix(PREFIX))]
     if source in CORPORA:
         return [("builtin", source)]
+    if source == PYTHON:
+        return [(PYTHON, source)]
     with explained_system_errors(source):
         pairs = _expand_path(source)
     for _, path in pairs:
@@ -100,9 +104,10 @@ def _expand_path(source: str) -> list[tuple[str, str]]:
         return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source)
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     raise BraidError(
-        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *CORPORA]) if near else ''}",
+        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *CORPORA, PYTHON]) if near else ''}",
         source,
-        f"Sources are files, folders, globs, {PREFIX}NAME for a Hub data set, and the corpora {', '.join(CORPORA)}.",
+        f"Sources are files, folders, globs, {PREFIX}NAME for a Hub data set, and the corpora "
+        f"{', '.join([*CORPORA, PYTHON])}.",
     )
 
 
