@@ -8,6 +8,7 @@ from braidlm.core.models.folders import load_model
 from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.model.config.strict import encode
+from braidlm.studies.running import run_study
 from braidlm.studies.study import decode_study, is_study, load_study
 from braidlm.training.recipe import decode_recipe, load_recipe
 from braidlm.training.train import train
@@ -35,10 +36,25 @@ def test_it_loads(name: str) -> None:
     assert decode_recipe(loaded.as_dict()).as_dict() == loaded.as_dict(), "the resolved recipe is a recipe"
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [name for name in TINY if not is_study(compose_recipe(name))])
 def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = tmp_path_factory.getbasetemp() / "tiny-recipes"
     run = train(name, ["training.budget=3 steps", f"out={tmp_path / 'run'}", f"data.cache={cache}"], device="cpu")
     assert run.finished
     assert run.progress.steps == 3
     load_model(run.model)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if is_study(compose_recipe(name))])
+def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every model of it, each trained for two steps."""
+    data = compose_recipe(name, [f"out={tmp_path / 'study'}"])
+    data["data"]["cache"] = str(tmp_path_factory.getbasetemp() / "tiny-recipes")
+    data["whole"]["base"] |= {"epochs": None, "budget": "2 steps"}
+    for variant in data["variants"].values():
+        variant |= {"budget": "2 steps"} if variant.get("domains") else {}
+        for edit in variant.get("edits", []):
+            edit.get("prune", {}).update(tokens=1000)
+    models = run_study(decode_study(data), device="cpu")
+    assert [model.name for model in models] == ["base", *data["variants"]]
+    assert all(model.run is None or model.run.progress.steps == 2 for model in models)

@@ -15,9 +15,9 @@ from braidlm.core.models.runs import newest_checkpoint
 from braidlm.core.reading import read_json
 from braidlm.evals.model_folders import checkpoint_folders
 from braidlm.training.loop import Trainer
-from braidlm.training.optimizers import LearningRate
-from braidlm.training.progress import Progress
+from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import decode_recipe
+from braidlm.training.step.optimizers import LearningRate
 from braidlm.training.train import train
 
 Recipe = Callable[..., dict[str, Any]]

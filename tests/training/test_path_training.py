@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_data_parallel import torchrun
-from tiny_runs import finish, records, tiny_recipe, weight_bytes, weights, written
+from tiny_runs import finish, records, tiny_recipe, torchrun, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
@@ -20,10 +19,10 @@ from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.training.loop import Trainer
-from braidlm.training.objective import plain_losses
-from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step.objective import plain_losses
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from tiny_models import VOCABULARY, tiny_model
 
@@ -191,7 +190,10 @@ def test_nothing_left_to_train(stories: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"training": {"freeze": ["path"]}}, "training.freeze[0]: 'path' is not one of paths, joins, embedding, head."),
+        (
+            {"training": {"freeze": ["path"]}},
+            "training.freeze[0]: 'path' is not one of paths, joins, blocks, routers, embedding, head.",
+        ),
         (
             {"model": {"stages": [{"parallel": {"paths": ["a", "a"]}}]}},
             "model.stages[0].parallel: paths: 'a' is listed twice",

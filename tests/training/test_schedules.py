@@ -12,10 +12,10 @@ from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.dropout import Dropout
 from braidlm.training.loop import Trainer
-from braidlm.training.optimizers import LearningRate
-from braidlm.training.progress import Progress
+from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.schedules import dropout_schedules, schedules
+from braidlm.training.step.optimizers import LearningRate
 from braidlm.training.train import train
 
 ALL = [(registry, kind) for registry in (schedules, dropout_schedules) for kind in registry]

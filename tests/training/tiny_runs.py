@@ -73,12 +73,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """`braid ...` as a process of its own."""
-    command = [sys.executable, "-m", "braidlm", *map(str, arguments)]
+def start(*arguments: str | Path, module: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """`braid ...` as a process of its own, or run by another `module`."""
+    command = [sys.executable, *module, "-m", "braidlm", *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
+    """`braid ...` as two processes."""
+    return start(*arguments, module=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:

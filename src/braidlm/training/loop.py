@@ -1,7 +1,7 @@
 """The training loop: batches in, metrics, samples and checkpoints out."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,22 +18,22 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, repetition, short
-from braidlm.training.compute import Choices, choose_compute, use_compute
-from braidlm.training.optimizers import LearningRate
-from braidlm.training.parallel import Rank
-from braidlm.training.precision import choose_dtype
-from braidlm.training.progress import Progress, SpeedMeter, progress_note
+from braidlm.training.monitoring.progress import Progress, SpeedMeter, progress_note
+from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.monitoring.tracking import Tracker
+from braidlm.training.monitoring.validation import mean_bits_per_byte, score_text, write_samples
 from braidlm.training.recipe import Recipe
 from braidlm.training.run_folder import budget_of
 from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.saving.state import explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step import Stepper
-from braidlm.training.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.step.compute import Choices, choose_compute, use_compute
+from braidlm.training.step.optimizers import LearningRate
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.precision import choose_dtype
+from braidlm.training.step.step import Stepper
+from braidlm.training.step.threads import choose_threads, saved_threads, using_threads
 from braidlm.training.stopping import StopSignal
-from braidlm.training.threads import choose_threads, saved_threads, using_threads
-from braidlm.training.tracking import Tracker
-from braidlm.training.validation import mean_bits_per_byte, score_text, write_samples
 
 TEMPERATURE_LEVELS = 20
 """The number of levels of a temperature schedule; each change recompiles or recaptures the step."""
@@ -56,7 +56,7 @@ class Trainer:
         training = recipe.training
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
-        self.stepper = Stepper(model, training, rank, self.dtype)
+        self.stepper = Stepper(model, training, rank, self.dtype, recipe.memory)
         self.loader = Loader(
             data.train,
             chunkings.build(recipe.data.chunking),
@@ -78,8 +78,10 @@ class Trainer:
         self.progress = Progress()
         self.rate = 0.0
         self.metrics = StepMetrics(rank)
-        self.usage_monitor = UsageMonitor()
-        self.speed = SpeedMeter(model_cost(model, recipe.data.length).flops_per_token, rank.device, rank.world_size)
+        self.usage_monitor = UsageMonitor(_choices(model))
+        # A chunk's tokens see half of it on average, and all of the memory.
+        seen = recipe.data.length + 2 * recipe.memory
+        self.speed = SpeedMeter(model_cost(model, seen).flops_per_token, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
         self.recorded: int | None = None
@@ -114,7 +116,7 @@ class Trainer:
     def restore(self, name: str) -> None:
         """Resume exactly where a checkpoint was saved."""
         with explained_state_errors(self.checkpoints.states / name):
-            position = self.checkpoints.restore(name, self.model, self.stepper.optimizer)
+            position = self.checkpoints.restore(name, self.model, self.stepper.optimizer, self.stepper.memory)
             self.progress = Progress(**position["progress"])
             self.loader.load_state(position["loader"])
             self.last, self.metrics.losses = position["last"], position["losses"]
@@ -168,6 +170,9 @@ class Trainer:
         lowered = self.stepper.lowered
         if lowered is not None:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
+        if self.stepper.memory is not None:
+            plain = "; kernels see one chunk alone, so all layers are plain" if self.rank.device.type == "cuda" else ""
+            console.say(f"Each chunk attends to the {self.stepper.memory.length:,} tokens before it{plain}.")
         if self.compute is None:
             parts = set() if lowered is None else lowered.lowered.parts
             self.compute = choose_compute(self.model, parts, shape, self.rank, self.dtype)
@@ -180,10 +185,23 @@ class Trainer:
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)
-        report = self.stepper.step(batch.inputs, batch.labels, batch.token_count, self.rate)
+        self.stepper.open_modules(self._opening())
+        report = self.stepper.step(
+            batch.inputs,
+            batch.labels,
+            batch.token_count,
+            self.rate,
+            continues=batch.whole.continues,
+            read_again=not batch.is_last_piece,
+        )
         self.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
+
+    def _opening(self) -> float:
+        """How far inserted modules are open in a step, from its end, so that they are open a little in the first."""
+        share, duration = self.progress.share(self.budget), self.recipe.training.opening
+        return min(share / duration, 1.0) if duration else 1.0
 
     def _left(self, unit: str) -> int | None:
         """How many words or tokens the next batch may have, so that every mark in that unit is met exactly."""
@@ -303,7 +321,8 @@ class Trainer:
         facts |= {"interrupted": True} if interrupted else {}
         lineage = self.lineage(facts)
         name, tokenizer = self._checkpoint_name(), self.data.tokenizer
-        self.checkpoints.save(name, self.model, self.stepper.optimizer, position, tokenizer, lineage)
+        stepper = self.stepper
+        self.checkpoints.save(name, self.model, stepper.optimizer, position, tokenizer, lineage, stepper.memory)
         self.saved_at = self.progress.steps
         self.speed.pause(self.progress.tokens)
 
@@ -313,3 +332,13 @@ class Trainer:
         if unit == "steps":
             return f"step-{self.progress.steps:06d}"
         return f"{'chck_' if unit == 'words' else 'tokens-'}{short(self.progress.done(unit))}"
+
+
+def _choices(model: BraidForCausalLM) -> dict[str, Sequence[str]]:
+    """By its address, the names of what each router or join chooses among."""
+    choices: dict[str, Sequence[str]] = {}
+    for module in model.modules():
+        if hasattr(module, "address"):  # a router's or a join's
+            names: Any = getattr(module, "choices", None) or getattr(module, "names", ())
+            choices[str(module.address)] = names
+    return choices

@@ -7,11 +7,26 @@ from typing import Annotated, Any, Literal
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
+from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.model.config.architecture import Architecture
-from braidlm.model.config.ranges import Count, Epsilon, Positive, Range, Rate, Rows, Seed, Temperature
+from braidlm.model.config.ranges import (
+    Count,
+    Epsilon,
+    NonNegative,
+    Positive,
+    Range,
+    Rate,
+    Rows,
+    Seed,
+    Share,
+    Size,
+    Temperature,
+)
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.freezing import Freezable
+from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.schedules import dropout_schedules, schedules
 
@@ -32,6 +47,26 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     decay: Literal["matrices", "everything"] = "matrices"
     """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
+
+
+@dataclass
+class LoraTrainingConfig:
+    """LoRA: small adapters are trained on the frozen model of `start_from`, by peft (`pip install 'braidlm[eval]'`)."""
+
+    rank: Size = 16
+    """Of what is added to each matrix, and to each member of a bank: rank x (inputs + outputs) parameters."""
+    alpha: Positive | None = None
+    """What is added is multiplied by alpha / rank; by default alpha is twice the rank."""
+    dropout: Rate = 0.0
+    """Of the adapters' inputs; 0 where banks (experts, parallel paths of one shape) have adapters."""
+    targets: list[str] | str | None = None
+    """The matrices by the ends of their names (`[qkv, feed.out]`), or a regular expression of whole names; by default
+    all between embedding and head but those of routers. Frozen ones get no adapter."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of what is added."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
 
 
 @dataclass
@@ -60,16 +95,30 @@ class TrainingConfig:
     step and kept in checkpoints. Another number rounds differently, and is otherwise the same run."""
     graph: bool | None = None
     """Replay the whole step as one CUDA graph; by default on a single GPU."""
+    memory: Annotated[int, Range(at_least=0, at_most=100_000_000)] | None = None
+    """How many tokens before its own chunk a row attends to, as in Transformer-XL: their keys and values are kept from
+    the step before, and no gradient flows into them. By default a chunk's length where `data.chunking` is
+    `consecutive`, else 0."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: less memory, about a third slower."""
     dropout: Annotated[Choice, PartOf(dropout_schedules, "constant")] = "constant"  # type: ignore[assignment]
     """The model's dropout rates over the training."""
     temperature: Annotated[Choice, PartOf(schedules, "constant")] = "constant"  # type: ignore[assignment]
     """The temperature of Gumbel joins over the training, as a share of the configured one, in twenty even steps."""
-    freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
-    """Parts that keep their weights, beside the folder's own; `joins` includes projections and the last norm."""
+    opening: Share = 0.1
+    """The share of the training over which modules that were inserted (`braid edit insert`) come into use: a factor on
+    their probability goes from 0 to 1. 0: they are used from the first step on."""
+    routing_losses: dict[str, NonNegative] | None = None
+    """Losses of all routers with their weights, in place of the model's own, which the trained model then has as its
+    own: {load_concentration: 0.001}."""
+    freeze: list[Freezable] = field(default_factory=list)
+    """Parts that keep their weights, beside the folder's own. `joins` includes projections and the last norm; `blocks`
+    is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
+    lora: LoraTrainingConfig | None = None
+    """Train adapters in place of the model's own weights; checkpoints have them merged, and beside them alone."""
 
     def __post_init__(self) -> None:
+        check_losses(self.routing_losses or ())
         if self.budget.count < 1:
             raise BraidError("budget must be at least 1")
 
@@ -145,6 +194,27 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
+        if self.training.lora is not None and self.start_from is None:
+            raise BraidError(
+                "training.lora adapts a trained model",
+                todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
+            )
+        if self.training.memory and not self._keeps_rows:
+            raise BraidError(
+                "training.memory: a row has a memory only where it goes on with its text from step to step",
+                todo="Add data.chunking=consecutive.",
+            )
+
+    @property
+    def memory(self) -> int:
+        """How many tokens before its chunk a row attends to."""
+        if self.training.memory is not None:
+            return self.training.memory
+        return self.data.length if self._keeps_rows else 0
+
+    @property
+    def _keeps_rows(self) -> bool:
+        return bool(chunkings[self.data.chunking.kind].keeps_rows)
 
     @property
     def folder(self) -> str:

@@ -88,6 +88,8 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         )
     elif lineage is None:
         problems.append("lineage.json is missing: where the model came from is not known")
+    if config.frozen:
+        notes.append(f"Training leaves these parts as they are: {', '.join(config.frozen)}.")
     fingerprint = None
     with collecting(problems):
         tokenizer = load_tokenizer(folder)

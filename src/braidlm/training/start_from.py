@@ -16,6 +16,7 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import LoadedRecipe, Recipe
+from braidlm.training.step.objective import use_routing_losses
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 """Options of an architecture that change how it is trained and not what it computes."""
@@ -63,6 +64,7 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
             )
         config.architecture = wanted.architecture
     check_length(config.max_position_embeddings, loaded.recipe.data.length)
+    use_routing_losses(config, loaded.recipe.training.routing_losses)
     return start.load()
 
 

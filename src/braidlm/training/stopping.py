@@ -7,7 +7,7 @@ from types import FrameType
 import torch
 
 from braidlm.core.interruptions import INTERRUPTIONS, Terminated
-from braidlm.training.parallel import Rank, sum_over_processes
+from braidlm.training.step.parallel import Rank, sum_over_processes
 
 PATIENCE = 1.0
 """Seconds. A second signal within them is torchrun forwarding the same Ctrl-C."""

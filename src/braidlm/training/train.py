@@ -13,6 +13,7 @@ from braidlm.bridges.opening import open_model
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
@@ -20,16 +21,19 @@ from braidlm.core.report.notebook import html_table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
+from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import freeze
 from braidlm.training.loop import Trainer
-from braidlm.training.parallel import Rank, join_group, wait_for_all
-from braidlm.training.progress import Progress
+from braidlm.training.lora import Adapter
+from braidlm.training.monitoring.progress import Progress
+from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.start_from import check_length, data_of, load_start
-from braidlm.training.tracking import Tracker
+from braidlm.training.step.memory import check_positions
+from braidlm.training.step.objective import use_routing_losses
+from braidlm.training.step.parallel import Rank, join_group, wait_for_all
 
 
 @dataclass
@@ -44,6 +48,8 @@ class Run:
     """False if it was stopped before its end."""
     stopped_by: type[KeyboardInterrupt] | None = None
     """The kind of the signal that stopped it: KeyboardInterrupt for Ctrl-C, Terminated for SIGTERM."""
+    trainable: int = 0
+    """How many parameters were trained."""
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
@@ -87,6 +93,8 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     """Check everything before the folder is touched, so that an error leaves nothing behind."""
     recipe, folder, resolved = loaded.recipe, Path(loaded.recipe.folder), loaded.as_dict()
     _check_architecture(loaded, rank.device)
+    if recipe.training.lora is not None:
+        check_peft("leave out training.lora to train the model's own weights.")
     if rank.is_main:
         check_folder(folder, resolved, fresh)
         data = open_data(data_of(recipe))  # the main process prepares what is missing, the others find it there
@@ -96,15 +104,49 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data, rank.device).to(rank.device)
     freeze(model, recipe.training.freeze)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise BraidError("everything is frozen: there is nothing to train", todo="Take parts out of training.freeze.")
+    _check_trainable(model)
+    adapter = _add_adapter(model, loaded)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
-    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
+    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep, adapter)
     trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), rank)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         resumed = _resume(trainer, checkpoints, rank)
         return _run(trainer, folder, checkpoints, resumed)
+
+
+def trainable_parameters(model: torch.nn.Module) -> int:
+    """How many parameters training changes; of a bank that is partly frozen, those of the other members."""
+    counts = {
+        parameter: parameter[rows].numel() if (rows := getattr(module, "trained_rows", None)) else parameter.numel()
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad
+    }  # a tied one counts once
+    return sum(counts.values())
+
+
+def _add_adapter(model: BraidForCausalLM, loaded: LoadedRecipe) -> Adapter | None:
+    """The adapter that is trained in place of the model's weights, if the recipe asks for one."""
+    training, start = loaded.recipe.training, loaded.recipe.start_from
+    if training.lora is None or start is None:
+        return None
+    adapter = Adapter(model, training.lora, open_model(start).record())
+    console.say(adapter.summary())
+    if adapter.has_banks and training.compile is not False:
+        if training.compile:
+            console.warn("training.compile has no effect: torch cannot compile peft's adapters of banks")
+        training.compile = False
+    return adapter
+
+
+def _check_trainable(model: BraidForCausalLM) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        own = ", ".join(model.config.frozen)
+        todo = "Take parts out of training.freeze." + (
+            f" The model's own `frozen` (config.json) is {own}." if own else ""
+        )
+        raise BraidError("everything is frozen: there is nothing to train", todo=todo)
 
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
@@ -134,7 +176,8 @@ def _run(trainer: Trainer, folder: Path, checkpoints: Checkpoints, resumed: str 
     if not finished:
         console.say(f"Stopped and saved as {newest}. The same command goes on from there.")
     stopped_by = None if finished else trainer.stop.interruption
-    return Run(folder, checkpoints.models / newest, trainer.progress, finished, stopped_by)
+    trainable = trainable_parameters(trainer.model)
+    return Run(folder, checkpoints.models / newest, trainer.progress, finished, stopped_by, trainable)
 
 
 def _track(trainer: Trainer, folder: Path) -> bool:
@@ -156,7 +199,11 @@ def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
 def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.device) -> None:
     """Refuse a model that cannot be built, or cannot be trained in the memory there is."""
     model = skeleton(config)
+    if loaded.recipe.memory:
+        check_positions(model)
     freeze(model, [*config.frozen, *loaded.recipe.training.freeze])
+    if loaded.recipe.training.lora is not None:
+        model.requires_grad_(False)  # adapters are small, and nothing else has gradients
     check_training_fits(model, device)
 
 
@@ -171,6 +218,7 @@ def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> B
     assert loaded.architecture is not None
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
     _check_memory(config, loaded, device)
+    use_routing_losses(config, loaded.recipe.training.routing_losses)
     return BraidForCausalLM(config)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run: model folders for everyone, and beside them the state from which the run resumes exactly.
 
-    RUN/checkpoints/NAME/   a complete model folder
-    RUN/states/NAME/        optimizer and random states (safetensors), position.json, manifest.json
+    RUN/checkpoints/NAME/   a complete model folder; where an adapter is trained, merged, and alone in adapter/
+    RUN/states/NAME/        optimizer, random states, memory (safetensors), position.json, manifest.json
 
 A state is good when every file has the hash in its manifest and its model folder holds the weights it was saved with.
 Both are written to a scratch folder and renamed, so that a crash leaves older checkpoints untouched.
@@ -25,20 +25,22 @@ from braidlm.core.models.runs import checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.parallel import Rank, wait_for_all
+from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS, Adapter
 from braidlm.training.saving.state import read_state, write_state
+from braidlm.training.step.memory import Memory
+from braidlm.training.step.parallel import Rank, wait_for_all
 
 STATES_KEPT = 2
 POSITION, MANIFEST = "position.json", "manifest.json"
-NEEDED = (WEIGHTS, "config.json", "tokenizer.json")
+NEEDED = (WEIGHTS, "config.json", "tokenizer.json", f"{ADAPTER}/{ADAPTER_WEIGHTS}")
 
 
 class Checkpoints:
     """Saves and restores one run."""
 
-    def __init__(self, folder: Path, rank: Rank, keep: int | None):
+    def __init__(self, folder: Path, rank: Rank, keep: int | None, adapter: Adapter | None = None):
         self.models, self.states = folder / "checkpoints", folder / "states"
-        self.rank, self.keep = rank, keep
+        self.rank, self.keep, self.adapter = rank, keep, adapter
 
     def save(
         self,
@@ -48,6 +50,7 @@ class Checkpoints:
         position: dict[str, Any],
         tokenizer: Tokenizer | None,
         lineage: dict[str, Any],
+        memory: Memory | None = None,
     ) -> Path:
         """Write a checkpoint; when this returns it is on disk and good."""
         model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
@@ -58,10 +61,13 @@ class Checkpoints:
                     cleanup.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
                     part.mkdir(parents=True)
             wait_for_all(self.rank)
-            write_state(state_part, model, optimizer, self.rank)
+            write_state(state_part, model, optimizer, self.rank, memory)
             wait_for_all(self.rank)
             if self.rank.is_main:
-                write_model_files(model, model_part, tokenizer, lineage, name)
+                saved = model if self.adapter is None else self.adapter.merged()
+                write_model_files(saved, model_part, tokenizer, lineage, name)
+                if self.adapter is not None:
+                    self.adapter.write(model_part)
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
@@ -82,8 +88,10 @@ class Checkpoints:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
         return None
 
-    def restore(self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer) -> dict[str, Any]:
-        """Restore weights, optimizer and random states; returns the saved position."""
+    def restore(
+        self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer, memory: Memory | None = None
+    ) -> dict[str, Any]:
+        """Restore weights, optimizer, random states and memory; returns the saved position."""
         position = read_json(self.states / name / POSITION)
         if position["processes"] != self.rank.world_size:
             raise BraidError(
@@ -91,13 +99,19 @@ class Checkpoints:
                 str(self.states / name),
                 "Go on with as many as before; another number makes another batch, and so another run.",
             )
+        if self.adapter is None:
+            self._load_weights(name, model)
+        else:
+            self.adapter.read(self.models / name)
+        read_state(self.states / name, model, optimizer, self.rank, memory)
+        return position
+
+    def _load_weights(self, name: str, model: BraidForCausalLM) -> None:
         weights = load_file(self.models / name / WEIGHTS, device=str(self.rank.device))
         keys = model.load_state_dict(weights, strict=False)
-        missing = [k for k in keys.missing_keys if not (k == "head.weight" and model.config.tie_word_embeddings)]
+        missing = [name for name in keys.missing_keys if name not in model.tied]
         if missing or keys.unexpected_keys:
             raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
-        read_state(self.states / name, model, optimizer, self.rank)
-        return position
 
     def remove_leftovers(self) -> None:
         """Remove half-written folders of a run that was killed; one that was being replaced is restored."""

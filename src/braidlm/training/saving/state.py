@@ -2,6 +2,7 @@
 
 optimizer.safetensors   AdamW's moments and step counts, which are equal in every process
 random-RANK.safetensors random states of one process
+memory-RANK.safetensors what the rows of one process remember of their texts, where they have a memory
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from torch import Tensor, optim
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.parallel import Rank
 from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
+from braidlm.training.step.memory import Memory
+from braidlm.training.step.parallel import Rank
 
 OPTIMIZER = "optimizer.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -28,18 +30,30 @@ def random_file(rank: Rank) -> str:
     return f"random-{rank.index}.safetensors"
 
 
-def write_state(folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> None:
+def memory_file(rank: Rank) -> str:
+    return f"memory-{rank.index}.safetensors"
+
+
+def write_state(
+    folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank, memory: Memory | None = None
+) -> None:
     """Write this process's share of the state."""
     if rank.is_main:
         save_file(dict(_optimizer_tensors(model, optimizer)), folder / OPTIMIZER)
     save_file(_random_states(rank), folder / random_file(rank))
+    if memory is not None:
+        save_file({name: tensor.cpu() for name, tensor in memory.tensors().items()}, folder / memory_file(rank))
 
 
-def read_state(folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank) -> None:
+def read_state(
+    folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank, memory: Memory | None = None
+) -> None:
     """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
     tensors = _load(folder, rank)
     _put_optimizer_tensors(tensors, model, optimizer)
     _put_random_states(tensors, rank)
+    if memory is not None:
+        memory.restore(load_file(folder / memory_file(rank)))
 
 
 @contextmanager

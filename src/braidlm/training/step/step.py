@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
-from braidlm.training.objective import BatchLosses, Objective, routers
-from braidlm.training.optimizers import make_adamw, set_learning_rate
-from braidlm.training.parallel import Rank, data_parallel, sum_over_processes
-from braidlm.training.precision import autocast
+from braidlm.model.routing.router import TopKRouter
 from braidlm.training.recipe import TrainingConfig
+from braidlm.training.step.memory import Memory, empty_memory
+from braidlm.training.step.objective import BatchLosses, Objective, routers
+from braidlm.training.step.optimizers import make_adamw, set_learning_rate
+from braidlm.training.step.parallel import Rank, data_parallel, sum_over_processes
+from braidlm.training.step.precision import autocast
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.planned_pass import LoweredModel
@@ -63,12 +66,17 @@ class StepReport:
 class Stepper:
     """Runs optimizer steps for one model; nothing in a step waits for the device."""
 
-    def __init__(self, model: BraidForCausalLM, config: TrainingConfig, rank: Rank, dtype: torch.dtype):
+    def __init__(
+        self, model: BraidForCausalLM, config: TrainingConfig, rank: Rank, dtype: torch.dtype, memory: int = 0
+    ):
+        """With `memory`, each row attends to that many tokens before its chunk."""
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         on_gpu = rank.device.type == "cuda"
         self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
+        self.memory = empty_memory(model, memory, config.batch * config.accumulation, rank.device, dtype)
+        """What each row remembers between steps."""
         self.lowered = self._lower(model, dtype)
         self.use_compile = (on_gpu and self.lowered is None) if config.compile is None else config.compile
         self.objective = data_parallel(Objective(model, self.lowered), rank)
@@ -81,7 +89,8 @@ class Stepper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
-        self.balanced = {router.address: router for router in routers(model) if router.balance is not None}
+        self.balanced = {router.address: router for router in routers(model) if _is_balanced(router)}
+        self.growing = [router for router in routers(model) if router.opening is not None]
         self.temperature_scale = 1.0
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
@@ -89,23 +98,43 @@ class Stepper:
         self.buffer: Tensor | None = None
         self.results: StepReport | None = None
         self.numbers: Tensor | None = None
+        self.memory_after: list[Memory] = []
+        """What the rows of each micro-batch remember after the last step."""
 
     def _lower(self, model: BraidForCausalLM, dtype: torch.dtype) -> "LoweredModel | None":
         """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
-        if self.config.compile or not self.use_graph:
+        if self.config.compile or not self.use_graph or self.memory is not None:  # kernels see one chunk alone
             return None
         # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
         side = SideStream(self.rank.device) if alone else None
         return lower(model, dtype, side, compile_plain=self.config.compile is not False)
 
-    def step(self, inputs: np.ndarray, labels: np.ndarray, count: int, rate: float) -> StepReport:
-        """Train on this process's rows; `count` labels are in the batch of all processes."""
+    def step(
+        self,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        count: int,
+        rate: float,
+        continues: np.ndarray | None = None,
+        read_again: bool = False,
+    ) -> StepReport:
+        """Train on this process's rows; `count` labels are in the batch of all processes.
+
+        For a memory: `continues` says which rows go on with their text (by default none), `read_again` that the next
+        step has the same rows once more.
+        """
         set_learning_rate(self.optimizer, rate)
         self.steps += 1
+        goes_on = np.zeros(len(inputs), np.int64) if continues is None else continues.astype(np.int64)
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
-            return self._replay(inputs, labels, count)
-        return self._train(self._load(inputs), self._load(labels), self._number(count))
+            report = self._replay(inputs, labels, goes_on, count)
+        else:
+            report = self._train(self._load(inputs), self._load(labels), self._load(goes_on), self._number(count))
+        if self.memory is not None and not read_again:
+            for rows, after in zip(self.memory.split(self.config.accumulation), self.memory_after, strict=True):
+                rows.copy_from(after)
+        return report
 
     def scale_dropout(self, scale: float) -> None:
         """Change every dropout rate; a captured step is recorded again."""
@@ -125,6 +154,11 @@ class Stepper:
         if self.has_temperature:
             self._record_again()
 
+    def open_modules(self, share: float) -> None:
+        """Open modules that were inserted this far, in place: a captured step reads it."""
+        for router in self.growing:
+            router.open(share)
+
     def _record_again(self) -> None:
         self.graph, self.steps = None, 0
         if self.use_compile:
@@ -140,15 +174,15 @@ class Stepper:
         # Made there: a copy from the host would wait for the device.
         return torch.full((), float(count), device=self.rank.device)
 
-    def _train(self, inputs: Tensor, labels: Tensor, count: Tensor) -> StepReport:
-        losses, additions, picked = [], [], []
+    def _train(self, inputs: Tensor, labels: Tensor, continues: Tensor, count: Tensor) -> StepReport:
+        losses, additions, picked, remembered = [], [], [], []
         used: dict[str, Tensor] = {}
-        pieces = list(zip(inputs.chunk(self.config.accumulation), labels.chunk(self.config.accumulation), strict=True))
-        for index, (tokens, targets) in enumerate(pieces):
+        pieces = list(self._micro_batches(inputs, labels, continues))
+        for index, (tokens, targets, *memory) in enumerate(pieces):
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.rank.device, self.dtype):
-                    loss, added, used, picks = self.run(tokens, targets, count)
+                    loss, added, used, picks, after = self.run(tokens, targets, count, *memory)
                 whole = loss if added is None else loss + added
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
@@ -156,12 +190,23 @@ class Stepper:
                     self.lowered.synchronize()
             losses.append(loss.detach())
             picked.append(picks)
+            if after is not None:
+                remembered.append(after)
             if added is not None:
                 additions.append(added.detach())
         norm = self._update()
         self._rebalance(picked)
+        self.memory_after = remembered
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(self._sum(losses), norm, self._sum(additions), used)
+
+    def _micro_batches(self, inputs: Tensor, labels: Tensor, continues: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Inputs and labels of each, and where rows have a memory, that and whether they go on with their text."""
+        parts = self.config.accumulation
+        columns: list[Any] = [inputs.chunk(parts), labels.chunk(parts)]
+        if self.memory is not None:
+            columns += [self.memory.split(parts), continues.chunk(parts)]
+        return zip(*columns, strict=True)
 
     def _rebalance(self, picked: list[dict[str, Tensor]]) -> None:
         """Routers that are balanced without a loss see what all processes' tokens chose."""
@@ -189,8 +234,8 @@ class Stepper:
             return self.objective.no_sync()
         return contextlib.nullcontext()
 
-    def _replay(self, inputs: np.ndarray, labels: np.ndarray, count: int) -> StepReport:
-        batch = _packed(inputs, labels, count).pin_memory()
+    def _replay(self, inputs: np.ndarray, labels: np.ndarray, continues: np.ndarray, count: int) -> StepReport:
+        batch = _packed(inputs, labels, continues, count).pin_memory()
         if self.graph is None:
             self._capture(batch, inputs.shape)
         assert self.graph is not None
@@ -204,21 +249,30 @@ class Stepper:
     def _capture(self, batch: Tensor, shape: tuple[int, ...]) -> None:
         """Record the step without running it; gradients get their fixed addresses inside the graph's memory."""
         self.buffer = batch.to(self.rank.device)
-        inputs, labels, count = self.buffer.split((math.prod(shape), math.prod(shape), 1))
+        inputs, labels, continues, count = self.buffer.split((math.prod(shape), math.prod(shape), shape[0], 1))
+        # What compiled code leaves in reference cycles may hold the autograd graph of an eager step, whose nodes belong
+        # to another stream and would break the capture.
+        gc.collect()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         # What the loss waits for goes before what only the optimizer waits for.
         first = torch.cuda.Stream(self.rank.device, priority=-1)
         with torch.cuda.graph(self.graph, stream=first):
-            self.results = self._train(inputs.view(shape), labels.view(shape), count.view(torch.float32)[0])
+            count = count.view(torch.float32)[0]
+            self.results = self._train(inputs.view(shape), labels.view(shape), continues, count)
             self.numbers = self.results.packed()
         if self.clipped is not None:
             self.clipped.write_addresses()
 
 
-def _packed(inputs: np.ndarray, labels: np.ndarray, count: int) -> Tensor:
-    """All that a replayed step reads, so that it is sent at once: tokens, labels, and the count as a float32."""
-    packed = np.zeros(2 * inputs.size + 1, np.int64)
-    packed[: inputs.size], packed[inputs.size : -1] = inputs.ravel(), labels.ravel()
+def _is_balanced(router: TopKRouter) -> bool:
+    """Whether training adjusts its ranking; a router that is frozen, or all but its new rows, keeps it."""
+    trained = router.scores.weight.requires_grad and router.scores.trained_rows is None
+    return router.balance is not None and trained
+
+
+def _packed(inputs: np.ndarray, labels: np.ndarray, continues: np.ndarray, count: int) -> Tensor:
+    """All that a replayed step reads, so that it is sent at once; the count, which is last, as a float32."""
+    packed = np.concatenate((inputs.ravel(), labels.ravel(), continues, np.zeros(1, np.int64)))
     packed[-1:].view(np.float32)[0] = count
     return torch.from_numpy(packed)

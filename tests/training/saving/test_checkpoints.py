@@ -14,9 +14,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.core.reading import read_json
 from braidlm.training import loop
-from braidlm.training.parallel import Rank
 from braidlm.training.saving import checkpoints
 from braidlm.training.saving.checkpoints import Checkpoints
+from braidlm.training.step.parallel import Rank
 from braidlm.training.train import train
 
 CPU = torch.device("cpu")

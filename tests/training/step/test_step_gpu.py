@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
-from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper
 from tiny_models import tiny_config
 
 pytestmark = [
@@ -61,3 +62,31 @@ def test_kernels_serve_a_replayed_step_and_no_other() -> None:
     for options, lowered in (({}, True), ({"graph": False}, False), ({"compile": True}, False)):
         stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2, **options), rank, torch.float32)
         assert (stepper.lowered is not None) == lowered
+
+
+def inserted_losses(graph: bool, compiled: bool | None) -> tuple[list[float], BraidForCausalLM]:
+    """Steps of a model with a new module that opens from step to step, all others frozen."""
+    torch.manual_seed(0)
+    experts = {"names": 3, "router": {"top_k": 1, "new": ["expert_3"], "compute": "sparse"}}
+    block = {"attention": {"heads": 2}, "feed": {"hidden": 8, "experts": experts}}
+    model = BraidForCausalLM(tiny_config(stages=["block"], block=block)).cuda()
+    freeze(model, ["blocks", "routers", "embedding", "head"])
+    config = TrainingConfig(budget=Amount(8), batch=4, graph=graph, compile=compiled)
+    stepper = Stepper(model, config, Rank(0, 1, torch.device("cuda")), torch.float32)
+    random, found = np.random.default_rng(0), []
+    for index in range(8):
+        tokens = random.integers(1, model.config.vocab_size, (4, 17))
+        stepper.open_modules((index + 1) / 8)
+        report = stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), 64, 1e-2)
+        found += [report.loss.item(), report.gradient_norm.item()]
+    return found, model
+
+
+@pytest.mark.parametrize(("graph", "compiled"), [(True, None), (True, False), (False, True)])
+def test_inserted_modules_open_between_replays(graph: bool, compiled: bool | None) -> None:
+    plain, reference = inserted_losses(graph=False, compiled=False)
+    fast, model = inserted_losses(graph, compiled)
+    assert fast == pytest.approx(plain, rel=2e-4)
+    bank, same = (m.model.stages[0].layers[0].feed.bank.out.weight for m in (model, reference))
+    assert torch.equal(bank[:2], same[:2])
+    assert not torch.equal(bank[2], bank[1])

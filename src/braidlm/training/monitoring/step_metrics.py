@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, stack
 
-from braidlm.training.parallel import Rank, sum_over_processes
-from braidlm.training.step import StepReport
+from braidlm.training.step.parallel import Rank, sum_over_processes
+from braidlm.training.step.step import StepReport
 
 HARDLY_USED = 0.05
 """A choice below this share of an even load counts as unused."""
@@ -85,7 +85,9 @@ def lowest_usage(usage: Sequence[float]) -> float:
 class UsageMonitor:
     """Warns once for each router that hardly uses one of its choices."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
+        """`choices` are the names of what each router chooses among; a part of another package may tell none."""
+        self.choices = choices
         self._records: dict[str, int] = {}
         """Consecutive records, up to the last, in which a choice of the router was hardly used."""
         self._warned: set[str] = set()
@@ -97,11 +99,13 @@ class UsageMonitor:
             self._records[router] = self._records.get(router, 0) + 1 if lowest_usage(shares) < HARDLY_USED else 0
             if self._records[router] >= USAGE_PATIENCE and router not in self._warned:
                 self._warned.add(router)
-                unused.append(f"{router} (choice {shares.index(min(shares)) + 1} of {len(shares)})")
+                names = self.choices.get(router) or [f"choice {number + 1}" for number in range(len(shares))]
+                unused.append(f"{router} ({names[shares.index(min(shares))]})")
         if not unused:
             return None
         return (
             f"routers that hardly use one of their choices (below {HARDLY_USED:.0%} of an even share in "
-            f"{USAGE_PATIENCE} records in a row): {', '.join(unused)}. A larger weight of a balance loss, such as "
-            "`losses: {switch: 0.2}` of the router, spreads the tokens"
+            f"{USAGE_PATIENCE} records in a row): {', '.join(unused)}. Where all are to be used, a larger weight of a "
+            "balance loss spreads the tokens, such as `losses: {switch: 0.2}` of the router; what a text does not use "
+            "can be pruned"
         )

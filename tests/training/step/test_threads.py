@@ -11,10 +11,10 @@ import torch
 from tiny_runs import tiny_recipe, weight_bytes
 
 from braidlm.core.reading import read_json
-from braidlm.training import threads
 from braidlm.training.loop import Trainer
-from braidlm.training.parallel import Rank
-from braidlm.training.threads import choose_threads, fastest, using_threads
+from braidlm.training.step import threads
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.threads import choose_threads, fastest, using_threads
 from braidlm.training.train import train
 from tiny_models import tiny_model
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
+from braidlm.core import console
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
 from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
+from braidlm.training.step.memory import Memory, MemoryCache
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.planned_pass import LoweredModel
@@ -26,6 +29,8 @@ class BatchLosses(NamedTuple):
     """For each router by name, the share of the weight that each of its choices has."""
     picks: dict[str, Tensor]
     """For each router that is balanced without a loss, how often each choice was picked."""
+    memory: Memory | None = None
+    """What the rows remember for their next chunk, if they had a memory."""
 
 
 class Objective(nn.Module):
@@ -36,7 +41,21 @@ class Objective(nn.Module):
         self.model, self.lowered = model, lowered
         self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
-    def forward(self, inputs: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
+    def forward(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        count: Tensor,
+        memory: Memory | None = None,
+        continues: Tensor | None = None,
+    ) -> BatchLosses:
+        """With a memory, `continues` [row] says whose text goes on where the memory ends."""
+        if memory is not None:
+            assert continues is not None
+            cache = MemoryCache(memory, continues)
+            text, routing, routings = plain_losses(self.model, inputs, labels, count, cache)
+            after = cache.after(self.model.model, inputs.shape[1])
+            return BatchLosses(text, routing, *self._readings(routings, labels), after)
         if self.lowered is None:
             text, routing, routings = plain_losses(self.model, inputs, labels, count)
             return BatchLosses(text, routing, *self._readings(routings, labels))
@@ -55,14 +74,36 @@ class Objective(nn.Module):
 
 
 def plain_losses(
-    model: BraidForCausalLM, inputs: Tensor, labels: Tensor, count: Tensor | float | None = None
+    model: BraidForCausalLM,
+    inputs: Tensor,
+    labels: Tensor,
+    count: Tensor | float | None = None,
+    cache: MemoryCache | None = None,
 ) -> tuple[Tensor, Tensor | None, Routings]:
     """The loss of labels at the position predicting them, what routers add to it, and their routings."""
     embedded = model.model.embedding(inputs)
-    hidden, routings = model.model.stream(embedded, model.model.span(embedded))
+    span = model.model.span(embedded) if cache is None else cache.span(model.model, embedded)
+    hidden, routings = model.model.stream(embedded, span)
     real = labels != IGNORED
     routing = routing_loss(routings, real) * share_of_batch(real, count) if routings else None
     return model.head.loss(hidden, labels, count), routing, routings
+
+
+def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:
+    """Give every router of a model to be built these losses in place of its own."""
+    if losses is None:
+        return
+    before = config.architecture
+    config.architecture = _with_losses(before, losses)
+    if losses and config.architecture == _with_losses(before, {}):
+        console.warn("training.routing_losses has no effect: the model has no routers")
+
+
+def _with_losses(part: Any, losses: dict[str, float]) -> Any:
+    """An architecture, or a part of one, whose routers have these losses."""
+    if isinstance(part, dict):
+        return {k: dict(losses) if k == "losses" else _with_losses(v, losses) for k, v in part.items()}
+    return [_with_losses(v, losses) for v in part] if isinstance(part, list) else part
 
 
 def routers(model: nn.Module) -> Iterator[TopKRouter]:

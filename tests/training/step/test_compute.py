@@ -8,9 +8,9 @@ from routed_models import assert_all_close, outcome, routed_model
 from torch import nn
 
 from braidlm.model.routing.dispatch import MIN_SPARSE_TOKENS, is_sparse
-from braidlm.training import compute
-from braidlm.training.compute import choose_compute, use_compute
-from braidlm.training.parallel import Rank
+from braidlm.training.step import compute
+from braidlm.training.step.compute import choose_compute, use_compute
+from braidlm.training.step.parallel import Rank
 from tiny_models import tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))

@@ -15,8 +15,8 @@ from braidlm.core import console
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
-from braidlm.training.parallel import Rank, broadcast
-from braidlm.training.precision import autocast
+from braidlm.training.step.parallel import Rank, broadcast
+from braidlm.training.step.precision import autocast
 
 TRIALS = 3
 ADVANTAGE = 0.9

@@ -12,8 +12,8 @@ from braidlm.data.loading.validation import ValidationSet
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.precision import autocast
 from braidlm.training.recipe import SampleConfig
+from braidlm.training.step.precision import autocast
 
 
 @dataclass

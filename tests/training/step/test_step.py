@@ -11,9 +11,9 @@ from torch import nn, optim
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step import Stepper, _packed
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper, _packed
 from tiny_models import VOCABULARY, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
@@ -165,8 +165,9 @@ def test_compiled_equals_eager() -> None:
 
 def test_a_replayed_steps_batch_is_sent_in_one_piece() -> None:
     inputs, labels = batches()[1]
-    packed = _packed(inputs, labels, 71)
-    tokens, targets, count = packed.split((inputs.size, labels.size, 1))
+    packed = _packed(inputs, labels, np.arange(8), 71)
+    tokens, targets, continues, count = packed.split((inputs.size, labels.size, 8, 1))
     assert (tokens.view(inputs.shape).numpy() == inputs).all()
     assert (targets.view(labels.shape).numpy() == labels).all()
+    assert continues.tolist() == [*range(8)]
     assert count.view(torch.float32)[0] == 71.0

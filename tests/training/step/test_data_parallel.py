@@ -1,31 +1,17 @@
 """torchrun with two processes equals one process with twice the batch, and goes on after a stop."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import environment, finish, records, tiny_recipe, weights, written
+from tiny_runs import finish, records, tiny_recipe, torchrun, weights, written
 
 from braidlm.core.errors import BraidError
-from braidlm.training.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
+from braidlm.training.step.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
-
-
-def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "braidlm"]
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def recipe(stories: Path, out: Path, batch: int) -> dict[str, Any]:

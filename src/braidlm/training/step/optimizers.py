@@ -3,7 +3,7 @@
 from torch import Tensor, nn, optim, tensor
 
 from braidlm.model.routing.stacked import is_vector
-from braidlm.training.progress import Progress
+from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import OptimizerConfig, TrainingConfig
 from braidlm.training.schedules import schedules
 
@@ -29,12 +29,13 @@ def make_adamw(model: nn.Module, config: OptimizerConfig, capturable: bool = Fal
 
 
 def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters with weight decay, and those without."""
+    """Parameters with weight decay, and those without: vectors, and tensors with frozen rows, which would decay too."""
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    if config.decay == "everything":
-        return trained, []
-    vectors = {p for m in model.modules() for p in m.parameters(recurse=False) if is_vector(m, p)}
-    return [p for p in trained if p not in vectors], [p for p in trained if p in vectors]
+    owned = [(module, parameter) for module in model.modules() for parameter in module.parameters(recurse=False)]
+    free = {parameter for module, parameter in owned if getattr(module, "trained_rows", None) is not None}
+    if config.decay == "matrices":
+        free |= {parameter for module, parameter in owned if is_vector(module, parameter)}
+    return [p for p in trained if p not in free], [p for p in trained if p in free]
 
 
 def set_learning_rate(optimizer: optim.Optimizer, rate: float) -> None:

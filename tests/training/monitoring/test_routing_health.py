@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_runs import records, tiny_recipe
 
-from braidlm.training.step_metrics import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.monitoring.step_metrics import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.train import train
 
 EVEN, LOST = [0.25, 0.25, 0.25, 0.25], [0.5, 0.3, 0.19, 0.01]
@@ -24,7 +24,7 @@ def test_entropy_and_lowest_by_hand() -> None:
 
 
 def test_a_lost_choice_is_told_once_and_only_when_it_stays_lost() -> None:
-    monitor = UsageMonitor()
+    monitor = UsageMonitor({"a": ["one", "two", "three", "four"]})
     for _ in range(USAGE_PATIENCE - 1):
         assert monitor.update({"a": LOST, "b": EVEN}) is None
     assert monitor.update({"a": EVEN, "b": EVEN}) is None, "it came back"
@@ -32,12 +32,12 @@ def test_a_lost_choice_is_told_once_and_only_when_it_stays_lost() -> None:
     warnings = [text for text in messages if text is not None]
     assert len(warnings) == 1
     assert messages[USAGE_PATIENCE - 1] == warnings[0]
-    assert "below 5% of an even share in 10 records in a row): a (choice 4 of 4)." in warnings[0]
-    assert "A larger weight of a balance loss, such as `losses: {switch: 0.2}`" in warnings[0]
+    assert "below 5% of an even share in 10 records in a row): a (four)." in warnings[0]
+    assert "a larger weight of a balance loss spreads the tokens, such as `losses: {switch: 0.2}`" in warnings[0]
     more = [monitor.update({"a": LOST, "b": LOST}) for _ in range(USAGE_PATIENCE)]
     assert more[-1] is not None
-    assert "b (choice 4 of 4)" in more[-1]
-    assert "a (choice" not in more[-1], "warned before"
+    assert "b (choice 4)" in more[-1]
+    assert "a (" not in more[-1], "warned before"
 
 
 def collapsing(stories: Path, out: Path, losses: dict[str, float]) -> dict[str, Any]:
@@ -59,7 +59,9 @@ def test_a_run_records_both_and_warns_of_a_router_that_collapses(
             assert line["entropy"][router] == pytest.approx(usage_entropy(shares), abs=1e-4)
             assert line["lowest"][router] == pytest.approx(lowest_usage(shares), abs=1e-4)
     assert all(share < 0.05 for share in lines[-1]["lowest"].values()), "as printed, the loss rewards collapse"
-    assert capsys.readouterr().err.count("routers that hardly use one of their choices") == 1
+    warned = capsys.readouterr().err
+    assert warned.count("routers that hardly use one of their choices") == 1
+    assert "join (path_" in warned
     train(collapsing(stories, tmp_path / "even", {"load_balance": 100.0}))
     assert "routers that hardly use" not in capsys.readouterr().err
     assert all(share > 0.5 for share in records(tmp_path / "even", "train")[-1]["lowest"].values())

@@ -15,8 +15,8 @@ import torch
 
 from braidlm.core import console
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.objective import plain_losses
-from braidlm.training.parallel import Rank, broadcast
+from braidlm.training.step.objective import plain_losses
+from braidlm.training.step.parallel import Rank, broadcast
 
 TRIALS = 2
 ADVANTAGE = 0.9
