@@ -13,8 +13,10 @@ from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.plan import ConversionPlan, counted_patterns
 from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, sha256_of, write_json
+from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
+from braidlm.core.models.card import exported_card
 from braidlm.core.models.folders import WEIGHTS, check_weights, load_config, load_lineage, load_model, versions
+from braidlm.core.models.licence import CARD, licence_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 
 
@@ -48,7 +50,9 @@ class Export:
             if self.tokenizer is not None:
                 self.tokenizer.save(folder)
             self.target.save(tensors, folder)
-            write_json(folder / "lineage.json", self._lineage())
+            lineage = self._lineage()
+            write_json(folder / "lineage.json", lineage)
+            write_text(folder / CARD, exported_card(out.name, lineage))
 
     def _tensors(self) -> dict[str, Tensor]:
         state = load_model(self.location.path).state_dict()
@@ -71,6 +75,7 @@ class Export:
                     "path": self.location.name,
                     "format": "braid",
                     "weights": [{"file": WEIGHTS, "sha256": sha256_of(self.location.path / WEIGHTS)}],
+                    **licence_record(self.location.path),
                     "lineage": load_lineage(self.location.path),
                 }
             ],

@@ -13,6 +13,7 @@ from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import save_model
+from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -41,11 +42,10 @@ class Import:
 
     def write(self, out: Path) -> None:
         """Read the tensors one after another and write the model folder."""
+        source = {"path": self.location.name, "format": self.kind, "weights": self.checkpoint.hashes()}
         lineage: dict[str, Any] = {
             "made_by": f"convert from {self.kind}",
-            "sources": [
-                {"path": self.location.name, "format": self.kind, "weights": self.checkpoint.hashes()},
-            ],
+            "sources": [source | licence_record(self.location.path)],
         }
         if self.checkpoint.ignored:
             lineage["ignored"] = self.checkpoint.ignored
@@ -54,10 +54,9 @@ class Import:
     def model(self) -> BraidForCausalLM:
         """The checkpoint as a model in memory, in evaluation mode."""
         tensors = {mapping.braid: self.read(mapping) for mapping in self.mappings}
-        if self.info.architecture.tie_embeddings:
-            tensors["head.weight"] = tensors["model.embedding.weight"]
         # On the meta device at first, so that the tensors read become the model's own without a second copy.
         model = skeleton(self.info.config)
+        tensors |= {own: tensors[embedding] for own, embedding in model.tied.items()}
         model.load_state_dict(tensors, assign=True)
         model.tie_weights()
         return model.eval()

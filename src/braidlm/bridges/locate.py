@@ -9,7 +9,15 @@ from braidlm.core.models.names import find_model, title_of
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
-DOWNLOADED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json", "vocab.json", "merges.txt"]
+DOWNLOADED = [
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+    "README.md",
+]
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files that hold a whole model's weights; torch.save writes all but the first."""
 

@@ -32,10 +32,7 @@ class ModelInfo:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the model on the meta device; a tied head is the embedding and not listed."""
-        tensors = dict(self.model.state_dict())
-        if self.architecture.tie_embeddings:
-            del tensors["head.weight"]
-        return tensors
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.tied}
 
     @cached_property
     def is_stack(self) -> bool:

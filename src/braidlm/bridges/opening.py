@@ -12,7 +12,15 @@ from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import Location, find_tokenizer
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.core.models.folders import WEIGHTS, check_weights, choose_paths, load_config, load_model
+from braidlm.core.models.folders import (
+    WEIGHTS,
+    check_weights,
+    choose_paths,
+    leave_out_modules,
+    load_config,
+    load_model,
+)
+from braidlm.core.models.licence import licence_record
 from braidlm.core.models.names import StrPath, find_model, title_of
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import BraidTokenizer
@@ -67,27 +75,36 @@ class OpenModel:
         location = Location(self.folder, self.folder.resolve().name)
         return Import(location, self.kind, bridges[self.kind](), find_tokenizer(self.folder))
 
-    def check(self, paths: Sequence[str] | None = None) -> None:
-        """Check configuration, paths and the header of the weights, before anything is loaded."""
-        config = self.config
-        if paths is not None:
-            choose_paths(config, paths, self.folder)
+    def check(self, paths: Sequence[str] | None = None, without: Sequence[str] | None = None) -> None:
+        """Check configuration, paths, modules and the header of the weights, before anything is loaded."""
+        self._switch(paths, without)
         if self.is_braid:
-            check_weights(self.folder, config)
+            check_weights(self.folder, self.config)
 
-    def load(self, device: str | torch.device = "cpu", paths: Sequence[str] | None = None) -> BraidForCausalLM:
-        """The model in memory, in evaluation mode; with `paths`, only these are active."""
+    def load(
+        self,
+        device: str | torch.device = "cpu",
+        paths: Sequence[str] | None = None,
+        without: Sequence[str] | None = None,
+    ) -> BraidForCausalLM:
+        """The model in memory, in evaluation mode; with `paths`, only these are active, and `without` these modules."""
         if self.is_braid:
-            return load_model(self.folder, device, paths, self.config)
+            return load_model(self.folder, device, paths, self.config, without)
+        self._switch(paths, without)
+        return self.imported.model().to(device)
+
+    def _switch(self, paths: Sequence[str] | None, without: Sequence[str] | None) -> None:
         if paths is not None:
             choose_paths(self.config, paths, self.folder)
-        return self.imported.model().to(device)
+        if without:
+            leave_out_modules(self.config, without, self.folder)
 
     def record(self) -> dict[str, Any]:
         """Which model this is, for the lineage of another that is made of it."""
+        named = {"model": self.folder.name, **licence_record(self.folder)}
         if self.is_braid:
-            return {"model": self.folder.name, "sha256": sha256_of(self.folder / WEIGHTS)}
-        return {"model": self.folder.name, "format": self.kind, "weights": self.imported.checkpoint.hashes()}
+            return {**named, "sha256": sha256_of(self.folder / WEIGHTS)}
+        return {**named, "format": self.kind, "weights": self.imported.checkpoint.hashes()}
 
 
 def open_model(name: StrPath) -> OpenModel:
@@ -96,11 +113,17 @@ def open_model(name: StrPath) -> OpenModel:
 
 
 def load(
-    name: StrPath, device: str | torch.device = "cpu", paths: Sequence[str] | None = None
+    name: StrPath,
+    device: str | torch.device = "cpu",
+    paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
 ) -> tuple[BraidForCausalLM, BraidTokenizer]:
-    """A model in evaluation mode, and its tokenizer, by any name that the verbs take; `paths` are the active ones."""
+    """A model in evaluation mode, and its tokenizer, by any name that the verbs take.
+
+    `paths` are the active ones, `without` are modules that are switched off.
+    """
     opened = open_model(name)
-    return opened.load(device, paths), opened.tokenizer
+    return opened.load(device, paths, without), opened.tokenizer
 
 
 def model_type(folder: Path) -> str:

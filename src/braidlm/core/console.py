@@ -47,6 +47,17 @@ def json_output(wanted: bool) -> Iterator[None]:
         _document = None
 
 
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing about the work in the block; results, warnings and errors are shown."""
+    before = _quiet
+    set_quiet(True)
+    try:
+        yield
+    finally:
+        set_quiet(before)
+
+
 def print_any_name() -> None:
     """Let a file name that is not UTF-8 be printed, with escapes for its bytes."""
     for stream in (sys.stdout, sys.stderr):

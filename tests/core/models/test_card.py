@@ -1,10 +1,13 @@
 """The model card: licence, data and parts from the lineage, and advice that fits the model."""
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from braidlm.core.models.card import model_card
+from braidlm.core.models.licence import licence_of_folder
 from tiny_models import tiny_model
 
 LINEAGE: dict[str, Any] = {
@@ -39,6 +42,42 @@ def test_the_licence_is_stated_for_the_hub_and_for_people() -> None:
 
 def test_a_licence_cannot_break_the_front_matter() -> None:
     assert front_matter(card({"licence": "mit\n---\nx: 'y\""}))["license"] == "mit\n---\nx: 'y\""
+
+
+def test_a_licence_comes_from_what_a_model_was_made_of() -> None:
+    one = {"name": "left", "model": "run", "licence": "mit"}
+    text = card({"sources": [one, {**one, "name": "right"}, {"data": "stories"}]})
+    assert front_matter(text)["license"] == "mit"
+    assert "## Licence\n\nmit, which is the licence of what it was made of." in text
+    assert front_matter(card({"licence": "gpl-3.0", "sources": [one]}))["license"] == "gpl-3.0"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [({"licence": "gpl-3.0"}, "gpl-3.0"), ({}, "not stated"), ({"licence": 3}, "not")]
+)
+def test_sources_that_do_not_agree_give_no_licence(other: dict[str, Any], said: str) -> None:
+    text = card({"sources": [{"name": "left", "licence": "mit"}, {"name": "right", **other}]})
+    assert "license" not in front_matter(text)
+    assert f"What it was made of: left: mit; right: {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        ("---\nlicense: mit\ntags: [x]\n---\n# A model\n", "mit"),
+        ("---\r\nlicense: 'cc-by-4.0'\r\n---\r\n", "cc-by-4.0"),
+        ("---\nlicense: [mit, other]\n---\n", None),
+        ("---\nlicense: [\n---\n", None),
+        ("---\n- mit\n---\n", None),
+        ("license: mit\n", None),
+        ("# A model\n---\nlicense: mit\n---\n", None),
+        ("\xff", None),
+    ],
+)
+def test_the_licence_of_a_card(tmp_path: Path, text: str, licence: str | None) -> None:
+    (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
+    assert licence_of_folder(tmp_path) == licence
+    assert licence_of_folder(tmp_path / "nothing") is None
 
 
 def test_the_data_has_its_source_and_size() -> None:

@@ -19,7 +19,7 @@ from braidlm.core.models.memory import (
     weights_bytes,
 )
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.paths.switches import freeze
+from braidlm.model.freezing import freeze
 from tiny_models import tiny_model
 
 CPU = torch.device("cpu")

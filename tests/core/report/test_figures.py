@@ -33,6 +33,15 @@ def test_a_line_chart_names_its_lines_levels_and_axes() -> None:
     assert {"train", "unigram", "trigram", "step", "bits per byte", "Loss"} <= set(found)
 
 
+def test_points_have_their_names_beside_them_and_apart() -> None:
+    figure = figures.point_chart({"base": (1.0, 2.0), "other": (1.0, 2.0)}, "old", "new")
+    names = {text.get_text(): text.xy for text in figure.axes[0].texts}
+    assert set(names) == {"base", "other"}
+    assert names["base"][1] != names["other"][1]
+    with pytest.raises(BraidError, match="nothing to draw"):
+        figures.point_chart({}, "old", "new")
+
+
 def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:
     lines = line_chart(
         {"a": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "x", "y", colours={"b": "#123456"}, y_limits=(0, 9)

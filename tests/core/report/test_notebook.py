@@ -5,7 +5,7 @@ from pathlib import Path
 from braidlm.core.report.notebook import html_table
 from braidlm.evals.results import Evaluation, ModelResults, TaskResult
 from braidlm.routes.report import ModelRoutes, RoutingReport
-from braidlm.training.progress import Progress
+from braidlm.training.monitoring.progress import Progress
 from braidlm.training.train import Run
 
 

@@ -38,6 +38,8 @@ def cost_of(module: nn.Module, length: int) -> Cost:
     own_cost = getattr(module, "cost", None)
     if own_cost is not None:
         return own_cost(length)
+    if isinstance(adapted := getattr(module, "base_layer", None), nn.Module):
+        return cost_of(adapted, length)  # peft's layer around it adds little
     own = sum(p.numel() for p in module.parameters(recurse=False))
     products = module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear)) else 0
     total = Cost(
@@ -56,11 +58,15 @@ def cost_of(module: nn.Module, length: int) -> Cost:
 def model_cost(model: BraidForCausalLM, length: int | None = None) -> Cost:
     """The whole model's cost, a shared matrix counted once (its product still costs FLOPs)."""
     total = cost_of(model, length or model.config.max_position_embeddings)
-    if model.config.tie_word_embeddings:
-        shared = model.head.weight.numel()
-        total.parameters -= shared
-        total.active_parameters -= shared
+    shared = _shared_parameters(model)
+    total.parameters -= shared
+    total.active_parameters -= shared
     return total
+
+
+def _shared_parameters(model: BraidForCausalLM) -> int:
+    """How many parameters of the head are the embedding's, which counts them."""
+    return sum(model.get_parameter(name).numel() for name in model.tied)
 
 
 def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict[str, Any]]:
@@ -74,9 +80,9 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     rows = []
     for name, module in named:
         cost = cost_of(module, length)
-        if module is model.head and model.config.tie_word_embeddings:
-            cost.parameters -= module.weight.numel()
-            cost.active_parameters -= module.weight.numel()
+        if module is model.head:
+            cost.parameters -= _shared_parameters(model)
+            cost.active_parameters -= _shared_parameters(model)
         row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
         if isinstance(module, ParallelStage):
             row |= {"paths": list(module.names), "join": module.join_kind}

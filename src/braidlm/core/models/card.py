@@ -6,6 +6,7 @@ from typing import Any
 
 from braidlm.core.console import count
 from braidlm.core.models.accounting import model_cost, stage_table
+from braidlm.core.models.licence import licence_of, source_licences
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -38,28 +39,48 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
     """The whole page."""
     sections = [
         _front_matter(lineage),
-        f"# {name}",
-        f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}.",
+        *_title(name, lineage),
         _table(("", ""), _facts(config, model)),
         USE,
         "## Parts",
         _table(("part", "layers", "parameters", "active per token"), _parts(model)),
         *([ADAPTERS] if any(parameter.ndim == 3 for parameter in model.parameters()) else []),
-        "## Data",
-        _data_section(lineage),
-        "## Licence",
-        lineage.get("licence") or NO_LICENCE,
-        "`lineage.json` says where every part came from.",
+        *_origin(lineage),
     ]
-    if training := lineage.get("training"):
-        sections.append(f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```")
     return "\n\n".join(sections) + "\n"
+
+
+def exported_card(name: str, lineage: dict[str, Any]) -> str:
+    """The page of a model in another format, which the models of that format are used as."""
+    return "\n\n".join([_front_matter(lineage), *_title(name, lineage), *_origin(lineage)]) + "\n"
+
+
+def _title(name: str, lineage: dict[str, Any]) -> tuple[str, str]:
+    return f"# {name}", f"Made with Braid (the Python package `braidlm`): {lineage.get('made_by', 'unknown')}."
+
+
+def _origin(lineage: dict[str, Any]) -> Iterator[str]:
+    """Data, licence, training."""
+    yield from ("## Data", _data_section(lineage), "## Licence", _licence_section(lineage))
+    yield "`lineage.json` says where every part came from."
+    if training := lineage.get("training"):
+        yield f"Training so far:\n\n```json\n{json.dumps(training, indent=2)}\n```"
+
+
+def _licence_section(lineage: dict[str, Any]) -> str:
+    if own := lineage.get("licence"):
+        return str(own)
+    if inherited := licence_of(lineage):
+        return f"{inherited}, which is the licence of what it was made of."
+    sources = source_licences(lineage)
+    listed = "; ".join(f"{name}: {licence or 'not stated'}" for name, licence in sources.items())
+    return f"{NO_LICENCE}\n\nWhat it was made of: {listed}." if any(sources.values()) else NO_LICENCE
 
 
 def _front_matter(lineage: dict[str, Any]) -> str:
     """What the Hub reads."""
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [braid]"]
-    if licence := lineage.get("licence"):
+    if licence := licence_of(lineage):
         lines.append(f"license: {json.dumps(licence)}")
     on_hub = [row[1].removeprefix(HUB) for row in _data_rows(lineage) if row[1].startswith(HUB)]
     names = dict.fromkeys(source.split(":")[0].split("@")[0] for source in on_hub)
@@ -106,6 +127,8 @@ def _data_rows(lineage: dict[str, Any], part: str = "-") -> Iterator[tuple[str, 
             yield str(source["data"]), _joined(where), amounts[0], amounts[1], part
         elif source.get("sources"):
             yield from _data_rows(source, str(source.get("name") or source.get("model") or part))
+        elif isinstance(source.get("lineage"), dict):  # the same model in another format
+            yield from _data_rows(source["lineage"], part)
 
 
 def _joined(where: Any) -> str:

@@ -28,7 +28,7 @@ from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import ADVICE
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.paths.switches import use_paths
+from braidlm.model.paths.switches import switch_off_modules, use_paths
 
 transformers_logging.disable_progress_bar()
 
@@ -100,16 +100,19 @@ def load_model(
     device: str | torch.device = "cpu",
     paths: Sequence[str] | None = None,
     config: BraidConfig | None = None,
+    without: Sequence[str] | None = None,
 ) -> BraidForCausalLM:
     """A model folder in memory, in evaluation mode, after every tensor has been checked against its configuration.
 
-    With `paths`, only these are active; by default those that the folder says, all unless it says otherwise. A `config`
-    that is given differs from the folder's own in how the model is trained.
+    With `paths`, only these are active; by default those that the folder says, all unless it says otherwise. Modules
+    in `without` are switched off. A `config` that is given differs from the folder's own in how the model is trained.
     """
     folder = Path(folder)
     config = load_config(folder) if config is None else config
     if paths is not None:
         choose_paths(config, paths, folder)
+    if without:
+        leave_out_modules(config, without, folder)
     check_weights(folder, config)
     check_weights_fit((folder / WEIGHTS).stat().st_size, device)
     if (folder / GENERATION).is_file():
@@ -137,6 +140,13 @@ def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> Non
     with errors_at(str(folder)):
         use_paths(skeleton(config), paths)
     config.paths = list(paths)
+
+
+def leave_out_modules(config: BraidConfig, names: Sequence[str], folder: Path) -> None:
+    """Let a model that is not loaded yet have these modules switched off."""
+    with errors_at(str(folder)):
+        switch_off_modules(skeleton(config), names)
+    config.without = list(names)
 
 
 def load_config(folder: Path | str) -> BraidConfig:
@@ -192,10 +202,11 @@ def check_weights(folder: Path, config: BraidConfig) -> None:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in skeleton(config).state_dict().items()}
-    if config.tie_word_embeddings:
-        expected.pop("head.weight", None)
-        stored.pop("head.weight", None)
+    model = skeleton(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in model.tied:
+        expected.pop(name, None)
+        stored.pop(name, None)
     if problems := compare_shapes(expected, stored, "the configuration says"):
         raise BraidError(
             f"the weights do not fit the configuration: {listed(problems)}",

@@ -92,7 +92,7 @@ def line_chart(
     `colours` gives a line the colour it has in other figures too, `y_limits` the scale that they share.
     """
     _check_series(series)
-    with _styled():
+    with styled():
         figure, axes = _axes(title)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
@@ -114,6 +114,29 @@ def line_chart(
         _scale(axes.xaxis, axes.set_xscale, log_x)
         _scale(axes.yaxis, axes.set_yscale, log_y)
         _name_at_the_edge(axes, names)
+    return figure
+
+
+def point_chart(points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> "Figure":
+    """Named points, each (x, y) with its name beside it, moved apart where two would overlap."""
+    if not points:
+        raise BraidError("there is nothing to draw", "point chart")
+    with styled():
+        figure, axes = _axes(None)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid()
+        axes.margins(x=0.18, y=0.1)  # names need room
+        colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(points)}
+        for name, (x, y) in points.items():
+            axes.plot([x], [y], color=colours[name], marker="o", markersize=6)
+        _scale(axes.xaxis, axes.set_xscale, False)
+        _scale(axes.yaxis, axes.set_yscale, False)
+        to_share = axes.transData + axes.transAxes.inverted()
+        spots = sorted((*reversed(to_share.transform(point)), name) for name, point in points.items())
+        heights = _spread([float(height) for height, _, _ in spots], LABEL_GAP)
+        for (_, x, name), height in zip(spots, heights, strict=True):
+            axes.annotate(name, (x, height), (8, 0), "axes fraction", "offset points", color=colours[name], va="center")
     return figure
 
 
@@ -139,7 +162,7 @@ def bar_chart(
         raise BraidError("there is nothing to draw", f"chart of {value_label}")
     most = max(map(len, grouped.values()))
     thickness = 0.8 / most if in_groups else 0.66
-    with _styled():
+    with styled():
         figure, axes = _axes(title)
         figure.set_figheight(0.75 + len(grouped) * (0.14 + 0.26 * most if in_groups else 0.4) + 0.3 * in_groups)
         handles = []
@@ -196,8 +219,8 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
         for n, name in enumerate(coloured)
     }
     looks |= {name: {"color": INK, "alpha": 0.3} for name in neutral}
-    with _styled():
-        figure = _matplotlib().figure.Figure()
+    with styled():
+        figure = load_matplotlib().figure.Figure()
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         figure.set_figheight(0.75 + 0.27 * len(rows) + 0.24 * len(groups))
         bars: dict[str, Any] = {}
@@ -235,13 +258,13 @@ def _stacked(names: Sequence[str], parts: Mapping[str, float]) -> list[tuple[str
 
 def check_drawing() -> None:
     """Raise an error, before any long work, if matplotlib is missing."""
-    _matplotlib()
+    load_matplotlib()
 
 
 def to_svg(figure: "Figure") -> str:
     """An <svg> element for a page: its ids are unique, its ink follows light and dark, it loads nothing."""
     buffer = io.StringIO()
-    with _styled():
+    with styled():
         no_metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", metadata=no_metadata)
     svg = buffer.getvalue()
@@ -261,12 +284,13 @@ def to_svg(figure: "Figure") -> str:
 def save_png(figure: "Figure", path: Path | str) -> None:
     """Write the figure on white, sharp on dense screens; the file appears only when it is complete."""
     png = io.BytesIO()
-    with _styled():
+    with styled():
         figure.savefig(png, format="png", dpi=200, facecolor="white")
     write_bytes(path, png.getvalue())
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """The package, which is an extra, or an error that says how to install it."""
     try:
         import matplotlib
         import matplotlib.figure
@@ -278,13 +302,14 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _styled() -> Any:
-    return _matplotlib().rc_context(STYLE)
+def styled() -> Any:
+    """A context in which figures have Braid's style."""
+    return load_matplotlib().rc_context(STYLE)
 
 
 def _axes(title: str | None) -> tuple["Figure", "Axes"]:
     # A Figure without pyplot uses Agg and is not registered anywhere, so it need not be closed.
-    figure = _matplotlib().figure.Figure()
+    figure = load_matplotlib().figure.Figure()
     axes = figure.subplots()
     if title:
         axes.set_title(title)
@@ -301,7 +326,7 @@ def _check_series(series: Mapping[str, tuple[Sequence[float], Sequence[float]]])
 
 def _scale(axis: Any, set_scale: Any, log: bool) -> None:
     """Plain numbers at round values, on a linear or a logarithmic axis."""
-    ticker = _matplotlib().ticker
+    ticker = load_matplotlib().ticker
     if log:
         set_scale("log", nonpositive="mask")
     low, high = sorted(axis.get_view_interval())
