@@ -71,7 +71,7 @@ def test_quiet_shows_the_folder_alone(braid, runs, tmp_path):
         (["--join", "{kind: gumbel_v1"], "--join {kind: gumbel_v1: this is neither a kind of join nor a mapping"),
         (["--join", "[1]"], "join: expected a join name or a mapping"),
         (["--join", "gumbel"], "unknown join 'gumbel'. Did you mean 'gumbel_v"),
-        (["--freeze", "everything"], "'everything' cannot be frozen. There are: embedding, head, joins, paths."),
+        (["--freeze", "everything"], "'everything' cannot be frozen. There are: blocks, embedding, head,"),
     ],
 )
 def test_wrong_words(braid, runs, tmp_path, words, text):

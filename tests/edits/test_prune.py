@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import braidlm
 from braidlm.bridges.model_info import ModelInfo
@@ -154,10 +155,13 @@ def test_options_that_are_refused(tmp_path: Path, text: Path, options: dict[str,
 
 def test_what_cannot_be_pruned(tmp_path: Path, text: Path) -> None:
     source = model_folder(tmp_path / "source")
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
-    with pytest.raises(BraidError):
-        edit("prune", source, tmp_path / "out", text=str(empty), threshold=0.1)
+    for content in ("", "  \n\n"):
+        empty = tmp_path / "empty.txt"
+        empty.write_text(content)
+        with pytest.raises(BraidError, match=f"{empty}: there is no text in"):
+            edit("prune", source, tmp_path / "out", text=str(empty), threshold=0.1)
+    with pytest.raises(BraidError, match="there is no such file"):
+        edit("prune", source, tmp_path / "out", text=str(tmp_path / "nothing.txt"), threshold=0.1)
     with pytest.raises(BraidError, match=r"unknown edit 'prun'\. Did you mean 'prune'"):
         edit("prun", source, tmp_path / "out")
     tokenizer = load_tokenizer(source)
@@ -168,11 +172,22 @@ def test_what_cannot_be_pruned(tmp_path: Path, text: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_with_a_missing_tensor(tmp_path: Path, text: Path) -> None:
+    source = model_folder(tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    del tensors["model.stages.0.layers.1.feed.bank.out.weight"]
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BraidError, match=r"missing model\.stages\.0\.layers\.1\.feed\.bank\.out\.weight"):
+        edit("prune", source, tmp_path / "out", text=str(text), threshold=0.1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = model_folder(tmp_path / "source")
     words = ["edit", "prune", source, "--text", text, "--keep", 0.8, "--out", tmp_path / "out", "--json"]
     assert main(list(map(str, words))) == 0
     assert json.loads(capsys.readouterr().out)["model"] == str(tmp_path / "out")
     assert load_model(tmp_path / "out").config.vocab_size == load_model(source).config.vocab_size
-    assert main(["edit", "prune", str(source), "--threshold", "0.1", "--out", str(tmp_path / "second")]) == 2
-    assert "text: missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["edit", "prune", str(source), "--threshold", "0.1", "--out", str(tmp_path / "second")])
+    assert "required: --text" in capsys.readouterr().err

@@ -39,6 +39,8 @@ class Derived:
     """How many of the parts' first rows are taken; all by default."""
     chosen_rows: tuple[int, ...] | None = None
     """Which rows of the one part are taken, in this order; all by default."""
+    new_rows: tuple[int, int] | None = None
+    """How many rows of zeros are inserted into the one part, and after how many of its own; the edit fills them."""
 
     def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
         """The tensor; its parts are read for it and not kept."""
@@ -47,6 +49,9 @@ class Derived:
             parts = [part[: self.rows] for part in parts]
         if self.chosen_rows is not None:
             parts = [part[list(self.chosen_rows)] for part in parts]
+        if self.new_rows is not None:
+            count, after = self.new_rows
+            parts = [torch.cat((p[:after], p.new_zeros(count, *p.shape[1:]), p[after:])) for p in parts]
         return OPERATIONS[self.operation](parts).contiguous()
 
     @property
@@ -54,7 +59,8 @@ class Derived:
         """The operation in words; empty where the tensor is copied."""
         cut = f"the first {self.rows} rows" if self.rows is not None else ""
         chosen = "" if self.chosen_rows is None else f"rows {', '.join(map(str, self.chosen_rows))}"
-        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut, chosen)))
+        new = "" if self.new_rows is None else f"{self.new_rows[0]} new rows after row {self.new_rows[1] - 1}"
+        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut, chosen, new)))
 
 
 @dataclass(frozen=True)

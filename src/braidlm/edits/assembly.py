@@ -44,11 +44,12 @@ def assemble(config: BraidConfig, account: Account, sources: Mapping[str, Source
         return sources[part.source].read(part.tensor)
 
     state = {name: origin.compute(read) for name, origin in account.derived.items()}
-    if config.tie_word_embeddings:
-        state["head.weight"] = state["model.embedding.weight"]
+    # A fresh buffer begins at zero: the ranking of a router that balances, the opening of its new choices.
+    state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in account.fresh}
+    state |= {own: state[embedding] for own, embedding in model.tied.items()}
     keys = model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
-    assert set(keys.missing_keys) == set(account.fresh), "a tensor is derived or fresh"
+    assert set(keys.missing_keys) == set(account.fresh) - set(state), "a tensor is derived or fresh"
     assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
     return model.eval()
 

@@ -30,8 +30,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.freezing import FREEZABLE
 from braidlm.model.paths.joins import joins
-from braidlm.model.paths.switches import FREEZABLE
 
 
 def compose(

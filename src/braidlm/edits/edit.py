@@ -106,9 +106,11 @@ def carry_out(
     if dry_run:
         return None
     assert out is not None
-    model = assemble(plan.config, plan.account, sources, record["options"]["seed"])
+    seed = record["options"]["seed"]
+    model = assemble(plan.config, plan.account, sources, seed)
     if plan.finish is not None:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             plan.finish(model)
     if plan.unchanged_on is not None:
         (source,) = sources.values()

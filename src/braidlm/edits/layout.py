@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.path_models import PathShape
+from braidlm.edits.path_models import PathShape, composed_end
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
+from braidlm.model.heads.embedding import embeddings
+from braidlm.model.heads.head import heads
 from braidlm.model.paths.joins import joins
 
 
@@ -38,7 +40,8 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
         "context": min(part.context for part in parts),
         "positions": encode(whole.positions),
         "norm": encode(whole.norm),
-        "head": {"kind": "linear", "bias": any(part.head.options.bias for part in parts)},
+        "embedding": encode(composed_end(embeddings, [part.embedding for part in parts])),
+        "head": encode(composed_end(heads, [part.head for part in parts])),
         "tie_embeddings": all(part.tie_embeddings for part in parts),
         "dropout": encode(whole.dropout),
         "initialisation": encode(whole.initialisation),

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.edits.account import Account, Derived, Part
+from braidlm.edits.sources import Source
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
 
@@ -14,6 +16,8 @@ PARTS = ("attention", "feed")
 ROUTER_ROWS = ("router.scores.weight", "router.scores.bias", "router.balance")
 BANKS = ("bank.", "queries.", "out.")
 """The tensors of a routed part with one row for each module, by their beginnings."""
+OPENING = "router.opening"
+"""The tensor of a routed part with one number for each module that was inserted."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Modules:
     renormalise: bool
     silent: int
     """Rows of the router's scores after those of the modules."""
+    new: tuple[str, ...]
+    """Those that were inserted, the last ones."""
 
     @property
     def address(self) -> str:
@@ -37,17 +43,25 @@ class Modules:
     def has_rows(self, tensor: str) -> bool:
         """Whether a tensor has a row for each of these modules."""
         own = tensor.removeprefix(f"{self.address}.")
-        return own != tensor and (own in ROUTER_ROWS or own.startswith(BANKS))
+        return own != tensor and (own in (*ROUTER_ROWS, OPENING) or own.startswith(BANKS))
 
-    def rows_of(self, tensor: str, kept: Sequence[int]) -> tuple[int, ...]:
-        """The rows of a tensor that stay with some of the modules.
-
-        Weights that are shares of a softmax over all stay as they were only if the others' scores still count there.
-        """
-        if ".router.scores." not in tensor or self.renormalise:
+    def rows_of(self, tensor: str, kept: Sequence[int], silenced: Sequence[int]) -> tuple[int, ...]:
+        """The rows of a tensor that stay: those of the modules that are kept, and scores of others that still count."""
+        count, old = len(self.names), len(self.names) - len(self.new)
+        if tensor == self.opening:
+            return tuple(i - old for i in kept if i >= old)
+        if ".router.scores." not in tensor:
             return tuple(kept)
-        count = len(self.names)
-        return (*kept, *range(count, count + self.silent), *(i for i in range(count) if i not in kept))
+        return (*kept, *range(count, count + self.silent), *silenced)
+
+    @property
+    def opening(self) -> str:
+        """The name of the tensor that says how far the inserted modules are open."""
+        return f"{self.address}.{OPENING}"
+
+    def openings(self, source: Source) -> dict[str, float]:
+        """How far each inserted module is open: 0 if it is never chosen yet, 1 if it is chosen as any other."""
+        return dict(zip(self.new, source.read(self.opening).tolist(), strict=True)) if self.new else {}
 
     def size(self, info: ModelInfo) -> int:
         """The parameters of one module, with its row of the router."""
@@ -87,7 +101,8 @@ def modules_of(layer: Layer) -> list[Modules]:
         if experts is not None:
             router = experts["router"]
             options = {name: router[name] for name in ("top_k", "renormalise", "silent")}
-            found.append(Modules(layer.address, part, tuple(experts["names"]), **options))
+            names, new = tuple(experts["names"]), tuple(router["new"])
+            found.append(Modules(layer.address, part, names, **options, new=new))
     return found
 
 
@@ -105,6 +120,13 @@ def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, 
             addresses[layer.address] = f"model.stages.{len(stages)}"
             stages.append({layer.kind: layer.options})
     return stages, addresses
+
+
+def with_stages(config: BraidConfig, stages: list[dict[str, Any]], frozen: Sequence[str]) -> BraidConfig:
+    """The same model with other stages and other parts that training leaves as they are."""
+    ids = {name: getattr(config, name) for name in TOKEN_IDS}
+    architecture = config.architecture | {"stages": stages}
+    return BraidConfig(architecture, vocab_size=config.vocab_size, frozen=list(frozen), **ids)
 
 
 def moved(tensors: Sequence[str], source: str, addresses: dict[str, str]) -> Account:

@@ -14,7 +14,10 @@ from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import differences
 from braidlm.edits.sources import Source
 from braidlm.model.config.architecture import Architecture
+from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import encode
+from braidlm.model.heads.embedding import embeddings
+from braidlm.model.heads.head import heads
 from braidlm.model.paths.parallel import PathConfig
 
 
@@ -101,7 +104,7 @@ def check_tokenizers(models: Sequence[OpenModel], names: Sequence[str]) -> None:
 
 
 def check_alone(path: PathShape, where: str) -> None:
-    """A model can be a path if it consists of equal blocks between a plain embedding and a plain head."""
+    """A model can be a path if it consists of equal blocks between an embedding and a head that can be concatenated."""
     architecture = path.architecture
     other = [f"stage {i} is '{stage.kind}'" for i, stage in enumerate(architecture.stages) if stage.kind != "block"]
     if other:
@@ -111,32 +114,45 @@ def check_alone(path: PathShape, where: str) -> None:
             "Compose models that were trained alone.",
         )
     problems = path.plain.unequal_blocks()
-    if architecture.embedding.kind != "tokens":
-        problems.append(f"the embedding is '{architecture.embedding.kind}', and only 'tokens' can be concatenated")
-    if architecture.head.kind != "linear":
-        problems.append(f"the head is '{architecture.head.kind}', and only 'linear' ones can be concatenated")
+    for registry, choice in ((embeddings, architecture.embedding), (heads, architecture.head)):
+        if not registry[choice.kind].composed:
+            problems.append(f"the {registry.noun} is '{choice.kind}', and such parts cannot be concatenated")
     if problems:
         raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
 
 
 def check_together(paths: Sequence[PathShape]) -> None:
-    """All models must have the same vocabulary size and the same positions."""
+    """All models must have the same vocabulary size and positions, and embeddings and heads that become one."""
     problems = []
     sizes = {path.name: path.plain.config.vocab_size for path in paths}
     if len(set(sizes.values())) > 1:
         has = ", ".join(f"'{name}' has {size}" for name, size in sizes.items())
         problems.append(f"the vocabularies differ in size: {has} rows")
-    kinds = {path.name: _positions(path) for path in paths}
+    kinds = {path.name: _described(path.architecture.positions) for path in paths}
     if len(set(kinds.values())) > 1:
         problems.append("positions differ: " + ", ".join(f"'{name}' has {kind}" for name, kind in kinds.items()))
+    for registry in (embeddings, heads):
+        choices = {path.name: getattr(path.architecture, registry.noun) for path in paths}
+        if composed_end(registry, list(choices.values())) is None:
+            has = ", ".join(f"'{name}' has {_described(choice)}" for name, choice in choices.items())
+            problems.append(f"{registry.noun}s differ: {has}")
     if problems:
         raise BraidError("these models do not fit together: " + "; ".join(problems))
 
 
-def _positions(path: PathShape) -> str:
-    choice = encode(path.architecture.positions)
-    options = ", ".join(f"{key} {value}" for key, value in choice.items() if key != "kind")
-    return f"{choice['kind']} ({options})" if options else choice["kind"]
+def composed_end(registry: Registry, choices: Sequence[Choice]) -> Choice | None:
+    """The embedding or head that those of the paths become; None if they do not fit together."""
+    kind = choices[0].kind
+    if any(choice.kind != kind for choice in choices):
+        return None
+    options = registry[kind].composed_config([choice.options for choice in choices])
+    return None if options is None else Choice(kind, options)
+
+
+def _described(choice: Choice) -> str:
+    encoded = encode(choice)
+    options = ", ".join(f"{key} {value}" for key, value in encoded.items() if key != "kind")
+    return f"{choice.kind} ({options})" if options else choice.kind
 
 
 def _valid(title: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from torch import Tensor
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Derived, Part, account_table
+from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
+from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
 from braidlm.edits.sources import Source
 from braidlm.edits.tensor_origins import targets
-from braidlm.edits.usage import Criterion, Usage, measure_usage
+from braidlm.edits.usage import Calibration, Usage, all_modules, calibrate
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, Probability, Share
-from braidlm.routes.texts import DataSource
 
 PROBE = 64
 """Tokens of each text at which logits are compared, where only modules that no token chose go."""
@@ -38,7 +38,7 @@ class Prune(Edit):
     """Instead of a threshold: the share of the model's parameters that is kept at most; the least used go first."""
     criterion: Criterion = "frequency"
     """How use is measured: how often a module is chosen (the paper's), or its weight times the norm of its output."""
-    normalise: Literal["max", "sum"] = "max"
+    normalise: Normalisation = "max"
     """Whether a module's use is divided by that of the layer's most used one (the paper's), or by the layer's sum."""
     tokens: Count = 100_000
     """How many tokens of the text are read."""
@@ -48,26 +48,29 @@ class Prune(Edit):
             raise BraidError("give either a threshold or the share of parameters to keep", todo="`--threshold 0.01`")
 
     def plan(self, source: Source) -> EditPlan:
-        layers = layers_of(source.plain)
-        modules = [one for layer in layers for one in modules_of(layer)]
-        if not modules:
-            raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.model.title)
-        texts = [text.ids for text in DataSource("text", self.text, self.tokens).texts(source.model.tokenizer)]
-        usage = measure_usage(source.model.load(), modules, texts, self.criterion)
-        usage = {address: _normalised(used, self.normalise) for address, used in usage.items()}
+        return self.plan_for(source, calibrate(source, self.text, self.tokens, self.criterion))
+
+    def plan_for(self, source: Source, calibration: Calibration) -> EditPlan:
+        """The plan for a model whose use of modules has been measured."""
+        layers, modules = layers_of(source.plain), all_modules(source)
+        usage = {address: _normalised(used, self.normalise) for address, used in calibration.usage.items()}
         kept = self._kept(source, modules, usage)
+        silenced = {one.address: _silenced(source, one, kept) for one in modules}
         for layer in layers:
-            _leave_out(layer, kept)
+            _leave_out(layer, kept, silenced)
         stages, addresses = stages_of(layers)
-        config = _with_stages(source.config, stages)
+        config = with_stages(source.config, stages, _frozen(source, layers))
         model = skeleton(config)
         account = moved(list(targets(model)), SOURCE, addresses)
         for name, origin in account.origins.items():
             for one in modules:
                 tensor = origin.parts[0].tensor if isinstance(origin, Derived) else ""
                 if one.has_rows(tensor) and not _is_whole(kept, one):
-                    rows = one.rows_of(tensor, kept[one.address])
+                    rows = one.rows_of(tensor, kept[one.address], silenced[one.address])
                     account.origins[name] = Derived((Part(SOURCE, tensor),), chosen_rows=rows)
+        for one in modules:
+            if one.new and not one.rows_of(one.opening, kept[one.address], ()):
+                account.left_out[Part(SOURCE, one.opening)] = "no inserted module is left"
         account.check(targets(model), {SOURCE: source.plain.tensors})
         spared = all(not usage[one.address][i] for one in modules for i in _dropped(kept, one))
         lines = [
@@ -76,7 +79,7 @@ class Prune(Edit):
             *account_table(account, ()),
             *(f"  note: {note}" for note in _notes(modules, kept)),
         ]
-        return EditPlan(lines, config, account, unchanged_on=_probe(texts, config) if spared else None)
+        return EditPlan(lines, config, account, unchanged_on=_probe(calibration.texts, config) if spared else None)
 
     def _kept(self, source: Source, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
         """The indices of the modules that stay, by the address of their part."""
@@ -125,20 +128,37 @@ def _normalised(used: Tensor, by: str) -> Tensor:
     return used / largest.clamp_min(torch.finfo(used.dtype).tiny)
 
 
-def _leave_out(layer: Layer, kept: dict[str, list[int]]) -> None:
+def _silenced(source: Source, one: Modules, kept: dict[str, list[int]]) -> list[int]:
+    """The modules that go while their scores still count: weights that are shares of a softmax over all then stay."""
+    if one.renormalise:
+        return []
+    openings = one.openings(source)
+    gone = {i: openings.get(one.names[i], 1.0) for i in _dropped(kept, one)}
+    if opening := [one.names[i] for i, share in gone.items() if 0 < share < 1]:
+        raise BraidError(
+            f"these modules were inserted and are not open yet: {', '.join(opening)}",
+            one.address,
+            "Train the model on first: `training.opening` is the share of a training that opens them.",
+        )
+    return [i for i, share in gone.items() if share]
+
+
+def _frozen(source: Source, layers: list[Layer]) -> list[str]:
+    """What training leaves; blocks and routers no longer, if the inserted modules that are trained instead are gone."""
+    frozen = source.config.frozen
+    left = any(one.new for layer in layers for one in modules_of(layer))
+    had = any(one.new for layer in layers_of(source.plain) for one in modules_of(layer))
+    return [part for part in frozen if part not in ("blocks", "routers")] if had and not left else frozen
+
+
+def _leave_out(layer: Layer, kept: dict[str, list[int]], silenced: dict[str, list[int]]) -> None:
     for one in modules_of(layer):
         experts = layer.options[one.part]["experts"]
-        experts["names"] = [one.names[i] for i in kept[one.address]]
+        names = [one.names[i] for i in kept[one.address]]
         router = experts["router"]
-        router["top_k"] = min(one.top_k, len(kept[one.address]))
-        if not router["renormalise"]:  # weights are shares of a softmax over all: those that go still take theirs
-            router["silent"] += len(one.names) - len(kept[one.address])
-
-
-def _with_stages(config: BraidConfig, stages: list[dict[str, Any]]) -> BraidConfig:
-    """The same model with other stages."""
-    settings = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id", "frozen")}
-    return BraidConfig(config.architecture | {"stages": stages}, vocab_size=config.vocab_size, **settings)
+        experts["names"], router["new"] = names, [name for name in names if name in one.new]
+        router["top_k"] = min(one.top_k, len(names))
+        router["silent"] += len(silenced[one.address])
 
 
 def _is_whole(kept: dict[str, list[int]], one: Modules) -> bool:

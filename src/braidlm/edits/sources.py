@@ -13,6 +13,8 @@ from braidlm.bridges.opening import BRAID, OpenModel
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import WEIGHTS, load_lineage
+from braidlm.core.models.licence import licence_record
+from braidlm.core.models.trained_length import LENGTH, trained_length
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -70,7 +72,15 @@ class _BraidSource(Source):
         folder = self.model.folder
         lineage = load_lineage(folder) or {}
         known = {key: lineage[key] for key in ("made_by", "recipe_sha256", "training", "sources") if lineage.get(key)}
-        return {"model": folder.name, "format": BRAID, "sha256": sha256_of(self.path), **known}
+        if (length := trained_length(lineage)) is not None:
+            known[LENGTH] = length
+        return {
+            "model": folder.name,
+            "format": BRAID,
+            "sha256": sha256_of(self.path),
+            **licence_record(folder),
+            **known,
+        }
 
 
 class _BridgedSource(Source):
@@ -92,6 +102,7 @@ class _BridgedSource(Source):
             "model": self.bridged.location.name,
             "format": self.model.kind,
             "weights": checkpoint.hashes(),
+            **licence_record(self.model.folder),
             "read_as": read_as,
             **({"ignored": checkpoint.ignored} if checkpoint.ignored else {}),
         }

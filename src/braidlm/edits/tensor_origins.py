@@ -6,33 +6,32 @@ from torch import Tensor, nn
 
 from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of
 from braidlm.edits.path_models import PathShape
+from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage
 
-EMBEDDING, POSITIONS, HEAD, HEAD_BIAS = (
-    "model.embedding.weight",
-    "model.positions.weight",
-    "head.weight",
-    "head.bias",
-)
+POSITIONS = "model.positions.weight"
 FINAL_NORM = "model.norm"
 NORM_UNUSED = "the path's norm before its own head; the composed stream has a fresh one"
 
 
 def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
     """Every tensor to account for; a tied head is the embedding."""
-    tied = model.config.tie_word_embeddings
-    return {name: tensor for name, tensor in model.state_dict().items() if not (tied and name == HEAD)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied}
 
 
 def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int) -> Account:
     """The account of composing `paths` into `model`, which may be on the meta device."""
     tensors, names = targets(model), [path.name for path in paths]
     account = Account()
-    account.origins[EMBEDDING] = Derived(parts_of(names, [EMBEDDING] * len(paths)), "side by side")
+    for address in ("model.embedding", "head"):
+        end = model.get_submodule(address)
+        assert isinstance(end, ModelEnd)
+        own = {f"{address}.{name}": operation for name, operation in end.composed.items()}
+        account.origins |= {name: _end(name, operation, paths) for name, operation in own.items() if name in tensors}
     if POSITIONS in tensors:
         max_context = max(path.architecture.context for path in paths)
         rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
@@ -42,18 +41,19 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int
             account.origins[name] = origin
     norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
     account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
-    if HEAD in tensors:
-        own = [EMBEDDING if path.architecture.tie_embeddings else HEAD for path in paths]
-        account.origins[HEAD] = Derived(parts_of(names, own), "side by side")
-    if HEAD_BIAS in tensors:  # logits are the sum over the paths' parts of the head
-        with_bias = [path.name for path in paths if path.architecture.head.options.bias]
-        account.origins[HEAD_BIAS] = Derived(parts_of(with_bias, [HEAD_BIAS] * len(with_bias)), "added up")
     for path in paths:
         unused = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
         account.left_out |= {Part(path.name, name): NORM_UNUSED for name in unused}
     account.check(tensors, {path.name: path.plain.tensors for path in paths})
     account.origins = {name: account.origins[name] for name in tensors}  # in the model's own order
     return account
+
+
+def _end(name: str, operation: str, paths: Sequence[PathShape]) -> Derived:
+    """A tensor of the embedding or the head, from those of the paths that have it; a tied head's is the embedding's."""
+    own = {path.name: path.plain.model.tied.get(name, name) for path in paths}
+    own = {path.name: own[path.name] for path in paths if own[path.name] in path.plain.tensors}
+    return Derived(parts_of(list(own), list(own.values())), operation)
 
 
 def _stage(

@@ -2,18 +2,51 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from braidlm.core import console
-from braidlm.edits.modules import Modules
+from braidlm.core.errors import BraidError
+from braidlm.edits.criteria import Criterion
+from braidlm.edits.modules import Modules, layers_of, modules_of
+from braidlm.edits.sources import Source
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.routes.texts import DataSource
 
-Criterion = Literal["frequency", "output_norm"]
 Usage = dict[str, Tensor]
 """By a routed part's address, a number for each of its modules."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How much a model's modules are used on a text."""
+
+    texts: list[Sequence[int]]
+    """Its documents as token ids."""
+    usage: Usage
+
+
+def calibrate(source: Source, text: str, tokens: int, criterion: Criterion) -> Calibration:
+    """Measure the use of a model's modules on the first `tokens` of a text."""
+    modules, texts = all_modules(source), calibration_texts(source, text, tokens)
+    return Calibration(texts, measure_usage(source.model.load(), modules, texts, criterion))
+
+
+def all_modules(source: Source) -> list[Modules]:
+    """The modules of all blocks, or an error if there are none."""
+    modules = [one for layer in layers_of(source.plain) for one in modules_of(layer)]
+    if not modules:
+        raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.model.title)
+    return modules
+
+
+def calibration_texts(source: Source, text: str, tokens: int) -> list[Sequence[int]]:
+    """The documents of a calibration text, as the model's tokens."""
+    data = DataSource("text", text, tokens, called=text)
+    return [document.ids for document in data.texts(source.model.tokenizer)]
 
 
 @torch.no_grad()
@@ -33,8 +66,9 @@ def measure_usage(
         for begin in range(0, len(windows), batch):
             rows = windows[begin : begin + batch]
             length = max(map(len, rows))
-            ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
-            real[:] = [torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])]
+            ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=model.device)
+            mask = [[1] * len(row) + [0] * (length - len(row)) for row in rows]
+            real[:] = [torch.tensor(mask, device=model.device)]
             model.model(ids, attention_mask=real[0], use_cache=False)
             advance(min(begin + batch, len(windows)), "")
     return usage
@@ -56,7 +90,7 @@ def _recorded(
                 used = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
             else:
                 used = routing.weights_BTN * part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
-            usage[address] += (used * real[0][..., None]).sum((0, 1)).double()
+            usage[address] += (used * real[0][..., None]).sum((0, 1)).double().cpu()
 
         handles.append(part.register_forward_hook(add))
     try:

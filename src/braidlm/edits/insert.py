@@ -1,0 +1,153 @@
+"""`braid edit insert`: new modules in each layer of a trained model, to learn more (ModuleFormer, section 4.3).
+
+Right after the insertion the new modules are closed: no token chooses them, and the model computes what it did. The
+training that follows opens them (`training.opening`) and changes them alone, with as much of the routers and of the
+embedding as the options say.
+"""
+
+import re
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
+from braidlm.edits.sources import Source
+from braidlm.edits.tensor_origins import targets
+from braidlm.model.config.ranges import Choices, NonNegative
+from braidlm.model.freezing import FREEZABLE
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+PROBE = (2, 32)
+"""Sequences and their tokens at which logits are compared."""
+DECIDED = ("blocks", "routers", "embedding", "head")
+"""The parts of which this edit says whether training changes them."""
+
+
+@edits.register("insert")
+@dataclass(frozen=True)
+class Insert(Edit):
+    """Which modules are new, and what trains with them."""
+
+    about: ClassVar[str] = "add new modules to every layer, for training on new text without changing the others"
+
+    modules: Choices
+    """How many modules each layer gets."""
+    name: str = "new"
+    """What they are called: german gives german_1, german_2 and so on, the same names in every layer."""
+    parts: Literal["feed", "attention", "both"] = "both"
+    """Which experts become more."""
+    router: Literal["all", "rows"] = "all"
+    """What training changes of the routers: all of them, for training on old and new text together (the paper's first
+    variant), or only the rows of the new modules, for new text alone (its second)."""
+    embedding: Literal["trained", "frozen"] = "trained"
+    """Whether training changes the embedding; the head follows it, also where it has weights of its own."""
+    scale: NonNegative = 1.0
+    """A factor on the output matrices of the new modules, which are otherwise as the model's initialisation makes them;
+    with 0 they add nothing to the stream at first."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise BraidError(f"'{self.name}' is no name for modules", todo="Use letters, digits, '_', '-' and '.'.")
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.name}_{number + 1}" for number in range(self.modules)]
+
+    def plan(self, source: Source) -> EditPlan:
+        layers = layers_of(source.plain)
+        modules = [one for layer in layers for one in modules_of(layer)]
+        grown = [one for one in modules if self.parts in (one.part, "both")]
+        self._check(source, modules, grown)
+        for layer in layers:
+            self._extend(layer)
+        stages, addresses = stages_of(layers)
+        decided = {"blocks"} | ({"routers"} if self.router == "rows" else set())
+        decided |= {"embedding", "head"} if self.embedding == "frozen" else set()
+        frozen = decided | (set(source.config.frozen) - set(DECIDED))
+        config = with_stages(source.config, stages, [part for part in FREEZABLE if part in frozen])
+        model = skeleton(config)
+        account = moved(list(targets(model)), SOURCE, addresses)
+        for one in modules:
+            if one.new:
+                account.left_out[Part(SOURCE, one.opening)] = "modules that were inserted before are open"
+        for one in grown:
+            address = f"{addresses[one.block]}.{one.part}"
+            for name, origin in account.origins.items():
+                if isinstance(origin, Derived) and one.has_rows(origin.parts[0].tensor):
+                    account.origins[name] = Derived(origin.parts, new_rows=(self.modules, len(one.names)))
+            account.origins[f"{address}.router.opening"] = Fresh("closed modules", f"{address}.router")
+        account.check(targets(model), {SOURCE: source.plain.tensors})
+        lines = [self._title(source, model, grown), *account_table(account, ()), *self._notes(source, layers, frozen)]
+
+        length = min(PROBE[1], config.max_position_embeddings)
+        probe = torch.randint(config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
+        fill = partial(_fill, account=account, scale=self.scale)
+        return EditPlan(lines, config, account, finish=fill, unchanged_on=probe)
+
+    def _check(self, source: Source, modules: list[Modules], grown: list[Modules]) -> None:
+        if not modules:
+            raise BraidError(
+                "this model has no experts in its blocks: there is no router that could choose new modules",
+                source.model.title,
+                "Train a model with experts: `feed: {experts: 16}` or `attention: {experts: 8}` in its blocks.",
+            )
+        if not grown:
+            there = modules[0].part
+            raise BraidError(f"this model has no {self.parts} experts", source.model.title, f"It has --parts {there}.")
+        for one in modules:
+            closed = [name for name, opening in one.openings(source).items() if opening < 1]
+            if closed:
+                raise BraidError(
+                    f"modules that were inserted before are not open yet: {', '.join(closed)}",
+                    one.address,
+                    "Train the model first: `training.opening` is the share of a training that opens them.",
+                )
+        for one in grown:
+            if taken := [name for name in self.names if name in one.names]:
+                advice = "Choose another --name."
+                raise BraidError(f"there is a module of that name already: {', '.join(taken)}", one.address, advice)
+
+    def _extend(self, layer: Layer) -> None:
+        """Modules that were inserted before are old ones now."""
+        for one in modules_of(layer):
+            experts = layer.options[one.part]["experts"]
+            new = self.names if self.parts in (one.part, "both") else []
+            experts["names"], experts["router"]["new"] = [*one.names, *new], list(new)
+
+    def _title(self, source: Source, model: BraidForCausalLM, grown: list[Modules]) -> str:
+        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+        added = sum(tensor.numel() for tensor in targets(model).values()) - before
+        names = self.names[0] if self.modules == 1 else f"{self.names[0]} to {self.names[-1]}"
+        return (
+            f"Insert {names} into {source.model.title}: {self.modules} new modules for each of {len(grown)} routers, "
+            f"{added:,} parameters beside its {before:,}"
+        )
+
+    def _notes(self, source: Source, layers: list[Layer], frozen: set[str]) -> list[str]:
+        notes = [f"training will leave as they are: {', '.join(part for part in FREEZABLE if part in frozen)}"]
+        if "embedding" in frozen and not source.config.tie_word_embeddings:
+            notes.append("the head has weights of its own; they stay as they are, as the embedding does")
+        without = sum(1 for layer in layers if not modules_of(layer))
+        if without:
+            notes.append(f"{without} layer{'s have' if without > 1 else ' has'} no experts and stays as it is")
+        return [f"  note: {note}" for note in notes]
+
+
+def _fill(model: BraidForCausalLM, account: Account, scale: float) -> None:
+    """Give new rows what the model's initialisation gives to all rows."""
+    for address, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            origin = account.origins.get(f"{address}.{name}")
+            if isinstance(origin, Derived) and origin.new_rows is not None:
+                count, after = origin.new_rows
+                fresh = deepcopy(module)
+                model._init_weights(fresh)
+                rows = fresh.get_parameter(name)[after : after + count]
+                parameter[after : after + count] = rows * scale if module.writes_stream else rows

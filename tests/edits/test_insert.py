@@ -1,0 +1,327 @@
+"""Inserting modules: nothing changes at first, the old ones never do, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from braidlm.bridges.model_info import ModelInfo
+from braidlm.cli.main import main
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_lineage, load_model, save_model
+from braidlm.core.models.trained_length import trained_length
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.edits.edit import edit
+from braidlm.edits.modules import layers_of, modules_of
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing.router import TopKRouter
+from tiny_models import random_ids, randomised, tiny_model
+
+TOKENIZER = bytes_tokenizer()
+VOCABULARY = TOKENIZER.vocab_size
+KINDS: dict[str, dict[str, Any]] = {
+    "feed": {"attention": {"heads": 2}, "feed": {"experts": 3}},
+    "moep": {"attention": {"heads": 2, "bias": True, "experts": 3}, "feed": {"learned_beta": True, "experts": 2}},
+    "routed keys": {"attention": {"heads": 2, "experts": {"names": 3, "scope": "routed"}}},
+    "mixture of heads": {
+        "attention": {"kind": "stick_breaking", "heads": 2, "experts": {"names": 3, "keys": "shared"}},
+        "feed": {"kind": "mlp", "bias": True, "experts": {"names": 3, "shared": 4}},
+    },
+    "moduleformer": {
+        "attention": {"heads": 2, "experts": {"names": 3, "keys": "stream"}},
+        "feed": {
+            "experts": {
+                "names": 4,
+                "router": {"hidden": 8, "renormalise": False, "silent": 2, "bias": False, "balance_rate": 0.1},
+            }
+        },
+    },
+}
+
+
+def folder_of(block: dict[str, Any], out: Path, layers: int = 2, **architecture: Any) -> Path:
+    """A model folder; feeds are small unless the block says otherwise."""
+    feed = {"hidden": 12, **block.get("feed", {})}
+    architecture = {
+        "width": 16,
+        "context": 64,
+        "positions": "none",
+        "stages": [{"block": {"layers": layers}}],
+        "block": {**block, "feed": feed},
+        **architecture,
+    }
+    model = randomised(BraidForCausalLM(BraidConfig(architecture, vocab_size=VOCABULARY, pad_token_id=0)))
+    save_model(model, out, TOKENIZER, {"made_by": "test"})
+    return out
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(KINDS["mixture of heads"], tmp_path_factory.mktemp("insert") / "source")
+
+
+def routers(model: BraidForCausalLM) -> list[TopKRouter]:
+    return [module for module in model.modules() if isinstance(module, TopKRouter)]
+
+
+@torch.no_grad()
+def opened(folder: Path, out: Path, share: float = 1.0) -> Path:
+    """The same model as after a training that opened its new modules."""
+    model = load_model(folder)
+    for router in routers(model):
+        router.open(share)
+    save_model(model, out, TOKENIZER, {"made_by": "test"})
+    return out
+
+
+@torch.no_grad()
+def all_logits(model: Any) -> list[Tensor]:
+    """The logits of a plain pass, of a padded batch on either side, and of tokens one by one from a cache."""
+    ids = random_ids(2, 12, vocab_size=VOCABULARY)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    results = [model(ids).logits, model(ids, attention_mask=mask).logits[0, 5:]]
+    results.append(model(ids.flip(1), attention_mask=mask.flip(1)).logits[0, :-5])
+    cache, steps = None, []
+    for position in range(6):
+        step = model(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
+        cache = step.past_key_values
+        steps.append(step.logits)
+    return [*results, torch.cat(steps, dim=1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("compute", ["sparse", "dense"])
+def test_logits_are_unchanged(kind: str, compute: str, tmp_path: Path) -> None:
+    source = folder_of(KINDS[kind], tmp_path / "source")
+    edit("insert", source, tmp_path / "out", modules=2, name="german")
+    before, after = load_model(source), load_model(tmp_path / "out")
+    if compute == "dense":  # sums over more modules are rounded in another way
+        before, after = before.double(), after.double()
+    for part in (part for model in (before, after) for part in model.modules() if hasattr(part, "compute")):
+        part.compute = compute
+    for ours, theirs in zip(all_logits(after), all_logits(before), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert {router.choices[router.old :] for router in routers(after)} == {("german_1", "german_2")}
+
+
+def test_new_modules_are_as_the_models_initialisation_makes_them(source: Path, tmp_path: Path) -> None:
+    edit("insert", source, tmp_path / "out", modules=2, seed=3)
+    edit("insert", source, tmp_path / "again", modules=2, seed=3)
+    edit("insert", source, tmp_path / "other", modules=2, seed=4)
+    edit("insert", source, tmp_path / "zero", modules=2, seed=3, scale=0.0)
+    out, again, other, zero = (load_model(tmp_path / name) for name in ("out", "again", "other", "zero"))
+    feed, first = (model.model.stages[0].layers[1].feed for model in (out, load_model(source)))
+    assert torch.equal(feed.bank.up.weight[:3], first.bank.up.weight)
+    assert 0.015 < feed.bank.up.weight[3:].std() < 0.025
+    assert not torch.equal(feed.bank.up.weight[3], feed.bank.up.weight[4])
+    assert feed.bank.up.bias[3:].eq(0).all()
+    assert 0 < feed.router.scores.weight[3:].std() < 0.04
+    for name, tensor in out.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert not torch.equal(feed.bank.up.weight, other.model.stages[0].layers[1].feed.bank.up.weight)
+    for layer in zero.model.stages[0].layers:
+        assert layer.feed.bank.out.weight[3:].eq(0).all()
+        assert layer.attention.out.weight[3:].eq(0).all()
+        assert layer.feed.bank.up.weight[3:].ne(0).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "frozen"),
+    [
+        ({}, ["blocks"]),
+        ({"router": "rows"}, ["blocks", "routers"]),
+        ({"router": "rows", "embedding": "frozen"}, ["blocks", "routers", "embedding", "head"]),
+    ],
+)
+def test_the_folder_says_what_training_leaves(
+    source: Path, tmp_path: Path, options: dict[str, Any], frozen: list[str]
+) -> None:
+    edit("insert", source, tmp_path / "out", modules=1, **options)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert model.config.frozen == frozen
+    layer = model.model.stages[0].layers[0]
+    assert layer.feed.bank.up.trained_rows == slice(3, 4)
+    assert layer.feed.router.scores.trained_rows == (slice(3, 4) if options else None)
+    assert layer.feed.router.scores.weight.requires_grad
+    assert not layer.feed.shared.up.weight.requires_grad
+    assert model.model.embedding.weight.requires_grad == ("embedding" not in frozen)
+
+
+def test_an_untied_head_follows_the_embedding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder_of(KINDS["feed"], tmp_path / "source", tie_embeddings=False)
+    edit("insert", source, tmp_path / "out", modules=1, embedding="frozen")
+    assert not load_model(tmp_path / "out").head.weight.requires_grad
+    edit("insert", source, modules=1, embedding="frozen", dry_run=True)
+    assert "the head has weights of its own; they stay as they are" in capsys.readouterr().out
+
+
+def test_only_the_parts_that_were_asked_for(source: Path, tmp_path: Path) -> None:
+    edit("insert", source, tmp_path / "out", modules=2, parts="feed")
+    layer = load_model(tmp_path / "out").model.stages[0].layers[0]
+    assert len(layer.feed.router.choices) == 5
+    assert len(layer.attention.router.choices) == 3
+    assert layer.attention.router.opening is None
+
+
+def test_inserting_again_makes_the_former_ones_old(source: Path, tmp_path: Path) -> None:
+    edit("insert", source, tmp_path / "one", modules=1, name="german", router="rows")
+    with pytest.raises(BraidError, match="not open yet: german_1"):
+        edit("insert", tmp_path / "one", tmp_path / "two", modules=1, name="dutch")
+    assert not (tmp_path / "two").exists()
+    half = opened(tmp_path / "one", tmp_path / "half", 0.5)
+    with pytest.raises(BraidError, match="not open yet: german_1"):
+        edit("insert", half, tmp_path / "two", modules=1, name="dutch")
+    trained = opened(tmp_path / "one", tmp_path / "trained")
+    edit("insert", trained, tmp_path / "two", modules=2, name="dutch", parts="feed")
+    before, after = load_model(trained), load_model(tmp_path / "two")
+    assert after.config.frozen == ["blocks"]
+    feed, attention = (getattr(after.model.stages[0].layers[0], part) for part in ("feed", "attention"))
+    assert feed.router.choices[3:] == ("german_1", "dutch_1", "dutch_2")
+    assert feed.bank.up.trained_rows == slice(4, 6)
+    assert attention.router.config.new == []
+    assert not attention.queries.weight.requires_grad
+    for ours, theirs in zip(all_logits(after), all_logits(before), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_blocks_without_experts_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = ["block", {"block": {"feed": {"experts": 3}}}]
+    source = folder_of({"attention": {"heads": 2}}, tmp_path / "source", stages=stages)
+    edit("insert", source, tmp_path / "out", modules=1, dry_run=True)
+    assert "1 layer has no experts and stays as it is" in capsys.readouterr().out
+    edit("insert", source, tmp_path / "out", modules=1)
+    for ours, theirs in zip(all_logits(load_model(tmp_path / "out")), all_logits(load_model(source)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_the_lineage_records_it(source: Path, tmp_path: Path) -> None:
+    edit("insert", source, tmp_path / "out", modules=2, name="german")
+    lineage = load_lineage(tmp_path / "out")
+    assert lineage is not None
+    assert lineage["made_by"] == "braid edit insert"
+    assert lineage["options"]["name"] == "german"
+    assert lineage["tensors"]["model.stages.0.layers.0.feed.bank.up.weight"]["how"] == "2 new rows after row 2"
+    assert lineage["sources"][0]["sha256"]
+
+
+def test_an_edited_model_knows_the_length_that_it_was_trained_at(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=TOKENIZER.vocab_size, block={"feed": {"experts": 3}})
+    source = save_model(model, tmp_path / "source", TOKENIZER, {"recipe": {"data": {"length": 7}}})
+    edit("insert", source, tmp_path / "once", modules=1, name="first")
+    assert trained_length(load_lineage(tmp_path / "once")) == 7
+    (tmp_path / "text.txt").write_text("One day a cat sat. The end.")
+    edit("prune", tmp_path / "once", tmp_path / "twice", text=str(tmp_path / "text.txt"), threshold=0.0)
+    assert trained_length(load_lineage(tmp_path / "twice")) == 7
+    assert trained_length(None) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "modules: missing"),
+        ({"modules": 0}, "modules: expected a whole number from 1"),
+        ({"modules": 2, "name": "expert"}, "there is a module of that name already: expert_1, expert_2"),
+        ({"modules": 2, "name": ""}, "'' is no name for modules"),
+        ({"modules": 2, "name": "a*"}, r"'a\*' is no name for modules"),
+        ({"modules": 2, "router": "none"}, "router: 'none' is not one of"),
+        ({"modules": 2, "scale": -1.0}, "scale: expected a number from 0"),
+        ({"modules": 2, "scale": float("nan")}, "scale: expected a number"),
+    ],
+)
+def test_options_that_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BraidError, match=message):
+        edit("insert", source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_are_refused(tmp_path: Path) -> None:
+    dense = folder_of({"attention": {"heads": 2}}, tmp_path / "dense")
+    with pytest.raises(BraidError, match="no experts in its blocks"):
+        edit("insert", dense, tmp_path / "out", modules=1)
+    feed = folder_of(KINDS["feed"], tmp_path / "feed")
+    with pytest.raises(BraidError, match="no attention experts") as caught:
+        edit("insert", feed, tmp_path / "out", modules=1, parts="attention")
+    assert "--parts feed" in str(caught.value.todo)
+    paths = folder_of(KINDS["feed"], tmp_path / "paths", stages=[{"parallel": {"paths": 2}}])
+    with pytest.raises(BraidError, match="no experts in its blocks"):
+        edit("insert", paths, tmp_path / "out", modules=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "edit",
+        "insert",
+        source,
+        "--modules",
+        2,
+        "--name",
+        "german",
+        "--router",
+        "rows",
+        "--out",
+        tmp_path / "out",
+    ]
+    assert main([*map(str, words), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(tmp_path / "out")
+    assert main([*map(str, words)]) == 2  # the folder is there already
+    with pytest.raises(SystemExit, match="2"):
+        main(["edit", "insert", str(source), "--out", str(tmp_path / "second")])
+    assert "required: --modules" in capsys.readouterr().err
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    modules=st.integers(1, 3),
+    parts=st.sampled_from(["both", "feed"]),
+    number=st.uuids(),
+)
+def test_pruning_what_is_never_used_gives_the_model_back(
+    kind: str, modules: int, parts: Any, number: Any, tmp_path: Path
+) -> None:
+    """Closed modules leave nothing behind, also where the scores of pruned modules still count."""
+    folder = tmp_path / str(number)
+    if "feed" in KINDS[kind] or parts == "both":
+        source = folder_of(KINDS[kind], folder / "source", layers=1)
+        edit("insert", source, folder / "grown", modules=modules, parts=parts)
+        text = folder / "text.txt"
+        text.write_text("".join(map(chr, range(32, 127))) * 20)
+        edit("prune", folder / "grown", folder / "out", text=str(text), threshold=0.0)
+        before, after = load_model(source), load_model(folder / "out")
+        assert after.config.frozen == before.config.frozen == []
+        names = {
+            name for layer in layers_of(ModelInfo(after.config)) for one in modules_of(layer) for name in one.names
+        }
+        assert not any(name.startswith("new") for name in names)
+        ids = torch.tensor([TOKENIZER.encode("The cat sat on the mat.")])
+        with torch.no_grad():
+            torch.testing.assert_close(after(ids).logits, before(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_pruning_old_modules_keeps_the_new_ones_new(source: Path, tmp_path: Path) -> None:
+    edit("insert", source, tmp_path / "one", modules=3, name="german", router="rows")
+    trained = opened(tmp_path / "one", tmp_path / "trained")
+    text = tmp_path / "text.txt"
+    text.write_text("Der Hund lief dem Ball nach. " * 20)
+    edit("prune", trained, tmp_path / "out", text=str(text), keep=0.75)
+    assert load_model(tmp_path / "out").config.frozen == ["blocks", "routers"]
+    for router in routers(load_model(tmp_path / "out")):
+        german = [name for name in router.choices if name.startswith("german")]
+        assert router.config.new == german
+        assert (router.opening is None) == (not german)
+    half = opened(tmp_path / "one", tmp_path / "half", 0.5)
+    model = load_model(half)
+    for router in routers(model):
+        router.config.renormalise = False
+    save_model(model, tmp_path / "shares", TOKENIZER, {"made_by": "test"})
+    with pytest.raises(BraidError, match="not open yet"):
+        edit("prune", tmp_path / "shares", tmp_path / "pruned", text=str(text), keep=0.6)
