@@ -95,7 +95,7 @@ def test_one_key_gives_the_width_of_every_model() -> None:
     for model in made["whole"].values():
         assert (model["width"], model["vocab_size"], model["context"]) == (64, 4096, 128)
     without_gpt2 = {name: load_study(name, ["~whole.gpt2"]).whole for name in (RECIPE, f"{RECIPE}-cpu")}
-    widths = {name: {m.architecture.width for m in models.values()} for name, models in without_gpt2.items()}
+    widths = {name: {m.model.architecture.width for m in models.values()} for name, models in without_gpt2.items()}
     assert widths == {RECIPE: {384}, f"{RECIPE}-cpu": {64}}
 
 

@@ -13,10 +13,12 @@ from toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
+from braidlm.core.models.licence import licence_of_folder
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
+from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.report import study
@@ -87,6 +89,7 @@ def test_a_composed_model_comes_from_its_paths(toy_results: StudyResults) -> Non
     lineage = load_lineage(start)
     assert lineage is not None
     assert [source["name"] for source in lineage["sources"]] == ["stories", "maths"]
+    assert {licence_of_folder(folder) for folder in (model.folder, start)} == {"mit"}
 
 
 def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +177,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "paths.share: expected a number above 0 and below 1, got 1",
     ),
     "join": ({"composed": {"x": {"join": "shared_liner"}}}, "unknown join 'shared_liner'. Did you mean"),
+    "freeze": ({"composed": {"x": {"freeze": ["router"]}}}, "'router' is not one of paths, joins, blocks, routers"),
     "seeds": ({"seeds": [1, 1]}, "seeds: give at least one, each once"),
     "a name twice": ({"composed": {"dense": {}}}, "'dense' is the name of a whole model and of a composed one"),
 }
+
+
+def test_whatever_can_be_frozen_may_be_named(tmp_path: Path) -> None:
+    composed, training = {"linear": {"freeze": list(FREEZABLE)}}, {"freeze": list(FREEZABLE)}
+    made = decode_study(toy_study(tmp_path / "out", tmp_path / "data", composed=composed, training=training))
+    assert made.composed["linear"].freeze == made.training["freeze"] == list(FREEZABLE)
 
 
 UNBUILDABLE: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -17,6 +17,7 @@ def toy_study(out: Path, cache: Path, **changes: Any) -> dict[str, Any]:
     return {
         "name": "toy",
         "out": str(out),
+        "licence": "mit",
         "domains": {
             "stories": {"source": "stories", "documents": 60, "holdout": 0.1},
             "maths": {"source": "maths", "documents": 90, "holdout": 0.1},

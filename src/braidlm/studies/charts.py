@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from braidlm.core.report import figures
 from braidlm.core.report.figures import COLOURS
-from braidlm.studies.results import Bits, ModelResult, StudyResults
+from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ BAR_BITS = 1.0
 
 def model_colours(results: StudyResults) -> dict[str, str]:
     """The colour of each model; paths come first, which gives them those that routing reports have for them."""
-    names = results.names("path") + results.names("composed") + results.names("whole")
+    names = results.names("path") + results.names("composed") + results.names("whole") + results.names("variant")
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 
 
@@ -51,6 +51,41 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
         log_y=True,
         colours=series_colours,
         y_limits=curve_limits(bits for m in models for point in m.curve for bits in point.bits.values()),
+    )
+
+
+def trade_chart(results: StudyResults, old: str, new: str) -> "Figure | None":
+    """What variants that were trained on a new domain keep of the old one: a point for each, and one for the base.
+
+    None if there are none.
+    """
+    variants = [n for n in results.names("variant") if new in results.study.variants[n].domains]
+    bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
+    points = {
+        name: (over_seeds([m.bits[old] for m in models]).mean, over_seeds([m.bits[new] for m in models]).mean)
+        for name in (*bases, *variants)
+        if (models := results.of(name))
+    }
+    if not points:
+        return None
+    return figures.point_chart(points, f"bits per byte, {old}", f"bits per byte, {new}")
+
+
+def series_chart(results: StudyResults, domain: str) -> "Figure | None":
+    """Bits per byte against the share of the base's parameters, a line for each series; None if there is none."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name in results.names("variant"):
+        series, models = results.study.variants[name].series, results.of(name)
+        if series is not None:
+            size = models[0].parameters / results.base_of(models[0]).parameters
+            lines.setdefault(series, []).append((100 * size, over_seeds([m.bits[domain] for m in models]).mean))
+    if not lines:
+        return None
+    ordered = {series: sorted(points) for series, points in lines.items()}
+    return figures.line_chart(
+        {series: ([x for x, _ in points], [y for _, y in points]) for series, points in ordered.items()},
+        "parameters, % of the base",
+        f"bits per byte, {domain}",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from braidlm.bridges.opening import open_model
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.accounting import skeleton
@@ -17,7 +18,8 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.studies.study import Study
 
-Kind = Literal["path", "composed", "whole"]
+Kind = Literal["path", "composed", "whole", "variant", "given"]
+"""`given`: a model folder that variants are made of."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class StudyModel:
     kind: Kind
     name: str
     config: BraidConfig
-    """With the vocabulary that the study says, or the default of a trained tokenizer."""
+    """With the vocabulary that the study says, or the default of a trained tokenizer; a variant's before its edits."""
 
 
 def study_models(study: Study) -> list[StudyModel]:
@@ -36,9 +38,7 @@ def study_models(study: Study) -> list[StudyModel]:
     problems: list[str] = []
     for kind, name in _names(study):
         with collecting(problems), errors_of(kind, name):
-            config = BraidConfig(
-                _architecture(study, kind, name), study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
-            )
+            config = _config(study, kind, name, models)
             skeleton(config)
             models.append(StudyModel(kind, name, config))
     if problems:
@@ -56,7 +56,7 @@ def check_study_fits(study: Study, device: str | None) -> None:
 @contextmanager
 def errors_of(kind: Kind, name: str) -> Iterator[None]:
     """Let an error in the block say which model of the study it is about."""
-    key = "paths.model" if kind == "path" else f"{kind}.{name}"
+    key = {"path": "paths.model", "variant": f"variants.{name}", "given": name}.get(kind, f"{kind}.{name}")
     try:
         yield
     except BraidError as error:
@@ -66,12 +66,31 @@ def errors_of(kind: Kind, name: str) -> Iterator[None]:
 
 def _names(study: Study) -> list[tuple[Kind, str]]:
     paths: list[tuple[Kind, str]] = [("path", domain) for domain in study.domains] if study.paths is not None else []
-    return [*paths, *(("composed", name) for name in study.composed), *(("whole", name) for name in study.whole)]
+    return [
+        *paths,
+        *(("composed", name) for name in study.composed),
+        *(("whole", name) for name in study.whole),
+        *(("variant", name) for name in study.variants),
+    ]
+
+
+def _config(study: Study, kind: Kind, name: str, before: list[StudyModel]) -> BraidConfig:
+    """The configuration of a model; a variant has that of what it is made of, since edits need its weights."""
+    if kind != "variant":
+        size = study.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+        return BraidConfig(_architecture(study, kind, name), size)
+    base = study.base_of(name)
+    if base not in study.model_names:
+        return open_model(base).config
+    config = next((model.config for model in before if model.name == base), None)
+    if config is None:
+        raise BraidError(f"'{base}', which it is made of, cannot be built")
+    return config
 
 
 def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
     if kind == "whole":
-        return study.whole[name].architecture  # type: ignore[no-any-return]
+        return study.whole[name].model.architecture  # type: ignore[no-any-return]
     assert study.paths is not None
     path: Architecture = study.paths.model.architecture
     if kind == "path":

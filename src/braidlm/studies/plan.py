@@ -11,7 +11,9 @@ import torch
 from braidlm.core.devices import choose_device
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.studies.study import Phase, Study
+from braidlm.studies.phases import Phase
+from braidlm.studies.study import Study
+from braidlm.training.amounts import Amount
 
 TOKENS_PER_WORD = 1.4
 """Of English under a tokenizer of 16k tokens: assumed until the data is prepared."""
@@ -63,12 +65,17 @@ class StudyPlan:
         words = sum(size.words for size in sizes)
         return sum(size.tokens for size in sizes) / words if words and self.is_prepared else TOKENS_PER_WORD
 
-    def training(self, domains: Sequence[str], share: float, phase: Phase | None, flops_per_token: int) -> TrainingPlan:
-        """The plan of one training on a share of these domains; without a phase, of a whole model."""
+    def training(self, domains: Sequence[str], share: float, phase: Phase, flops_per_token: int) -> TrainingPlan:
+        """The plan of one training on a share of these domains; without domains there is none."""
         study, epochs = self.study, self.study.epochs_of(phase)
         per_epoch = chunkings.build(study.data.chunking).words_per_epoch
-        words = tokens = None
-        if per_epoch is not None:
+        words: int | None = None
+        tokens: int | None = None
+        if not domains:
+            return TrainingPlan(0, 0, 0.0, 0, 0.0)
+        if phase.budget is not None:
+            words, tokens = self._budget(phase.budget, study.training_of(phase))
+        elif per_epoch is not None:
             words = round(epochs * per_epoch * len(domains))
             tokens = round(words * self.tokens_per_word)
         elif self.is_prepared:
@@ -78,13 +85,23 @@ class StudyPlan:
         seconds = None if tokens is None else TRAINING_FLOPS * tokens * flops_per_token / self.flops_per_second
         return TrainingPlan(words, tokens, epochs, self._checkpoints(words, tokens, study.training_of(phase)), seconds)
 
+    def _budget(self, budget: Amount, training: dict[str, Any]) -> tuple[int, int]:
+        """The words and tokens of an amount in any unit."""
+        if budget.unit == "words":
+            return budget.count, round(budget.count * self.tokens_per_word)
+        tokens = budget.count * (self._tokens_per_step(training) if budget.unit == "steps" else 1)
+        return round(tokens / self.tokens_per_word), tokens
+
+    def _tokens_per_step(self, training: dict[str, Any]) -> int:
+        return int(training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length)
+
     def _checkpoints(self, words: int | None, tokens: int | None, training: dict[str, Any]) -> int | None:
         """How many checkpoints are made, the end included."""
         if words is None or tokens is None:
             return None
-        per_step = training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length
         pace = self.study.checkpoints.every
-        end = {"words": words, "tokens": tokens, "steps": -(-tokens // per_step)}[pace.unit]
+        steps = -(-tokens // self._tokens_per_step(training))
+        end = {"words": words, "tokens": tokens, "steps": steps}[pace.unit]
         count, mark = 0, pace.next_after(0)
         while mark is not None and mark < end:
             count, mark = count + 1, pace.next_after(mark)

@@ -12,7 +12,7 @@ from braidlm.model.config.strict import encode
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.charts import learning_chart
+from braidlm.studies.charts import learning_chart, series_chart, trade_chart
 from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
 from braidlm.studies.study import Study, load_study
@@ -20,6 +20,7 @@ from braidlm.studies.tables import tables
 
 WITH_PATHS = "Paths trained apart and composed, beside models trained from scratch"
 WITHOUT_PATHS = "Models trained from scratch on the same batches"
+WITH_VARIANTS = "What edits and further training make of a trained model"
 
 
 def study(
@@ -43,12 +44,14 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
         console.table(table.columns, table.rows, title=table.title)
         table.write(folder / "tables")
     write_json(folder / "results.json", results.as_dict())
-    page = Page(results.study.name, WITH_PATHS if results.names("path") else WITHOUT_PATHS)
+    page = Page(results.study.name, _subtitle(results))
     for table in all_tables:
         page.heading(table.title)
         page.table(table.columns, table.rows)
         if table.name == ("bits-per-byte" if results.names("path") else "learning"):
             _curves(page, results, folder)
+        if table.name == "variants":
+            _variants(page, results, folder)
     if routed is not None:
         _routing(page, routed, folder)
     page.heading("The study")
@@ -56,6 +59,27 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
     page.write(folder / "report.html")
     console.say(f"Report: {folder / 'report.html'}")
     return folder / "report.html"
+
+
+def _subtitle(results: StudyResults) -> str:
+    if results.names("path"):
+        return WITH_PATHS
+    return WITH_VARIANTS if results.names("variant") else WITHOUT_PATHS
+
+
+def _variants(page: Page, results: StudyResults, folder: Path) -> None:
+    """The first domain, which is the base's, against each that variants are trained on; then the series."""
+    seeds = len(results.study.seeds)
+    means = "" if seeds == 1 else f" Means of {seeds} seeds."
+    old, *others = results.domains
+    for new in others:
+        if (chart := trade_chart(results, old, new)) is not None:
+            figures.save_png(chart, folder / f"{old}-{new}.png")
+            page.figure(figures.to_svg(chart), f"Nearer to the lower left is better on both.{means}")
+    for domain in results.domains:
+        if (chart := series_chart(results, domain)) is not None:
+            figures.save_png(chart, folder / f"{domain}-parameters.png")
+            page.figure(figures.to_svg(chart), f"Held-out {domain} against the size of the model.{means}")
 
 
 def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:

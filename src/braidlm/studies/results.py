@@ -10,6 +10,7 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
+from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import read_metrics
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
@@ -20,7 +21,7 @@ from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
 from braidlm.studies.running import Kind, TrainedModel
 from braidlm.studies.study import Study
-from braidlm.training.validation import score_text
+from braidlm.training.monitoring.validation import score_text
 
 ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""
@@ -49,13 +50,14 @@ class ModelResult:
     seed: int
     folder: Path
     """Its model folder."""
-    run_folder: Path
+    run_folder: Path | None
+    """None for a model that was only edited, or given."""
     parameters: int
     active_parameters: int
     """Those that take part in computing one token."""
     flops_per_token: int
     tokens: int
-    """Seen in training; for a composed model, after it was composed."""
+    """Seen in training; for a composed model, after it was composed, for a variant, after its edits."""
     seconds: float
     """Of training alone, without validation, samples and saving."""
     wall_seconds: float
@@ -65,6 +67,10 @@ class ModelResult:
     """Every validation."""
     silenced: dict[str, Bits] = field(default_factory=dict)
     """Of a composed model: the bits per byte when one path is inactive, by that path."""
+    trainable: int | None = None
+    """How many parameters were trained; None without a training."""
+    tasks: dict[str, float] = field(default_factory=dict)
+    """Scores on the study's tasks."""
 
 
 @dataclass
@@ -96,8 +102,14 @@ class StudyResults:
         return {
             "study": self.study.name,
             "seeds": self.study.seeds,
-            "models": [vars(m) | {"folder": str(m.folder), "run_folder": str(m.run_folder)} for m in self.models],
+            "models": [vars(m) | {"folder": str(m.folder), "run_folder": _written(m.run_folder)} for m in self.models],
         }
+
+    def base_of(self, variant: ModelResult) -> ModelResult:
+        """What a variant was made of in the end, with the same seed."""
+        base = self.study.base_of(variant.name)
+        name = base if base in self.study.model_names else title_of(find_model(base))
+        return next(m for m in self.models if m.name == name and m.seed == variant.seed)
 
 
 @dataclass(frozen=True)
@@ -126,13 +138,20 @@ def measure(study: Study, models: list[TrainedModel], device: str | None = None)
         stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
         for stream in data.validation
     }
-    return StudyResults(study, [_measured(model, texts, device) for model in models])
+    results = StudyResults(study, [_measured(model, texts, device) for model in models])
+    if study.tasks is not None:
+        folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
+        scores = study.tasks.scores(folders, study.folder, device)
+        for name, model in zip(folders, results.models, strict=True):
+            model.tasks = scores[name]
+    return results
 
 
 def _measured(trained: TrainedModel, texts: dict[str, ValidationSet], device: str) -> ModelResult:
-    model = load_model(trained.run.model, device)
+    model = load_model(trained.model, device)
     cost = model_cost(model)
-    records = read_metrics(trained.run.folder)
+    run = trained.run
+    records = [] if run is None else read_metrics(run.folder)
     silenced = {}
     if trained.kind == "composed":
         names = [part.name for part in trained.parts]
@@ -144,18 +163,23 @@ def _measured(trained: TrainedModel, texts: dict[str, ValidationSet], device: st
         name=trained.name,
         kind=trained.kind,
         seed=trained.seed,
-        folder=trained.run.model,
-        run_folder=trained.run.folder,
+        folder=trained.model,
+        run_folder=None if run is None else run.folder,
         parameters=cost.parameters,
         active_parameters=cost.active_parameters,
         flops_per_token=cost.flops_per_token,
-        tokens=trained.run.progress.tokens,
+        tokens=0 if run is None else run.progress.tokens,
         seconds=training_seconds(records),
         wall_seconds=sum(record.get("seconds", 0.0) for record in records),
         bits=_scores(model, texts),
         curve=[Point(r["tokens"], r["words"], _record_bits(r)) for r in records if r["kind"] == "validation"],
         silenced=silenced,
+        trainable=None if run is None else run.trainable,
     )
+
+
+def _written(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder)
 
 
 def _scores(model: BraidForCausalLM, texts: dict[str, ValidationSet]) -> Bits:

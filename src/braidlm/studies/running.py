@@ -1,7 +1,6 @@
 """Running a study: every run in order, each resumed where the last call left it."""
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,28 +8,32 @@ from typing import Any
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
-from braidlm.core.models.folders import WEIGHTS, load_lineage
+from braidlm.core.models.names import find_model, title_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.config.strict import decode, encode
+from braidlm.studies.editing import apply_edits, check_texts, is_made_of, is_trained_from, remove_made
 from braidlm.studies.models import Kind, check_study_fits, errors_of
-from braidlm.studies.study import ComposedSpec, Phase, Study
+from braidlm.studies.phases import ComposedSpec, Domains, Phase, VariantSpec, edit_step
+from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
 
 
 @dataclass
 class TrainedModel:
-    """One model of a study, trained with one seed."""
+    """One model of a study, made with one seed."""
 
     name: str
     kind: Kind
     seed: int
-    run: Run
+    model: Path
+    """Its model folder."""
+    run: Run | None = None
+    """Its training; None for a model that was only edited, or that was given."""
     parts: list["TrainedModel"] = field(default_factory=list)
     """Of a composed model: its paths."""
 
@@ -42,8 +45,11 @@ def run_study(study: Study, device: str | None = None, fresh: bool = False) -> l
             "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
         )
     check_study_fits(study, device)
+    check_texts(study)
+    if study.tasks is not None:
+        study.tasks.check()
     data = open_data(study.data_config)
-    return [model for seed in study.seeds for model in _SeedRuns(study, seed, data, device, fresh).models()]
+    return [model for seed in study.seeds for model in _SeedRuns(study, seed, data, device, fresh).with_variants()]
 
 
 @dataclass
@@ -69,18 +75,49 @@ class _SeedRuns:
                 sets = self._sets([domain], 0.0, share)
                 with errors_of("path", domain):
                     run = self._train(domain, sets, study.paths, model=study.paths.model)
-                paths.append(TrainedModel(domain, "path", self.seed, run))
+                paths.append(TrainedModel(domain, "path", self.seed, run.model, run))
             yield from paths
             for name, spec in study.composed.items():
                 with errors_of("composed", name):
                     start, is_new = self._composed(name, spec, paths)
                     sets = self._sets(list(study.domains), share, 1.0)
                     run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
-                yield TrainedModel(name, "composed", self.seed, run, paths)
-        for name, model in study.whole.items():
+                yield TrainedModel(name, "composed", self.seed, run.model, run, paths)
+        for name, whole in study.whole.items():
             with errors_of("whole", name):
-                run = self._train(name, self._sets(list(study.domains), 0.0, 1.0), model=model)
-            yield TrainedModel(name, "whole", self.seed, run)
+                sets = self._sets(study.domains_of(whole), 0.0, 1.0)
+                run = self._train(name, sets, whole, domains=whole.domains, model=whole.model)
+            yield TrainedModel(name, "whole", self.seed, run.model, run)
+
+    def with_variants(self) -> Iterator[TrainedModel]:
+        """Every model, then the variants, each after what it is made of."""
+        made: dict[str, TrainedModel] = {}
+        for model in self.models():
+            made[model.name] = model
+            yield model
+        for name, spec in self.study.variants.items():
+            if spec.start not in made:
+                folder = find_model(spec.start)
+                made[spec.start] = TrainedModel(title_of(folder), "given", self.seed, folder)
+                yield made[spec.start]
+            with errors_of("variant", name):
+                made[name] = self._variant(name, spec, made[spec.start])
+            yield made[name]
+
+    def _variant(self, name: str, spec: VariantSpec, start: TrainedModel) -> TrainedModel:
+        """A model edited, then trained; where it is not trained, the last edit's folder has its name."""
+        steps = [edit_step(step, f"edits[{at}]") for at, step in enumerate(spec.edits)]
+        outs = [self.folder / f"{name}-{at}-{step.kind}" for at, step in enumerate(steps, 1)]
+        if not spec.domains:
+            outs[-1] = self.folder / name
+        texts = {stream.name: stream.data.folder for stream in self.data.train}
+        model = apply_edits(start.model, steps, outs, texts, self.seed, self.fresh)
+        if not spec.domains:
+            return TrainedModel(name, "variant", self.seed, model)
+        sets = self._sets(list(spec.domains), 0.0, 1.0)
+        fresh = not is_trained_from(self.folder / name, model)
+        run = self._train(name, sets, spec, domains=spec.domains, fresh=fresh, start_from=str(model))
+        return TrainedModel(name, "variant", self.seed, run.model, run)
 
     def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:
         """Parts of the prepared domains; the held-out documents are the same for every run."""
@@ -102,24 +139,28 @@ class _SeedRuns:
         self,
         name: str,
         sets: dict[str, Any],
-        phase: Phase | None = None,
+        phase: Phase,
+        domains: Domains | None = None,
         freeze: Sequence[str] = (),
         fresh: bool = False,
         **model: Any,
     ) -> Run:
         study = self.study
-        epochs = study.epochs_of(phase)
         data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
-        epoch = self._epoch(data)
+        if isinstance(domains, dict) and len(domains) > 1:
+            data["mix"] = {"weights": domains}
+        budget, amount = self._budget(phase, data)
+        training = study.training_of(phase)
         recipe = {
             "name": f"{study.name} {name} (seed {self.seed})",
             "out": str(self.folder / name),
             "seed": self.seed,
+            "licence": study.licence,
             "data": data,
             "training": {
-                **study.training_of(phase),
-                "freeze": list(freeze),
-                "budget": f"{max(1, round(epochs * epoch.count))} {epoch.unit}",
+                **training,
+                "freeze": [*training.get("freeze", []), *freeze],
+                "budget": str(budget),
             },
             "checkpoints": encode(study.checkpoints),
             "validation": encode(study.validation),
@@ -127,11 +168,19 @@ class _SeedRuns:
             "log": encode(study.log),
             **model,
         }
-        console.say(f"\n{name}, seed {self.seed}: {epochs:g} x {console.count(epoch.count)} {epoch.unit}")
+        console.say(f"\n{name}, seed {self.seed}: {amount}")
         run = train(recipe, device=self.device, fresh=self.fresh or fresh)
         if run.stopped_by is not None:  # the user stopped it, and it has saved; the study stops too
             raise run.stopped_by
         return run
+
+    def _budget(self, phase: Phase, data: dict[str, Any]) -> tuple[Amount, str]:
+        """How much a phase is trained, and the same in words."""
+        if phase.budget is not None:
+            return phase.budget, f"{console.count(phase.budget.count)} {phase.budget.unit}"
+        epochs, epoch = self.study.epochs_of(phase), self._epoch(data)
+        words = f"{epochs:g} x {console.count(epoch.count)} {epoch.unit}"
+        return Amount(max(1, round(epochs * epoch.count)), epoch.unit), words
 
     def _epoch(self, data: dict[str, Any]) -> Amount:
         """The size of one epoch of these data sets: all their tokens, or as many words as the chunking says."""
@@ -142,16 +191,12 @@ class _SeedRuns:
     def _composed(self, name: str, spec: ComposedSpec, paths: list[TrainedModel]) -> tuple[Path, bool]:
         """The composed model, and whether it is new: one of the same paths and options is used again."""
         out = self.folder / f"{name}-composed"
-        sources = [path.run.model for path in paths]
+        sources = [path.model for path in paths]
         options = {"join": encode(spec.join), "blocks": spec.blocks, "start": spec.start, "seed": self.seed}
         options |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
-            lineage = load_lineage(out) or {}
-            same_paths = [s.get("sha256") for s in lineage.get("sources", [])] == [
-                sha256_of(source / WEIGHTS) for source in sources
-            ]
-            if same_paths and options.items() <= lineage.get("options", {}).items():
+            if is_made_of(out, sources, options):
                 return out, False
-            shutil.rmtree(out)  # its paths were trained again since, or the recipe changed
+            remove_made(out)  # its paths were trained again since, or the recipe changed
         compose(sources, out, names=[path.name for path in paths], **options)
         return out, True

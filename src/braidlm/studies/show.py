@@ -13,8 +13,9 @@ from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.strict import encode
 from braidlm.studies.models import errors_of, study_models
+from braidlm.studies.phases import Phase
 from braidlm.studies.plan import TOKENS_PER_WORD, StudyPlan, total_seconds
-from braidlm.studies.study import Phase, Study, decode_study, is_study
+from braidlm.studies.study import Study, decode_study, is_study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 
@@ -96,6 +97,8 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         )
     if vocab_size is None:
         notes.append(f"The vocabulary comes from the tokenizer; counted here with {DEFAULT_VOCAB_SIZE:,} tokens.")
+    if study.variants:
+        notes.append("Variants are counted before their edits, which need the trained model.")
     problems: list[str] = []
     for domain, spec in study.domains.items():
         try:
@@ -121,10 +124,12 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     }
 
 
-def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase | None]:
+def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase]:
     """The domains that a model of a study is trained on, the share of them, and its phase."""
-    if study.paths is None or kind == "whole":
-        return list(study.domains), 1.0, None
+    if kind in ("whole", "variant"):
+        spec = study.whole[label] if kind == "whole" else study.variants[label]
+        return study.domains_of(spec), 1.0, spec
+    assert study.paths is not None
     if kind == "path":
         return [label], study.paths.share, study.paths
     return list(study.domains), 1.0 - study.paths.share, study.composed[label]

@@ -1,24 +1,26 @@
 """A study: one recipe for several models on the same data, decoded strictly.
 
-Models trained from scratch on everything, on the same batches, are compared with each other (MoEP's experiment), and
-with paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
-(PaPaformer's).
+Models trained from scratch on everything, on the same batches, are compared with each other (MoEP's experiment), with
+paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
+(PaPaformer's), and with variants: what edits and further training make of a trained model (ModuleFormer's).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from braidlm.core.errors import BraidError, check_folder_name, collecting
-from braidlm.core.models.presets import decode_model
+from braidlm.core.errors import BraidError, check_folder_name, collecting, did_you_mean
+from braidlm.core.models.presets import RecipeModel, decode_model
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.model.config.inheritance import inherit
-from braidlm.model.config.ranges import Layers, LayersOrZero, Length, Positive, Range, Seed
+from braidlm.model.config.ranges import Length, Positive, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
-from braidlm.model.paths.joins import joins
+from braidlm.studies.phases import ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec, edit_step
+from braidlm.studies.tasks import TasksConfig
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
@@ -44,42 +46,6 @@ class StudyTraining(TrainingConfig):
     budget: Amount = field(init=False, default_factory=lambda: Amount(1))
 
 
-@dataclass(kw_only=True)
-class Phase:
-    """What one phase of a study does otherwise than the rest."""
-
-    epochs: Positive | None = None
-    """How often it sees its share of the data; by default the study's `epochs`."""
-    training: dict[str, Any] = field(default_factory=dict)
-    """Options of `training` that differ from the study's."""
-
-
-@dataclass
-class PathsSpec(Phase):
-    """The paths: one for each domain, trained apart."""
-
-    model: Any
-    """The architecture of a path."""
-    share: Annotated[float, Range(above=0, below=1)] = 0.6
-    """How much of its domain each path is trained on; composed models are trained on the rest."""
-
-
-@dataclass
-class ComposedSpec(Phase):
-    """Options of one composed model."""
-
-    join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
-    """How the paths become one stream."""
-    layers: Layers | None = None
-    """Parallel layers; by default as many as a path has blocks."""
-    blocks: LayersOrZero = 1
-    """Full-width blocks before and after the parallel layers."""
-    start: Literal["mean", "random"] = "mean"
-    """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
-    freeze: list[Literal["paths", "joins", "embedding", "head"]] = field(default_factory=list)
-    """Parts that keep their weights when the composed model is trained."""
-
-
 @dataclass
 class Study:
     """Everything about a study."""
@@ -90,20 +56,26 @@ class Study:
     """As in a recipe, without the budget."""
     epochs: Positive = 1.0
     """How often each run sees its share of the data; with `words_per_epoch`, how many such epochs of words."""
-    whole: dict[str, Any] = field(default_factory=dict)
-    """Architectures trained from scratch on all of every domain, by name."""
+    whole: dict[str, WholeSpec] = field(default_factory=dict)
+    """Models trained from scratch, by name: an architecture, or one as `model` with options of its own."""
     paths: PathsSpec | None = None
     composed: dict[str, ComposedSpec] = field(default_factory=dict)
     """Composed models, by name."""
+    variants: dict[str, VariantSpec] = field(default_factory=dict)
+    """What edits and further training make of trained models, by name."""
     name: str = "study"
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
     """The study's folder."""
     seeds: list[Seed] = field(default_factory=lambda: [1])
     """The whole study is run once for each."""
+    licence: str | None = None
+    """The licence of its models for their cards, as the Hub writes it: apache-2.0, mit, cc-by-4.0."""
     data: StudyData = field(default_factory=StudyData)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    tasks: TasksConfig | None = None
+    """What every model is evaluated on, beside the held-out text of each domain."""
     samples: SampleConfig = field(default_factory=SampleConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -116,26 +88,81 @@ class Study:
             raise BraidError("composed: there are no paths to compose; give `paths`")
         if self.paths is not None and len(self.domains) < 2:
             raise BraidError("paths: at least two domains are needed, one for each path")
-        if not self.whole and self.paths is None:
-            raise BraidError("nothing to train: give `whole` models, or `paths`")
+        if not self.whole and self.paths is None and not self.variants:
+            raise BraidError("nothing to train: give `whole` models, `paths` or `variants`")
         check_folder_name("name", self.name)
-        for key, names in (("domains", self.domains), ("whole", self.whole), ("composed", self.composed)):
+        for name in self.domains:
+            check_folder_name("domains", name)
+        self._check_names()
+        self._check_domains()
+        self._check_starts()
+
+    def _check_names(self) -> None:
+        """Each model has a folder of its own."""
+        kinds: dict[str, Iterable[str]] = {
+            "a path": self.domains if self.paths is not None else (),
+            "a whole model": self.whole,
+        }
+        kinds |= {"a composed one": self.composed, "a variant": self.variants}
+        taken: dict[str, str] = {}
+        for kind, names in kinds.items():
             for name in names:
-                check_folder_name(key, name)
-        for twice in sorted(set(self.whole) & set(self.composed)):
-            raise BraidError(f"'{twice}' is the name of a whole model and of a composed one")
+                check_folder_name("the name of a model", name)
+                if name in taken:
+                    raise BraidError(f"'{name}' is the name of {taken[name]} and of {kind}")
+                taken[name] = kind
+
+    def _check_domains(self) -> None:
+        """Whole models and variants are trained on domains that exist."""
+        trained = {f"whole.{name}": spec.domains for name, spec in self.whole.items()}
+        trained |= {f"variants.{name}": spec.domains for name, spec in self.variants.items()}
+        unknown = [
+            f"{where}.domains: there is no domain '{domain}'.{did_you_mean(domain, self.domains)}"
+            for where, domains in trained.items()
+            for domain in domains or ()
+            if domain not in self.domains
+        ]
+        empty = [f"{w}.domains: name at least one" for w, d in trained.items() if w.startswith("whole") and d == []]
+        if unknown or empty:
+            raise BraidError("\n".join(unknown + empty))
+
+    def _check_starts(self) -> None:
+        """A variant is made of a model that is there by then."""
+        names = list(self.variants)
+        for at, (name, spec) in enumerate(self.variants.items()):
+            if spec.start in names[at:]:
+                raise BraidError(
+                    f"variants.{name}.start: '{spec.start}' is not made yet",
+                    todo="A variant stands before those that are made of it.",
+                )
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models that a variant may be made of."""
+        paths = list(self.domains) if self.paths is not None else []
+        return [*paths, *self.composed, *self.whole, *self.variants]
+
+    def base_of(self, variant: str) -> str:
+        """Where a variant comes from in the end: a model of the study that is none, or a folder."""
+        start = self.variants[variant].start
+        return self.base_of(start) if start in self.variants else start
+
+    def domains_of(self, spec: WholeSpec | VariantSpec) -> list[str]:
+        """The domains that a model is trained on."""
+        return list(self.domains) if spec.domains is None else list(spec.domains)
 
     @property
     def folder(self) -> Path:
         return Path(self.out or f"runs/{self.name}")
 
-    def epochs_of(self, phase: Phase | None) -> float:
-        """How often a phase, or a whole model (None), sees its share of the data."""
-        return self.epochs if phase is None or phase.epochs is None else phase.epochs
+    def epochs_of(self, phase: Phase) -> float:
+        """How often a phase sees its share of the data, unless it has a budget."""
+        return self.epochs if phase.epochs is None else phase.epochs
 
-    def training_of(self, phase: Phase | None) -> dict[str, Any]:
+    def training_of(self, phase: Phase) -> dict[str, Any]:
         """The options of `training` with a phase's own."""
-        return self.training if phase is None else inherit(self.training, phase.training)
+        merged: dict[str, Any] = inherit(self.training, phase.training)
+        return merged
 
     @property
     def data_config(self) -> DataConfig:
@@ -167,19 +194,33 @@ def decode_study(data: dict[str, Any]) -> Study:
     with collecting(problems):
         study = decode(Study, data)
     if study is not None and not problems:
-        phases: dict[str, Phase | None] = {"paths": study.paths}
-        phases |= {f"composed.{name}": spec for name, spec in study.composed.items()}
-        for where, phase in phases.items():
-            if phase is not None and phase.training:
+        for where, phase in _phases(study):
+            if phase.training:
                 _check_training(study.training_of(phase), f"{where}.training", problems)
+        for name, spec in study.variants.items():
+            for at, step in enumerate(spec.edits):
+                with collecting(problems):
+                    edit_step(step, f"variants.{name}.edits[{at}]")
     if problems or study is None:
         raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
     return study
 
 
+def _phases(study: Study) -> Iterator[tuple[str, Phase]]:
+    """Every phase with its key."""
+    if study.paths is not None:
+        yield "paths", study.paths
+    for key, specs in (("composed", study.composed), ("whole", study.whole), ("variants", study.variants)):
+        for name, spec in specs.items():  # type: ignore[attr-defined]
+            yield f"{key}.{name}", spec
+
+
 def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
     if "budget" in training:
-        problems.append(f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out")
+        problems.append(
+            f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out, or give a model one of "
+            "its own: `variants.NAME.budget`"
+        )
         return
     with collecting(problems):
         decode(StudyTraining, training, where)
@@ -189,10 +230,21 @@ def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[st
     """Models decoded, so that runs cannot differ in what they inherit."""
     if key == "paths":
         return {**part, "model": _model(part.get("model"), "paths.model", problems)}
-    return {name: _model(model, f"whole.{name}", problems) for name, model in part.items()}
+    return {name: _whole(spec, f"whole.{name}", problems) for name, spec in part.items()}
+
+
+def _whole(spec: Any, where: str, problems: list[str]) -> Any:
+    """An architecture as the model of a spec; one that has a `model` is a spec already."""
+    if isinstance(spec, WholeSpec):
+        return spec
+    if isinstance(spec, dict) and "model" in spec:
+        return {**spec, "model": _model(spec["model"], f"{where}.model", problems)}
+    return {"model": _model(spec, where, problems)}
 
 
 def _model(model: Any, where: str, problems: list[str]) -> Any:
+    if isinstance(model, RecipeModel):
+        return model
     if not isinstance(model, dict):
         problems.append(f"{where}: expected an architecture, got {model!r}")
         return model

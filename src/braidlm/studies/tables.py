@@ -37,10 +37,15 @@ class Table:
 
 def tables(results: StudyResults) -> list[Table]:
     """Every table that is not empty for this study."""
-    all_tables = [quality(results), cost(results)]
-    if not results.names("path"):
-        all_tables.insert(1, learning(results))
-    else:
+    all_tables = [quality(results)] if results.names("path", "composed", "whole") else []
+    if results.names("variant"):
+        all_tables.insert(0, variants(results))
+    if results.names("whole") and not results.names("path"):
+        all_tables.append(learning(results))
+    if results.study.tasks is not None:
+        all_tables.append(task_scores(results))
+    all_tables.append(cost(results))
+    if results.names("path"):
         all_tables.append(training_time(results))
     if results.names("composed"):
         all_tables.append(inactive_paths(results))
@@ -64,6 +69,50 @@ def quality(results: StudyResults) -> Table:
     return Table("bits-per-byte", "Bits per byte on held-out text (lower is better)", columns, rows)
 
 
+def variants(results: StudyResults) -> Table:
+    """What each variant gains and loses against what it was made of (ModuleFormer's Tables 4 and 5)."""
+    rows = []
+    bases = list(dict.fromkeys(results.base_of(m).name for m in results.models if m.kind == "variant"))
+    for name in [*bases, *results.names("variant")]:
+        models = results.of(name)
+        first = models[0]
+        is_variant = first.kind == "variant"
+        cells = []
+        for domain in results.domains:
+            cells.append(over_seeds([m.bits[domain] for m in models]).text())
+            changes = [m.bits[domain] - results.base_of(m).bits[domain] for m in models] if is_variant else []
+            cells.append(_spread_change(changes) if changes else "–")
+        trainable = f"{first.trainable:,}" if first.trainable else "–"
+        took = duration(_seconds(models)) if first.tokens else "–"
+        how = _how(results, name) if is_variant else "base"
+        rows.append([name, how, f"{first.parameters:,}", trainable, *cells, took])
+    scores = [column for domain in results.domains for column in (domain, f"{domain}, change")]
+    columns = ["model", "made by", "parameters", "trainable", *scores, "training"]
+    return Table("variants", "Bits per byte of the variants, and the change against the base", columns, rows)
+
+
+def task_scores(results: StudyResults) -> Table:
+    """Every model on the study's tasks."""
+    names = list(results.models[0].tasks)
+    rows = [
+        [name, *(over_seeds([m.tasks[task] for m in results.of(name)]).text(digits=2) for task in names)]
+        for name in results.names()
+    ]
+    return Table("tasks", "Scores on tasks", ["model", *names], rows)
+
+
+def _how(results: StudyResults, name: str) -> str:
+    """`insert, german 4 : english 1`: a variant's edits and what it was trained on."""
+    spec = results.study.variants[name]
+    words = [spec.start] if spec.start in results.study.variants else []
+    words += [step if isinstance(step, str) else next(iter(step)) for step in spec.edits]
+    if isinstance(spec.domains, dict) and len(spec.domains) > 1:
+        words.append(" : ".join(f"{domain} {share:g}" for domain, share in spec.domains.items()))
+    elif spec.domains:
+        words.append(" + ".join(spec.domains))
+    return ", ".join(words)
+
+
 def learning(results: StudyResults) -> Table:
     """Every validation of the models trained from scratch: on the same batches, a row for each mark."""
     rows: dict[str, dict[str, list[float]]] = {}
@@ -81,7 +130,8 @@ def learning(results: StudyResults) -> Table:
 def cost(results: StudyResults) -> Table:
     """The size of each model and the cost of its training: FLOPs and wall clock."""
     rows = []
-    for kind in ("path", "composed", "whole"):
+    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "given", "variant")
+    for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
             first, took = models[0], _seconds(models)
@@ -89,7 +139,7 @@ def cost(results: StudyResults) -> Table:
             sizes = (first.parameters, first.active_parameters, first.flops_per_token)
             speed = count(round(first.tokens / took)) if took else "–"
             wall = duration(sum(walls) / len(walls)) if all(walls) else "–"
-            rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took), wall])
+            rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took) if took else "–", wall])
     columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
     return Table("cost", "Size and speed", columns, rows)
 
@@ -136,6 +186,11 @@ def duration(seconds: float) -> str:
 
 def _change(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
+
+
+def _spread_change(changes: list[float]) -> str:
+    spread = over_seeds(changes)
+    return _change(spread.mean) + ("" if spread.deviation is None else f" ± {spread.deviation:.3f}")
 
 
 def _mean_bits(bits: Bits) -> float:

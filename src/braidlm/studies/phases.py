@@ -1,0 +1,118 @@
+"""What a study's recipe says of each kind of model: trained from scratch, as a path, composed, or a variant."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+from braidlm.core.errors import BraidError
+from braidlm.edits.edit import Edit, edits, load_edits
+from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Range
+from braidlm.model.config.registry import Choice
+from braidlm.model.config.strict import PartOf, decode, encode
+from braidlm.model.freezing import Freezable
+from braidlm.model.paths.joins import joins
+from braidlm.training.amounts import Amount
+
+Domains = list[str] | dict[str, Positive]
+"""Domains by name, or with their shares of a batch: `{german: 4, english: 1}`."""
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """What one phase of a study does otherwise than the rest."""
+
+    epochs: Positive | None = None
+    """How often it sees its share of the data; by default the study's `epochs`."""
+    budget: Amount | None = None
+    """Instead of epochs, how much: `5M tokens`, `300 steps`."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Options of `training` that differ from the study's."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.budget is not None:
+            raise BraidError("give either epochs or a budget")
+
+
+@dataclass
+class WholeSpec(Phase):
+    """A model trained from scratch. An architecture alone, without `model`, is trained on every domain."""
+
+    model: Any
+    """The architecture."""
+    domains: Domains | None = None
+    """The domains that it is trained on, as a list or with their shares of a batch; by default all of them."""
+
+    def to_shorthand(self) -> Any:
+        """The architecture alone where nothing else is said."""
+        own = {key: encode(value) for key, value in vars(self).items() if value not in (None, {})}
+        return own if len(own) > 1 else own["model"]
+
+
+@dataclass
+class PathsSpec(Phase):
+    """The paths: one for each domain, trained apart."""
+
+    model: Any
+    """The architecture of a path."""
+    share: Annotated[float, Range(above=0, below=1)] = 0.6
+    """How much of its domain each path is trained on; composed models are trained on the rest."""
+
+
+@dataclass
+class ComposedSpec(Phase):
+    """Options of one composed model."""
+
+    join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
+    """How the paths become one stream."""
+    layers: Layers | None = None
+    """Parallel layers; by default as many as a path has blocks."""
+    blocks: LayersOrZero = 1
+    """Full-width blocks before and after the parallel layers."""
+    start: Literal["mean", "random"] = "mean"
+    """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
+    freeze: list[Freezable] = field(default_factory=list)
+    """Parts that keep their weights when the composed model is trained."""
+
+
+@dataclass
+class VariantSpec(Phase):
+    """A model made of a trained one: edited, then trained, or only one of the two."""
+
+    start: str
+    """What it is made of: a model of the study (a variant stands before those that are made of it), or the folder of
+    another model."""
+    edits: list[Any] = field(default_factory=list)
+    """Edits in order, each with its options: `prune: {text: python, keep: 0.8}`. A `text` may be a domain's name."""
+    domains: Domains = field(default_factory=list)
+    """The domains that it is then trained on, as a list or with their shares of a batch: `{german: 4, english: 1}`.
+    Without any it is not trained. Edits after the training are those of another variant, made of this one."""
+    series: str | None = None
+    """Variants of one series are a line in the plots of bits per byte against parameters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.edits and not self.domains:
+            raise BraidError("nothing is done: give edits, domains to train on, or both")
+        if not self.domains and (self.training or self.epochs is not None or self.budget is not None):
+            raise BraidError("it is not trained: give the domains to train on")
+
+
+class EditStep(NamedTuple):
+    """One edit with its options."""
+
+    kind: str
+    edit: Edit
+
+
+def edit_step(step: Any, where: str) -> EditStep:
+    """An edit as a recipe writes it, `insert` or `insert: {modules: 4}`, decoded strictly."""
+    load_edits()
+    if isinstance(step, str):
+        step = {step: {}}
+    if not isinstance(step, dict) or len(step) != 1:
+        raise BraidError(f"{where}: expected one edit's name with its options, got {step!r}")
+    ((kind, options),) = step.items()
+    try:
+        chosen = edits[kind]
+    except BraidError as error:
+        raise BraidError(f"{where}: {error.what}", todo=error.todo) from error
+    return EditStep(kind, decode(chosen, options or {}, f"{where}.{kind}"))

@@ -1,0 +1,1 @@
+"""Curves of quality against remaining parameters."""

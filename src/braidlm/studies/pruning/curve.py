@@ -1,0 +1,162 @@
+"""The curve of quality against remaining parameters (ModuleFormer, Figures 2 to 4).
+
+Every model is calibrated once; for each point it is pruned in memory and scored on the tasks of `braid eval`. Scores
+and the measured use are kept in the folder of the results, so that an interrupted curve goes on where it stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.opening import OpenModel
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.files import write_json
+from braidlm.core.models.names import StrPath
+from braidlm.core.reading import read_json
+from braidlm.core.report import figures
+from braidlm.edits.assembly import assemble
+from braidlm.edits.edit import SOURCE, EditPlan
+from braidlm.edits.modules import layers_of, modules_of
+from braidlm.edits.prune import Prune
+from braidlm.edits.sources import Source, open_source
+from braidlm.edits.usage import Calibration, Usage, all_modules, calibration_texts, measure_usage
+from braidlm.evals.evaluate import evaluate_opened
+from braidlm.evals.model_folders import ModelFolder, open_model_folders
+from braidlm.evals.reports.result_cache import FOLDER
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.studies.pruning.options import PruningOptions
+from braidlm.studies.pruning.points import Point, PruningCurves
+from braidlm.studies.pruning.report import write_curves
+
+WHOLE = "as it is"
+
+
+@dataclass
+class PrunedModel(ModelFolder):
+    """A model folder, of which some modules are left out when it is loaded."""
+
+    plan: EditPlan | None = None
+    source: Source | None = None
+
+    def load(self, device: str) -> Any:
+        assert self.plan is not None
+        assert self.source is not None
+        return assemble(self.plan.config, self.plan.account, {SOURCE: self.source}, seed=1).to(device)
+
+
+def prune_curve(
+    models: StrPath | Sequence[StrPath],
+    tasks: str | Sequence[str],
+    options: PruningOptions,
+    *,
+    out: StrPath | None = None,
+    **evaluation: Any,
+) -> PruningCurves:
+    """Prune models by the use of their modules on `options.text`, to several sizes, and score each on the tasks.
+
+    `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
+    """
+    if out is not None:
+        figures.check_drawing()
+    series = options.series()
+    points: list[Point] = []
+
+    def open_models() -> list[ModelFolder]:
+        opened = list(_pruned_models(models, options, None if out is None else Path(out)))
+        opened += _models_beside(series)
+        size = opened[0][1].parameters
+        for _, point in opened:
+            point.share = point.parameters / size
+            points.append(point)
+        return list({folder.name: folder for folder, _ in opened}.values())
+
+    scored = evaluate_opened(open_models, tasks, out=out, **evaluation)
+    for point in points:
+        for task, result in scored.of(point.model).tasks.items():
+            point.scores |= {task: result.score, **{f"{task}.{name}": value for name, value in result.also.items()}}
+            point.standard_errors[task] = result.standard_error
+    metrics = {task: result.metric for task, result in scored.models[0].tasks.items()}
+    curves = PruningCurves(points, metrics, options, scored)
+    if out is not None:
+        write_curves(curves, Path(out))
+    return curves
+
+
+def _pruned_models(
+    models: StrPath | Sequence[StrPath], options: PruningOptions, out: Path | None
+) -> Iterator[tuple[ModelFolder, Point]]:
+    """Every model as it is and at every point of its curves."""
+    folders = open_model_folders(models)
+    curves = [(criterion, by) for criterion in options.criterion for by in options.normalise]
+    for folder in folders:
+        if not folder.is_braid:
+            raise BraidError("only Braid's models have modules that can be pruned", str(folder.path))
+        source = open_source(OpenModel(folder.path))
+        all_modules(source)
+        texts = calibration_texts(source, options.text, options.tokens)
+        for criterion, by in curves:
+            several = (f"{criterion}, {by}" if len(options.normalise) > 1 else criterion) if len(curves) > 1 else ""
+            curve = ", ".join(filter(None, (folder.name, several)))
+            yield folder, _point(curve, folder.name, WHOLE, source.config)
+            calibration = Calibration(texts, _usage(source, folder.sha256, texts, criterion, out))
+            for point in options.points:
+                prune = Prune(options.text, criterion=criterion, normalise=by, tokens=options.tokens, **point)
+                ((kind, value),) = point.items()
+                words = f"{kind} {value:g}"
+                try:
+                    plan = prune.plan_for(source, calibration)
+                except BraidError as error:
+                    raise BraidError(error.what, error.where or f"{curve}, {words}", error.todo) from error
+                pruned = _pruned(folder, f"{curve}, {words}", plan, source)
+                yield pruned, _point(curve, pruned.name, words, plan.config, **point)
+
+
+def _pruned(folder: ModelFolder, name: str, plan: EditPlan, source: Source) -> PrunedModel:
+    """Points that leave out the same modules have the same hash, and are scored once."""
+    known = {"of": folder.sha256, "architecture": plan.config.architecture}
+    sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return PrunedModel(name, folder.path, True, folder.tokenizer, sha256, plan=plan, source=source)
+
+
+def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[ModelFolder, Point]]:
+    for curve, names in series.items():
+        for folder in open_model_folders(names):
+            folder.name = f"{curve}, {folder.name}"
+            yield folder, _point(curve, folder.name, WHOLE, OpenModel(folder.path).config)
+
+
+def _point(
+    curve: str,
+    model: str,
+    pruned: str,
+    config: BraidConfig,
+    threshold: float | None = None,
+    keep: float | None = None,
+) -> Point:
+    info = ModelInfo(config)
+    size = sum(tensor.numel() for tensor in info.tensors.values())
+    modules = sum(len(one.names) for layer in layers_of(info) for one in modules_of(layer))
+    return Point(curve, model, pruned, size, 1.0, modules, threshold, keep)
+
+
+def _usage(source: Source, sha256: str, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:
+    """The use of a model's modules on texts; what was measured before is read from the folder of the results."""
+    known = {"model": sha256, "texts": [list(text) for text in texts], "criterion": criterion}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    path = None if out is None else out / FOLDER / f"usage-{digest[:24]}.json"
+    if path is not None and path.is_file():
+        try:
+            return {address: torch.tensor(used, dtype=torch.float64) for address, used in read_json(path).items()}
+        except (BraidError, TypeError, ValueError, AttributeError):
+            console.warn(f"{path} is damaged, and is measured again")
+    usage = measure_usage(source.model.load(), all_modules(source), texts, criterion)
+    if path is not None:
+        write_json(path, {address: used.tolist() for address, used in usage.items()})
+    return usage

@@ -1,0 +1,49 @@
+"""Tasks of a study: every model is evaluated on them beside its bits per byte; results are cached in its folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from braidlm.core.errors import BraidError
+from braidlm.evals.evaluate import evaluate
+from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.suites import expand
+from braidlm.evals.task_data import find_data
+from braidlm.evals.tasks import TASKS
+
+FOLDER = "tasks"
+"""In the study's folder."""
+
+
+@dataclass
+class TasksConfig:
+    """What every model of a study is evaluated on, as `braid eval` does it."""
+
+    names: list[str]
+    """Tasks and suites of `braid list tasks`."""
+    data: str | None = None
+    """The folder in which tasks look for their data; by default that of `braid eval`."""
+    settings: Settings = field(default_factory=Settings)
+    """Settings of tasks that have some."""
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise BraidError("names: there is no task")
+        for name in expand(self.names):
+            TASKS[name]  # raises an error that suggests the nearest name
+
+    def check(self) -> None:
+        """Raise an error for data that is missing, before any model is trained."""
+        find_data(expand(self.names), self.data, {})
+
+    def scores(self, folders: Mapping[str, Path], out: Path, device: str | None) -> dict[str, dict[str, float]]:
+        """The score on each task of each model, by the name it is given here."""
+        evaluation = evaluate(
+            dict(folders),
+            self.names,
+            data=self.data,
+            settings=self.settings,
+            out=out / FOLDER,
+            device=device or "auto",
+        )
+        return {m.name: {name: result.score for name, result in m.tasks.items()} for m in evaluation.models}

@@ -1,0 +1,42 @@
+"""Tasks of a study."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_study import toy_study
+
+from braidlm.core.errors import BraidError
+from braidlm.model.config.strict import encode
+from braidlm.studies.report import study
+from braidlm.studies.running import run_study
+from braidlm.studies.study import decode_study
+
+
+def with_tasks(tmp_path: Path, **tasks: Any) -> dict[str, Any]:
+    return toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, epochs=0.02, tasks=tasks)
+
+
+def test_every_model_is_scored(tmp_path: Path) -> None:
+    text = tmp_path / "texts" / "dev" / "some.txt"
+    text.parent.mkdir(parents=True)
+    text.write_text("Once upon a time there was a cat.\n\nIt had a hat.\n")
+    data = with_tasks(tmp_path, names=["bits_per_byte"], data=str(tmp_path / "texts"), settings={"max_tokens": 10})
+    made = decode_study(data)
+    assert encode(decode_study(encode(made))) == encode(made)
+    (model,) = study(made, device="cpu").models
+    assert 0 < model.tasks["bits_per_byte"] < 20
+    table = (tmp_path / "out" / "tables" / "tasks.md").read_text()
+    assert f"| dense | {model.tasks['bits_per_byte']:.2f} |" in table
+    assert list((tmp_path / "out" / "tasks").iterdir()), "results are cached"
+
+
+def test_an_unknown_task_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BraidError, match="Did you mean 'bits_per_byte'"):
+        decode_study(with_tasks(tmp_path, names=["bits_per_bite"]))
+
+
+def test_missing_data_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(BraidError, match="blimp: its data is not in"):
+        run_study(decode_study(with_tasks(tmp_path, names=["blimp"], data=str(tmp_path / "none"))), device="cpu")
+    assert not list(tmp_path.iterdir())

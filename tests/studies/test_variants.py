@@ -1,0 +1,312 @@
+"""Variants: what edits and further training make of a trained model."""
+
+import contextlib
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toy_study import WHOLE_MODEL, toy_study
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_lineage
+from braidlm.model.config.strict import encode
+from braidlm.studies import editing
+from braidlm.studies.report import study
+from braidlm.studies.results import StudyResults
+from braidlm.studies.running import TrainedModel, run_study
+from braidlm.studies.show import show
+from braidlm.studies.study import decode_study
+from braidlm.studies.tables import tables, variants
+from braidlm.training.saving.checkpoints import Checkpoints
+
+EXPERTS = {"experts": {"names": 4, "router": {"top_k": 2, "compute": "dense"}}}
+"""Not the faster one here and now: two runs of one recipe are compared bit for bit."""
+MODULES: dict[str, Any] = {
+    **WHOLE_MODEL,
+    "block": {"attention": {"heads": 2}, "feed": {"kind": "mlp", "hidden": 24, **EXPERTS}},
+}
+VARIANTS: dict[str, Any] = {
+    "tuned": {"start": "base", "domains": ["maths"], "budget": "8 steps"},
+    "joint": {
+        "start": "base",
+        "domains": {"maths": 4, "stories": 1},
+        "budget": "600 tokens",
+        "training": {"freeze": ["embedding"], "optimizer": {"lr": 1e-3}},
+    },
+    "tuned_pruned": {"start": "tuned", "edits": [{"prune": {"text": "maths", "keep": 0.9}}], "series": "tuned"},
+    "pruned_tuned": {
+        "start": "base",
+        "edits": [{"prune": {"text": "stories", "keep": 0.9, "tokens": 400}}],
+        "domains": ["maths"],
+        "epochs": 0.05,
+        "series": "pruned",
+    },
+}
+
+
+def variants_study(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Plain data of a study with a base of stories alone, and variants of it."""
+    whole = {"base": {"model": MODULES, "domains": ["stories"], "budget": "10 steps"}}
+    data = toy_study(tmp_path / "out", tmp_path / "data", whole=whole, variants=VARIANTS, paths=None, composed={})
+    return data | changes
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
+    """The study, run once."""
+    console.set_quiet(True)
+    try:
+        data = variants_study(tmp_path_factory.mktemp("variants"), seeds=[1, 2])
+        return study(decode_study(data), device="cpu")
+    finally:
+        console.set_quiet(False)
+
+
+def recipe_of(results: StudyResults, name: str) -> dict[str, Any]:
+    folder = results.of(name)[0].run_folder
+    assert folder is not None
+    recipe: dict[str, Any] = yaml.safe_load((folder / "recipe.yaml").read_text())
+    return recipe
+
+
+def test_every_variant_is_made_and_measured_on_every_domain(made: StudyResults) -> None:
+    assert made.names("whole") == ["base"]
+    assert made.names("variant") == list(VARIANTS)
+    assert len(made.models) == 2 * 5, "two seeds"
+    for model in made.models:
+        assert set(model.bits) == {"stories", "maths"}
+        assert (model.folder / "config.json").is_file()
+
+
+def test_a_whole_model_is_trained_on_its_own_domains(made: StudyResults) -> None:
+    recipe = recipe_of(made, "base")
+    assert list(recipe["data"]["sets"]) == ["stories"]
+    assert recipe["training"]["budget"] == "10 steps"
+
+
+def test_shares_budgets_and_options_of_a_variants_training(made: StudyResults) -> None:
+    recipe = recipe_of(made, "joint")
+    assert recipe["data"]["mix"]["weights"] == {"maths": 4, "stories": 1}
+    assert recipe["training"]["budget"] == "600 tokens"
+    assert recipe["training"]["freeze"] == ["embedding"]
+    assert recipe["training"]["optimizer"]["lr"] == 1e-3
+    assert recipe["training"]["batch"] == 8, "what it does not set is the study's"
+    assert recipe_of(made, "tuned")["start_from"] == str(made.of("base")[0].folder)
+
+
+def test_a_variant_without_domains_is_only_edited(made: StudyResults) -> None:
+    pruned, tuned = made.of("tuned_pruned")[0], made.of("tuned")[0]
+    assert pruned.run_folder is None
+    assert (pruned.tokens, pruned.trainable) == (0, None)
+    assert pruned.parameters <= 0.9 * tuned.parameters
+    assert made.base_of(pruned).name == "base"
+    lineage = load_lineage(pruned.folder)
+    assert lineage is not None
+    assert lineage["options"]["text"].startswith(str(made.study.data.cache)), "the packed domain"
+
+
+def test_a_variant_is_edited_and_then_trained(made: StudyResults) -> None:
+    model = made.of("pruned_tuned")[0]
+    assert model.parameters <= 0.9 * made.of("base")[0].parameters
+    assert model.tokens > 0
+    record = load_lineage(model.folder)
+    edited = load_lineage(model.folder.parents[2] / "pruned_tuned-1-prune")
+    assert record is not None
+    assert edited is not None
+    assert record["sources"][-1]["sha256"] == edited["weights"]["sha256"]
+
+
+def test_trainable_parameters(made: StudyResults) -> None:
+    base, tuned, joint = (made.of(name)[0] for name in ("base", "tuned", "joint"))
+    assert base.trainable == tuned.trainable == base.parameters
+    assert joint.trainable is not None
+    assert 0 < joint.trainable < base.parameters, "the embedding is frozen"
+
+
+def test_the_table_has_changes_against_the_base(made: StudyResults) -> None:
+    table = variants(made)
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert list(rows) == ["base", *VARIANTS]
+    assert rows["base"]["stories, change"] == "–"
+    assert rows["joint"]["made by"] == "maths 4 : stories 1"
+    assert rows["tuned_pruned"]["made by"] == "tuned, prune"
+    assert rows["tuned_pruned"]["training"] == "–"
+    change = sum(m.bits["maths"] - made.base_of(m).bits["maths"] for m in made.of("tuned")) / 2
+    assert rows["tuned"]["maths, change"].startswith(f"{change:+.3f}".replace("-", "−"))
+    assert "±" in rows["tuned"]["maths, change"]
+
+
+def test_files(made: StudyResults) -> None:
+    folder = made.study.folder
+    with (folder / "tables" / "variants.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+    assert len(json.loads((folder / "results.json").read_text())["models"]) == 10
+    for name in ("stories-maths", "stories-parameters", "maths-parameters"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "What edits and further training make" in (folder / "report.html").read_text()
+    assert tables(made)[0].name == "variants"
+
+
+def test_the_same_call_again_makes_nothing(made: StudyResults) -> None:
+    before = _times(made.models)
+    again = run_study(made.study, device="cpu")
+    assert [model.model for model in again] == [model.folder for model in made.models]
+    assert _times(made.models) == before
+
+
+def _times(models: list[Any]) -> dict[Path, int]:
+    return {m.folder: (m.folder / "model.safetensors").stat().st_mtime_ns for m in models}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """One variant that is trained, one that is not."""
+    return variants_study(tmp_path, variants={n: VARIANTS[n] for n in ("pruned_tuned", "tuned", "tuned_pruned")})
+
+
+def _run(data: dict[str, Any], **options: Any) -> dict[str, TrainedModel]:
+    return {model.name: model for model in run_study(decode_study(data), device="cpu", **options)}
+
+
+def test_stopped_anywhere_it_goes_on_as_if_never_stopped(
+    made: StudyResults, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped once before and once after each edit and the first checkpoint of each training."""
+    stops: list[str] = []
+
+    def stop_once(place: str) -> None:
+        if place not in stops:
+            stops.append(place)
+            raise KeyboardInterrupt
+
+    def stopping(function: Callable[..., Any], what: Callable[..., str]) -> Callable[..., Any]:
+        def stopped(*arguments: Any, **options: Any) -> Any:
+            stop_once(f"before {what(*arguments)}")
+            result = function(*arguments, **options)
+            stop_once(f"after {what(*arguments)}")
+            return result
+
+        return stopped
+
+    monkeypatch.setattr(editing, "edit", stopping(editing.edit, lambda kind, start, out: out.name))
+    monkeypatch.setattr(Checkpoints, "save", stopping(Checkpoints.save, lambda self, *_: self.models.parent.name))
+    models: dict[str, TrainedModel] = {}
+    while not models:
+        with contextlib.suppress(KeyboardInterrupt):
+            models = _run(small | {"checkpoints": {"every": "4 steps"}})
+    names = ["base", "pruned_tuned-1-prune", "pruned_tuned", "tuned", "tuned_pruned"]
+    assert stops == [f"{when} {name}" for name in names for when in ("before", "after")]
+    for name, model in models.items():
+        undisturbed = made.of(name)[0].folder / "model.safetensors"
+        assert (model.model / "model.safetensors").read_bytes() == undisturbed.read_bytes(), name
+
+
+def test_a_base_that_was_trained_on_makes_its_variants_anew(small: dict[str, Any]) -> None:
+    before = {name: (model.model / "model.safetensors").read_bytes() for name, model in _run(small).items()}
+    small["whole"]["base"]["budget"] = "12 steps"
+    after = _run(small)
+    for name in before:
+        assert (after[name].model / "model.safetensors").read_bytes() != before[name], name
+    record = load_lineage(after["tuned"].model)
+    base = load_lineage(after["base"].model)
+    assert record is not None
+    assert base is not None
+    assert record["sources"][-1]["sha256"] == base["weights"]["sha256"]
+
+
+def test_other_options_of_an_edit_and_a_fresh_start(small: dict[str, Any]) -> None:
+    first = _run(small)
+    small["variants"] = {**small["variants"], "tuned_pruned": {"start": "tuned", "edits": [{"prune": {
+        "text": "maths", "keep": 0.8}}]}}  # fmt: skip
+    second = _run(small)
+    lineage = load_lineage(second["tuned_pruned"].model)
+    assert lineage is not None
+    assert lineage["options"]["keep"] == 0.8
+    assert first["tuned"].model == second["tuned"].model
+    created = lineage["created"]
+    fresh = load_lineage(_run(small, fresh=True)["tuned_pruned"].model)
+    assert fresh is not None
+    assert fresh["created"] != created
+
+
+def test_a_folder_as_the_start(made: StudyResults, tmp_path: Path) -> None:
+    folder = made.of("base")[0].folder
+    given = {"tuned": {"start": str(folder), "domains": ["maths"], "budget": "2 steps"}}
+    data = variants_study(tmp_path, whole={}, variants=given)
+    data["data"]["cache"] = made.study.data.cache  # the tokenizer is the base's
+    results = study(decode_study(data), device="cpu")
+    assert [(m.name, m.kind) for m in results.models] == [("base", "given"), ("tuned", "variant")]
+    assert [row[0] for row in variants(results).rows] == ["base", "tuned"]
+
+
+def test_show_lists_variants(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(variants_study(tmp_path), sort_keys=False))
+    facts = show(str(file))
+    assert [(row["name"], row["kind"]) for row in facts["models"]][:2] == [("base", "whole"), ("tuned", "variant")]
+    assert facts["models"][1]["training"]["tokens"] == 8 * 8 * 32
+    assert "Variants are counted before their edits" in " ".join(facts["notes"])
+
+
+def test_it_is_written_in_full_and_read_back_the_same(tmp_path: Path) -> None:
+    made = decode_study(variants_study(tmp_path))
+    assert encode(decode_study(encode(made))) == encode(made)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing to do": ({"start": "base"}, "variants.x: nothing is done: give edits, domains"),
+    "an unknown domain": ({"start": "base", "domains": ["math"]}, "no domain 'math'. Did you mean 'maths'?"),
+    "an unknown edit": ({"start": "base", "edits": ["prun"]}, "edits[0]: unknown edit 'prun'. Did you mean 'prune'?"),
+    "an unknown option": (
+        {"start": "base", "edits": [{"prune": {"text": "maths", "thresh": 1}}]},
+        "variants.x.edits[0].prune: unknown key 'thresh'. Did you mean 'threshold'?",
+    ),
+    "two edits in one": ({"start": "base", "edits": [{"prune": {}, "share": {}}]}, "expected one edit's name"),
+    "training without domains": (
+        {"start": "base", "edits": [{"prune": {"text": "maths", "keep": 0.9}}], "epochs": 1},
+        "variants.x: it is not trained",
+    ),
+    "epochs and budget": (
+        {"start": "base", "domains": ["maths"], "epochs": 1, "budget": "5 steps"},
+        "variants.x: give either epochs or a budget",
+    ),
+    "itself": ({"start": "x", "domains": ["maths"]}, "variants.x.start: 'x' is not made yet"),
+    "a misspelled training key": (
+        {"start": "base", "domains": ["maths"], "training": {"bacth": 3}},
+        "variants.x.training: unknown key 'bacth'. Did you mean 'batch'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_variants_say_what_is_wrong(case: str, tmp_path: Path) -> None:
+    spec, message = BAD[case]
+    with pytest.raises(BraidError) as caught:
+        decode_study(variants_study(tmp_path, variants={"x": spec}))
+    assert message in str(caught.value)
+
+
+def test_problems_of_several_variants_are_in_one_error(tmp_path: Path) -> None:
+    specs = {name: {"start": "base", "edits": [{"prune": {"text": "maths", "keep": 7}}]} for name in ("x", "y")}
+    with pytest.raises(BraidError) as caught:
+        decode_study(variants_study(tmp_path, variants=specs))
+    assert all(f"variants.{name}.edits[0].prune.keep" in str(caught.value) for name in specs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"start": "no/such", "domains": ["maths"]}, "variants.x: no/such: there is no such folder"),
+        ({"start": "base", "edits": [{"prune": {"text": "no-such.txt", "keep": 0.9}}]}, "variants.x: no-such.txt"),
+    ],
+)
+def test_what_is_missing_is_said_before_any_work(spec: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        run_study(decode_study(variants_study(tmp_path, variants={"x": spec})), device="cpu")
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
