@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from braidlm.cli.settings import add_settings, settings_from
+from braidlm.cli.settings import add_settings, add_without, given_settings, settings_from
 from braidlm.evals.evaluated_model import Settings
 
 
@@ -69,3 +69,29 @@ def test_every_setting_of_evaluation_is_an_option_with_help() -> None:
     actions = {action.dest: action for action in made(Settings)._actions}
     for field in fields(Settings):
         assert actions[field.name].help, field.name
+
+
+@dataclass(frozen=True)
+class Needed:
+    text: str
+    """What must be given."""
+    count: int = 3
+    """How many."""
+
+
+def test_options_with_a_prefix_and_a_field_without_a_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser, Needed, "settings", "more_")
+    shown = " ".join(parser.format_help().split())
+    assert "--more-text TEXT what must be given --more-count N how many (3)" in shown
+    args = parser.parse_args(["--more-text", "a", "--more-count", "5"])
+    assert settings_from(args, Needed, "more_") == Needed("a", 5)
+    assert given_settings(parser.parse_args([]), Needed, "more_") == {}
+
+
+def test_modules_with_spaces_or_commas_between() -> None:
+    parser = argparse.ArgumentParser()
+    add_without(parser.add_argument)
+    assert parser.parse_args([]).without is None
+    args = parser.parse_args(["--without", "a,b", "c", "--without", "*.feed:d*"])
+    assert args.without == ["a", "b", "c", "*.feed:d*"]

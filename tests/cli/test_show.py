@@ -105,6 +105,12 @@ def test_a_model_folder(braid, model_folder: Path):
     assert "problem" not in shown.out
 
 
+def test_frozen_parts_are_named(braid, model_folder: Path):
+    config = json.loads((model_folder / "config.json").read_text())
+    (model_folder / "config.json").write_text(json.dumps(config | {"frozen": ["embedding", "head"]}))
+    assert "note: Training leaves these parts as they are: embedding, head." in braid("show", model_folder).out
+
+
 def test_a_damaged_model_folder_is_shown_with_its_problems(braid, model_folder: Path):
     config = json.loads((model_folder / "config.json").read_text())
     config["vocab_size"] = 200

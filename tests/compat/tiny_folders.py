@@ -15,14 +15,18 @@ from transformers import PreTrainedTokenizerFast
 
 from braidlm.core.models.folders import save_model
 from braidlm.core.models.presets import config_from
-from braidlm.core.recipes import list_recipes
+from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from tiny_models import randomised
 from without_braid import WITHOUT_BRAID
 
-TINY = [name.removeprefix("tiny/") for name, _ in list_recipes() if name.startswith("tiny/")]
+TINY = [
+    name.removeprefix("tiny/")
+    for name, _ in list_recipes()
+    if name.startswith("tiny/") and "model" in compose_recipe(name)  # a study has several
+]
 SCRIPT = Path(__file__).with_name("check_folder.py")
 ALONE = WITHOUT_BRAID + f"import runpy\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
 

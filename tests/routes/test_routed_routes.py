@@ -14,8 +14,10 @@ from braidlm.model.paths.switches import use_paths
 from braidlm.routes.collect import NO_CHOICE, collect_choices
 from braidlm.routes.layers import Layer, find_layers
 from braidlm.routes.report import degenerate
+from braidlm.routes.report_files import load_figure
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import Text
+from tiny_models import tiny_model
 
 EXPERTS = ["expert_1", "expert_2", "expert_3", "expert_4"]
 
@@ -177,3 +179,32 @@ def test_degenerate_top_k() -> None:
     assert degenerate(four, {"a": 0.4, "b": 0.3, "c": 0.3, "d": 0.0}, [], []) == ["r never takes 'd'"]
     everything = Layer("r", "layer 1", ("a", "b"), "router", top_k=2)
     assert degenerate(everything, {"a": 0.5, "b": 0.5}, ["a", "b"], []) == []
+
+
+def test_the_tokens_that_each_choice_is_taken_for(folder: Path) -> None:
+    (found,) = routes(folder, [Prompt("aab"), Prompt("112"), Prompt("..")]).models
+    for typical in found.typical:
+        assert typical is not None
+        assert typical["signs"] == ["."]
+        assert set(typical["maths"]) == {"a", "b", "1", "2"}
+        assert typical["stories"] == typical["spare"] == []  # every token takes the one, and none the other
+
+
+def test_many_experts_in_many_layers_stay_readable(tmp_path: Path) -> None:
+    """Heat maps in place of bars, some layers token by token, and all of it in the tables."""
+    figures = pytest.importorskip("matplotlib.figure")
+    bank = {"experts": {"names": 12, "router": {"top_k": 2}}}
+    block = {"layers": 10, "feed": {"kind": "mlp", "hidden": 8, **bank}, "attention": {"heads": 2, **bank}}
+    model = tiny_model(vocab_size=TOKENIZER.vocab_size, context=64, stages=[{"block": block}])
+    report = routes(saved(model, tmp_path / "m"), [Prompt("ab", "x"), Prompt("12", "y")], out=tmp_path / "report")
+    drawn = load_figure(report)
+    assert isinstance(drawn, figures.Figure)
+    titles = [axes.get_title(loc="left") for axes in drawn.axes]
+    assert titles[:4] == ["attention: x", "attention: y", "feed: x", "feed: y"]
+    assert drawn.axes[0].images[0].get_array().shape == (10, 12)
+    page = (tmp_path / "report" / "routes.html").read_text()
+    assert "Some of the layers are shown" in page
+    assert page.count("<dt>layer 1 attention</dt>") == page.count("<dt>layer 10 feed</dt>") == 2
+    assert page.count("<dt>layer") == 2 * 6
+    with open(tmp_path / "report" / "typical.csv", encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20 * 12

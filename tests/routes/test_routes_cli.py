@@ -54,6 +54,7 @@ def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path
         "note": "",
         "top_k": 1,
         "of_paths": True,
+        "inactive": [],
     }
     assert stuck["findings"][0].endswith("sends 100% of tokens to 'stories'")
     assert len(letters["verdicts"]) == 2
@@ -63,7 +64,7 @@ def test_the_folder(routes_verb, folders: dict[str, Path], prompts: Path, tmp_pa
     out = tmp_path / "report"
     shown = routes_verb(folders["letters"], folders["linear"], "--prompts", prompts, "--out", out, "--quiet")
     assert shown.out.splitlines()[-1] == f"{out}/routes.html"
-    tables = {"summary", "decisions", "layers", "shares", "prompt_shares", "tokens"}
+    tables = {"summary", "decisions", "layers", "shares", "prompt_shares", "typical", "tokens"}
     assert {path.name for path in out.iterdir()} == {f"{name}.csv" for name in tables} | {
         "shares.png",
         "information.png",

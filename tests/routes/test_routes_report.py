@@ -14,7 +14,7 @@ from braidlm.routes import measures
 from braidlm.routes.collect import TokenChoices
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import Tally, tally
-from braidlm.routes.report import ModelRoutes, degenerate, percent, verdicts
+from braidlm.routes.report import ModelRoutes, RoutingReport, degenerate, percent, verdicts
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import Text
 
@@ -161,6 +161,13 @@ def test_the_default_prompts_and_a_stuck_router(folders: dict[str, Path]) -> Non
         "stages.1.layers.1.join sends 100% of tokens to 'combined'",
     ]
     assert "every layer does the same with every token" in verdicts(model)[0]
+
+
+def test_inserted_modules_stand_behind_all_that_were_there() -> None:
+    attention = Layer("layers.0.attention", "layer 1 attention", ("expert_1", "new_1"), "router", of_paths=False)
+    feed = Layer("layers.0.feed", "layer 1 feed", ("expert_1", "expert_2", "new_1"), "router", of_paths=False)
+    report = RoutingReport([ModelRoutes("grown", "grown", [], [], {}, [attention, feed])])
+    assert report.choices == ["expert_1", "expert_2", "new_1"]
 
 
 def test_several_models_and_their_names(folders: dict[str, Path]) -> None:

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="PART",
-        help="what later training leaves as it is: paths (all that came from them), joins, embedding, head",
+        help="what later training leaves as it is: paths (all that came from them), joins, blocks, routers, embedding, "
+        "head",
     )
     add("--start", default="mean", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
     add("--seed", type=number(Seed), default=1, metavar="N", help="of the fresh weights (1)")

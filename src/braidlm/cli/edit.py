@@ -7,8 +7,9 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: prune it for a task"
+HELP = "make a new model of one: insert modules, prune it for a task"
 EPILOG = """examples:
+  braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
 """

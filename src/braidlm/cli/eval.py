@@ -3,10 +3,11 @@
 import argparse
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_settings, settings_from
+from braidlm.cli.pruning import add_pruning, pruning_options, show_curves
+from braidlm.cli.settings import add_settings, add_without, settings_from
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.names import find_sources
@@ -23,6 +24,7 @@ EPILOG = """examples:
   braid eval A B C blimp bits_per_byte --data bits_per_byte=dev.txt blimp=blimp/data
   braid eval runs/moep --harness hellaswag,piqa
   braid eval runs/moep runs/gpt2 blimp_fast --all-checkpoints --out dynamics
+  braid eval runs/modules bits_per_byte --data bits_per_byte=dev.txt --prune-text train.txt --out curve
   braid eval runs/moep babylm_full glue_babylm --data ~/babylm --leaderboard submission
 
 a word that is the name of a task, or of a suite of tasks (`braid list tasks`), is that; a model folder of such a name
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
     add("--harness-shots", type=number(CountOrZero), metavar="N", help="examples that it shows before a question")
     add("--paths", nargs="+", metavar="PATH", help="use only these paths of the models")
+    add_without(add)
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
     add(
         "--out",
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
     add_settings(parser, Settings, "settings of tasks that use them")
+    add_pruning(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,20 +78,22 @@ def run(args: argparse.Namespace) -> None:
     models, tasks = _models_and_tasks(args.words, bool(harness))
     root, own = _data(args.data or [])
     _check_leaderboard(args, tasks)
+    options: dict[str, Any] = {
+        "data": root,
+        "data_of": own,
+        "harness": harness,
+        "harness_tasks": args.harness_tasks,
+        "harness_shots": args.harness_shots,
+        "settings": settings_from(args, Settings),
+        "out": args.out,
+        "device": args.device,
+        "dtype": args.dtype,
+    }
+    if (pruning := pruning_options(args)) is not None:
+        show_curves(models, tasks, pruning, options)
+        return
     evaluation = evaluate(
-        models,
-        tasks,
-        data=root,
-        data_of=own,
-        harness=harness,
-        harness_tasks=args.harness_tasks,
-        harness_shots=args.harness_shots,
-        all_checkpoints=args.all_checkpoints,
-        paths=args.paths,
-        settings=settings_from(args, Settings),
-        out=args.out,
-        device=args.device,
-        dtype=args.dtype,
+        models, tasks, all_checkpoints=args.all_checkpoints, paths=args.paths, without=args.without, **options
     )
     written = None
     if args.leaderboard:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.settings import options_of
+from braidlm.cli.settings import add_without, options_of
 from braidlm.core.console import say, show, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Seed, Temperature
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the N most probable next tokens (default 0; in a study 3)",
     )
     parser.add_argument("--paths", nargs="+", metavar="NAME", help="use only these paths of the model")
+    add_without(parser.add_argument)
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
     study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
     study.add_argument(
@@ -115,6 +116,8 @@ def _generate(args: argparse.Namespace) -> None:
         say("(stopped at the longest text this model can read)")
     if result.paths is not None:
         say(f"(active paths: {', '.join(result.paths)})")
+    if result.without is not None:
+        say(f"(without {', '.join(result.without)})")
     tokens = sum(text.tokens for text in result.texts)
     say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
 

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths; NAME=SOURCE makes several data sets",
+        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths, python; NAME=SOURCE makes several data "
+        "sets",
     )
     add("--out", required=True, metavar="DIR", help="the folder to write")
     add("--name", help="the data set's name (the folder's, unless given)")

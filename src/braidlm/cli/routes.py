@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.settings import options_of
+from braidlm.cli.settings import add_without, options_of
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport
 
 HELP = "who goes where: which paths or experts the tokens of prompts and data take in each layer"
-MANY = 8
-"""With more choices than this, a table shows only the most and the least used."""
+MAX_NAMES = 50
+"""With names of choices that together are longer than this, a table shows only the most and the least used."""
 EPILOG = """examples:
   braid routes runs/gumbel
   braid routes A B C --prompts my-prompts.jsonl --out report
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
     add("--paths", nargs="+", metavar="PATH", help="use only these paths")
+    add_without(add)
     add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
 
@@ -132,7 +133,7 @@ def _show_layers(model: "ModelRoutes", choices: list[str]) -> None:
 
     tally = model.tallies[-1]
     top_k = any(layer.top_k > 1 for layer in model.layers)
-    many = len(choices) > MANY
+    many = sum(len(name) + 2 for name in choices) > MAX_NAMES
     rows: list[tuple[Any, ...]] = []
     for layer, one in zip(model.layers, tally.layers, strict=True):
         name = layer.label if top_k else layer.name  # there are many columns

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import types
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from braidlm.cli.numbers import number
@@ -14,8 +15,11 @@ COMMON = ("verb", "run", "quiet", "debug", "json")
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type, title: str) -> None:
-    """An option for each field: flags for true and false, choices, numbers, texts and lists of these."""
+def add_settings(parser: argparse.ArgumentParser, settings: type, title: str, prefix: str = "") -> None:
+    """An option for each field: flags for true and false, choices, numbers, texts and lists of these.
+
+    With a `prefix`, it is before the names of the options and of their arguments, and all of them may be left out.
+    """
     from braidlm.core.attribute_docs import attribute_docs
 
     docs, hints = attribute_docs(settings), get_type_hints(settings, include_extras=True)
@@ -23,20 +27,32 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, title: str) ->
     for field in dataclasses.fields(settings):
         default = _default(field)
         help_text = _help(docs.get(field.name, ""), default)
-        name = field.name.replace("_", "-")
+        dest = f"{prefix}{field.name}"
+        name = dest.replace("_", "-")
         if hints[field.name] is bool:
             action = "store_false" if default else "store_true"
             option = f"--no-{name}" if default else f"--{name}"
-            add(option, dest=field.name, action=action, default=argparse.SUPPRESS, help=help_text)
+            add(option, dest=dest, action=action, default=argparse.SUPPRESS, help=help_text)
         else:
-            add(f"--{name}", default=argparse.SUPPRESS, help=help_text, **_values(hints[field.name]))
+            add(
+                f"--{name}",
+                default=argparse.SUPPRESS,
+                required=not prefix and _is_required(field),
+                help=help_text,
+                **_values(hints[field.name]),
+            )
 
 
-def settings_from(args: argparse.Namespace, settings: type[T]) -> T:
+def settings_from(args: argparse.Namespace, settings: type[T], prefix: str = "") -> T:
     """The settings with the options of the command line."""
-    fields = dataclasses.fields(settings)  # type: ignore[arg-type]
-    options = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
-    return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    return settings(**given_settings(args, settings, prefix))
+
+
+def given_settings(args: argparse.Namespace, settings: type, prefix: str = "") -> dict[str, Any]:
+    """The fields for which the command line has options."""
+    names = [field.name for field in dataclasses.fields(settings) if hasattr(args, f"{prefix}{field.name}")]
+    options = {name: getattr(args, f"{prefix}{name}") for name in names}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
 def common_options(**defaults: Any) -> argparse.ArgumentParser:
@@ -48,6 +64,22 @@ def common_options(**defaults: Any) -> argparse.ArgumentParser:
     help_text = "print the result for programs: one JSON document, messages on stderr"
     add("--json", action="store_true", help=help_text, **defaults)
     return common
+
+
+def add_without(add: Callable[..., Any]) -> None:
+    """The option of verbs that run a model: which modules are switched off."""
+    help_text = "switch off these modules: expert_3, 'german*', 'stages.0.layers.3.feed:expert_2'"
+    add("--without", nargs="+", action=_Listed, metavar="MODULE", help=help_text)
+
+
+class _Listed(argparse.Action):
+    """Words with spaces or commas between them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        words = [word for value in values for word in value.split(",") if word]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *words])
 
 
 def options_of(args: argparse.Namespace, *others: str) -> dict[str, Any]:
@@ -75,10 +107,15 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def _default(field: dataclasses.Field) -> Any:
+    """The default, None where a field must be given."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return field.default
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _help(text: str, default: Any) -> str:

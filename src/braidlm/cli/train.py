@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from braidlm.training.parallel import is_main_process
+    from braidlm.training.step.parallel import is_main_process
     from braidlm.training.train import train
 
     run = train(args.recipe, args.overrides, device=args.device, fresh=args.fresh)

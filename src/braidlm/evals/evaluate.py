@@ -4,7 +4,7 @@ The verb's name is a built-in function's in Python, so the function is called `e
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -30,6 +30,8 @@ from braidlm.evals.suites import expand
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS, OpenTask, Task
 
+ABOUT_MODELS = ("name", "sha256", "run", "steps", "tokens", "words", "paths", "without")
+"""What results say of a model folder."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -44,6 +46,7 @@ def evaluate(
     harness_shots: int | None = None,
     all_checkpoints: bool = False,
     paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
     settings: Settings | None = None,
     out: StrPath | None = None,
     device: str = "auto",
@@ -53,28 +56,65 @@ def evaluate(
 
     `data` is the folder in which tasks look for their data, `data_of` gives the data of single tasks; `harness` are
     tasks of lm-evaluation-harness, `harness_tasks` a folder of task files for it, `harness_shots` its number of
-    examples; `paths` are the active ones, which each model must have; `settings` are for tasks that use them; `out` is
-    a folder for results, which also caches them.
+    examples; `paths` are the active ones, which each model must have, `without` are modules that are switched off;
+    `settings` are for tasks that use them; `out` is a folder for results, which also caches them.
     """
     if isinstance(data, Mapping):
         raise BraidError(
             "data is the folder in which every task looks for its data, and a mapping was given",
             todo=f"The data of single tasks is called data_of: data_of={dict(data)!r}.",
         )
+    return evaluate_opened(
+        lambda: open_model_folders(models, all_checkpoints, paths, without),
+        tasks,
+        data=data,
+        data_of=data_of,
+        harness=harness,
+        harness_tasks=harness_tasks,
+        harness_shots=harness_shots,
+        settings=settings,
+        out=out,
+        device=device,
+        dtype=dtype,
+        draws=all_checkpoints,
+    )
+
+
+eval = evaluate
+
+
+def evaluate_opened(
+    open_models: Callable[[], Sequence[ModelFolder]],
+    tasks: str | Sequence[str],
+    *,
+    data: StrPath | None = None,
+    data_of: Mapping[str, StrPath] | None = None,
+    harness: str | Sequence[str] = (),
+    harness_tasks: StrPath | None = None,
+    harness_shots: int | None = None,
+    settings: Settings | None = None,
+    out: StrPath | None = None,
+    device: str = "auto",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    draws: bool = False,
+) -> Evaluation:
+    """The same for models that are opened by a function, once every task has been; `draws` if figures are to be drawn.
+
+    A model need not be a folder: it is what its `load` gives, and its hash says which one it is.
+    """
     settings = settings or Settings()
     names = [tasks] if isinstance(tasks, str) else list(tasks)
     opened = _open_tasks(names, settings, data, data_of or {}, bool(harness))
-    folders = open_model_folders(models, all_checkpoints, paths)
-    check_runs([task.name for task in opened], folders)
     opened += _open_harness_tasks([harness] if isinstance(harness, str) else harness, harness_tasks, harness_shots)
     _check_settings(opened, settings)
     device = choose_device(device)
     if dtype not in DTYPES:
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
-    cache = None
     if out is not None:
-        check_out(Path(out), draws=all_checkpoints)
-        cache = ResultCache(Path(out))
+        check_out(Path(out), draws=draws)
+    folders = open_models()
+    check_runs([task.name for task in opened if task.name in TASKS], folders)
+    cache = None if out is None else ResultCache(Path(out))
     results = [_model_results(folder, opened, settings, cache, device, dtype) for folder in folders]
     evaluation = Evaluation(results, {task.name: task.facts(settings) for task in opened}, dtype, versions())
     evaluation.over_runs = run_scores({task.name: task.data for task in opened}, evaluation.runs)
@@ -83,9 +123,6 @@ def evaluate(
     if out is not None:
         write_folder(evaluation, Path(out))
     return evaluation
-
-
-eval = evaluate
 
 
 @dataclass(frozen=True)
@@ -164,7 +201,7 @@ def _model_results(
     dtype: str,
 ) -> ModelResults:
     """One model on all tasks; it is loaded only if a result is not in the cache."""
-    about = {name: getattr(folder, name) for name in ("name", "sha256", "run", "steps", "tokens", "words", "paths")}
+    about = {name: getattr(folder, name) for name in ABOUT_MODELS}
     results = ModelResults(folder=str(folder.path), **about)
     model: EvaluatedModel | None = None
     for task in tasks:
@@ -175,6 +212,7 @@ def _model_results(
             "data": task.data.sha256,
             "dtype": dtype,
             **({} if folder.paths is None else {"paths": folder.paths}),
+            **({} if folder.without is None else {"without": folder.without}),
             **task.settings(settings),
         }
         result = cache.find(key) if cache is not None else None

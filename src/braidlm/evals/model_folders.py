@@ -13,6 +13,7 @@ from braidlm.core.models.folders import (
     check_weights,
     choose_paths,
     errors_of_transformers,
+    leave_out_modules,
     load_config,
     load_lineage,
     load_model,
@@ -53,11 +54,13 @@ class ModelFolder:
     words: int | None = None
     paths: list[str] | None = None
     """The active paths, if they were chosen."""
+    without: list[str] | None = None
+    """The modules that are switched off, if any."""
 
     def load(self, device: str) -> Any:
         """The model in memory, in evaluation mode and in float32."""
         if self.is_braid:
-            return load_model(self.path, device, self.paths)
+            return load_model(self.path, device, self.paths, without=self.without)
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -73,16 +76,25 @@ def open_model_folders(
     models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
     all_checkpoints: bool = False,
     paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
 ) -> list[ModelFolder]:
-    """All models of an evaluation, checked before any of them is loaded; `paths` are the active ones."""
+    """All models of an evaluation, checked before any of them is loaded.
+
+    `paths` are the active ones, `without` are modules that are switched off.
+    """
     named = name_sources(models, any_folder=all_checkpoints)
     if not named:
         raise BraidError("there is no model to evaluate", todo="Name a model folder, a run or a study.")
     if not all_checkpoints:
-        return [open_model_folder(name, model_folder(folder), paths=paths) for name, folder in named.items()]
+        return [
+            open_model_folder(name, model_folder(folder), paths=paths, without=without)
+            for name, folder in named.items()
+        ]
     opened = []
     for run, folder in named.items():
-        checkpoints = [open_model_folder(f"{run}/{path.name}", path, run, paths) for path in checkpoint_folders(folder)]
+        checkpoints = [
+            open_model_folder(f"{run}/{path.name}", path, run, paths, without) for path in checkpoint_folders(folder)
+        ]
         opened += sorted(checkpoints, key=lambda c: (c.words or 0, c.tokens or 0, c.steps or 0, c.name))
     return opened
 
@@ -99,7 +111,13 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return sorted(checkpoints)
 
 
-def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequence[str] | None = None) -> ModelFolder:
+def open_model_folder(
+    name: str,
+    path: Path,
+    run: str | None = None,
+    paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
+) -> ModelFolder:
     """Check a model folder by its configuration, its tokenizer and the header of its weights."""
     config = read_json(path / "config.json")
     is_braid = config.get("model_type") == BraidConfig.model_type
@@ -117,8 +135,11 @@ def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequ
         check_vocabulary(braid_config.vocab_size, tokenizer, str(path))
         if paths is not None:
             choose_paths(braid_config, paths, path)
-    elif paths is not None:
-        raise BraidError("only Braid's models have paths to choose from", str(path), "Leave out --paths.")
+        if without:
+            leave_out_modules(braid_config, without, path)
+    elif paths is not None or without:
+        what, option = ("paths to choose from", "--paths") if paths is not None else ("named modules", "--without")
+        raise BraidError(f"only Braid's models have {what}", str(path), f"Leave out {option}.")
     elif isinstance(config.get("vocab_size"), int):
         _check_transformers_config(path)
         check_vocabulary(config["vocab_size"], tokenizer, str(path))
@@ -136,6 +157,7 @@ def open_model_folder(name: str, path: Path, run: str | None = None, paths: Sequ
         tokens=training.get("tokens"),
         words=training.get("words") or words_in_name(path.name),
         paths=None if paths is None else list(paths),
+        without=list(without) if without else None,
     )
 
 

@@ -91,6 +91,8 @@ class ModelResults:
     words: int | None = None
     paths: list[str] | None = None
     """The active paths, if they were chosen."""
+    without: list[str] | None = None
+    """The modules that are switched off, if any."""
     tasks: dict[str, TaskResult] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """One model after another: opened and checked, run over the texts, and described."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,10 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.model.paths.switches import path_names, use_paths
+from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
 from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
-from braidlm.routes.layers import Layer, find_layers, inactive_paths, routing_modules
-from braidlm.routes.measures import counts_of, load_of, named_shares, tally
+from braidlm.routes.layers import Layer, find_layers, routing_modules
+from braidlm.routes.measures import counts_of, load_of, named_shares, tally, typical_tokens
 from braidlm.routes.report import DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
 from braidlm.routes.texts import Text, Texts
 
@@ -33,6 +33,8 @@ class OpenedModel:
     paths: tuple[str, ...]
     active: list[str] | None
     """The paths to use; None for those that the folder says."""
+    without: list[str] = field(default_factory=list)
+    """The modules that are switched off."""
 
     @property
     def where(self) -> str:
@@ -49,9 +51,11 @@ class OpenedModel:
 
 
 def open_models(
-    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath], active: Sequence[str] | None
+    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+    active: Sequence[str] | None,
+    without: Sequence[str] | None = None,
 ) -> list[OpenedModel]:
-    """Models by their names; `active` are the paths to use, which each model must have.
+    """Models by their names; `active` are the paths to use, and `without` modules that are off, which each must have.
 
     Models without paths or experts are refused where every model is named, and left out of a whole study.
     """
@@ -70,8 +74,9 @@ def open_models(
             continue
         with errors_at(str(model.folder)):
             use_paths(meta_model, active if active is not None else model.config.paths)
+            switch_off_modules(meta_model, without or ())
         wanted = None if active is None else list(active)
-        opened.append(OpenedModel(name, model, path_names(meta_model), wanted))
+        opened.append(OpenedModel(name, model, path_names(meta_model), wanted, list(without or ())))
     for name, problem in left_out.items():
         if all_named or not opened:
             raise problem
@@ -84,12 +89,13 @@ def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], dev
     model = opened.model.load(device)
     if opened.active is not None:
         use_paths(model, opened.active)
+    switch_off_modules(model, opened.without)
     with errors_at(opened.where):
         layers = find_layers(model)
     total = sum(len(text.ids) for text in texts.all)
     with progress(f"routes of {opened.name}", total, "tokens") as advance:
         choices = collect_choices(model, layers, texts.all, batch, advance)
-    inactive = inactive_paths(model)
+    inactive = {name for layer in layers if layer.of_paths for name in layer.inactive}
     active = [name for name in opened.paths if name not in inactive]
     result = ModelRoutes(opened.name, opened.where, list(opened.paths), active, right, layers)
     _describe(result, texts, choices, opened.model.tokenizer)
@@ -113,6 +119,10 @@ def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], to
         result.tallies.append(tally("all tokens of the prompts", layers, texts.prompts, of_prompts, right))
     if documents:
         result.tallies.append(tally("all tokens of the data", layers, documents, of_data, right))
+    for index, layer in enumerate(layers):
+        typical = typical_tokens(texts.all, choices, index, len(layer.choices)) if layer.read_by else []
+        shown = [[tokenizer.decode([token]) for token in tokens] for tokens in typical]
+        result.typical.append(dict(zip(layer.choices, shown, strict=True)) if layer.read_by else None)
     _remark(result, choices, list(dict.fromkeys(text.domain for text in texts.all if text.domain)))
 
 
@@ -136,7 +146,7 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
     for index, layer in enumerate(result.layers):
         if layer.read_by:
             load = named_shares(load_of(choices, index, len(layer.choices)), layer.choices)
-            result.findings += degenerate(layer, load, result.active, domains)
+            result.findings += degenerate(layer, load, result.paths, domains)
         else:
             result.notes.append(f"{layer.name}: {layer.note}")
     if any(layer.read_by == "cosine" for layer in result.layers):
@@ -145,6 +155,9 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
         )
     if inactive := [name for name in result.paths if name not in result.active]:
         result.notes.append(f"inactive: {', '.join(inactive)}")
+    for layer in result.layers:
+        if layer.inactive and not layer.of_paths:
+            result.notes.append(f"{layer.name}: without {', '.join(layer.inactive)}")
     if domains and result.paths and not any(result.domains.values()):
         pairs = " ".join(f"{domain}={path}" for domain, path in zip(domains, result.paths, strict=False))
         result.notes.append(f"no domain is a path of this model, so none is right; `--domains {pairs}` would say so")

@@ -42,6 +42,18 @@ class Layer:
     """How many choices a token takes."""
     of_paths: bool = True
     """Whether the choices are paths, and not experts."""
+    inactive: tuple[str, ...] = ()
+    """Choices that are switched off."""
+
+    @property
+    def part(self) -> str:
+        """The part of a layer that chooses, the same in all layers alike: `feed`, `attention`, or nothing."""
+        return " ".join(self.label.split()[2:])
+
+    @property
+    def active(self) -> list[str]:
+        """The choices that can be taken."""
+        return [name for name in self.choices if name not in self.inactive]
 
 
 def routing_modules(model: nn.Module) -> list[RoutingModule]:
@@ -57,11 +69,6 @@ def routing_modules(model: nn.Module) -> list[RoutingModule]:
             todo="Give a model with some: `braid compose A B --out M`, or a recipe with a `parallel` stage or experts.",
         )
     return modules
-
-
-def inactive_paths(model: nn.Module) -> set[str]:
-    """The paths that are switched off."""
-    return set().union(*(module.inactive for module in routing_modules(model)))
 
 
 def layer_labels(addresses: Sequence[str]) -> list[str]:
@@ -114,16 +121,16 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
     paths = set(path_names(model))
     layers = []
     for label, module in zip(layer_labels([module.address for module in modules]), modules, strict=True):
-        name = module.address
+        name, off = module.address, tuple(sorted(module.inactive))
         if isinstance(module, TopKRouter):
             of_paths = bool(paths.intersection(module.choices))
             top_k = module.config.top_k
-            layers.append(Layer(name, label, module.choices, "router", top_k=top_k, of_paths=of_paths))
+            layers.append(Layer(name, label, module.choices, "router", "", top_k, of_paths, off))
         elif name in routings:
-            layers.append(Layer(name, label, routings[name].choices, "router"))
+            layers.append(Layer(name, label, routings[name].choices, "router", inactive=off))
         else:
             note = _no_cosine(module, *records[name])
-            layers.append(Layer(name, label, module.names, "" if note else "cosine", note))
+            layers.append(Layer(name, label, module.names, "" if note else "cosine", note, inactive=off))
     if not any(layer.read_by for layer in layers):
         raise BraidError(
             "which path is taken cannot be read in any layer: "

@@ -14,6 +14,8 @@ from braidlm.routes.texts import Text
 
 SHUFFLES = 499
 """Permutations of the domains in the permutation test."""
+TYPICAL = 8
+"""Tokens of each choice that are named."""
 NO_DOMAIN = "no domain"
 """The group of texts that have none."""
 
@@ -170,6 +172,22 @@ def named_shares(counts: np.ndarray, names: Sequence[str]) -> dict[str, float]:
 def load_of(choices: Sequence[TokenChoices], index: int, size: int) -> np.ndarray:
     """How often each of a layer's `size` choices was picked."""
     return np.sum([counts_of(one.chosen_LKT[index], size) for one in choices], axis=0)
+
+
+def typical_tokens(texts: Sequence[Text], choices: Sequence[TokenChoices], index: int, size: int) -> list[list[int]]:
+    """For each of a layer's `size` choices the token ids that took it most often beyond chance, the first ones first.
+
+    Chance is what the frequencies of tokens and of choices would give if they were independent.
+    """
+    ids_T = np.concatenate([np.asarray(text.ids) for text in texts])
+    chosen_KT = np.concatenate([one.chosen_LKT[index] for one in choices], axis=-1)
+    tokens, token_T = np.unique(ids_T, return_inverse=True)
+    known_KT = chosen_KT != NO_CHOICE
+    pairs = chosen_KT[known_KT].astype(np.int64) * len(tokens) + np.broadcast_to(token_T, chosen_KT.shape)[known_KT]
+    joint_NV = np.bincount(pairs, minlength=size * len(tokens)).reshape(size, -1).astype(float)
+    excess_NV = joint_NV - joint_NV.sum(1, keepdims=True) * shares(joint_NV.sum(0))
+    order_NV = np.argsort(-excess_NV, axis=1, kind="stable")[:, :TYPICAL]
+    return [[int(tokens[at]) for at in row if excess_NV[n, at] > 0] for n, row in enumerate(order_NV)]
 
 
 def _tally_layer(

@@ -8,6 +8,7 @@ from braidlm.core.report import figures
 from braidlm.core.report.page import Mark, Page
 from braidlm.routes.layers import Layer
 from braidlm.routes.report import (
+    MANY,
     ModelRoutes,
     PromptRoutes,
     RoutingReport,
@@ -25,6 +26,10 @@ VIEWS = 2
 """Prompts of each domain that are shown token by token where there is no data to show."""
 WIDE = 4
 """With more columns of choices than this they are numbered, as in the paper, and not named."""
+MAX_ROWS = 16
+"""Layers of a text that are shown token by token; of more, FEW are."""
+FEW = 6
+"""Of many choices or layers, how many are shown."""
 READ_BY = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
 
 
@@ -36,6 +41,8 @@ def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str 
     _opening(page, report)
     page.heading("Layer by layer")
     caption = "The weight that routers give to each choice" if _top_k(report) else "How often each path is taken"
+    if report.most_choices > MANY:
+        caption = "How often each choice is taken: a row for each layer, a column for each choice"
     page.figure(figures.to_svg(drawn["shares"]), f"{caption}: {report.models[0].tallies[-1].what}.")
     if _top_k(report):
         _loads(page, report)
@@ -45,6 +52,9 @@ def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str 
     if "information" in drawn:
         page.heading(f"Does the {'path' if _has_paths(report) else 'choice'} tell what the text is about?")
         _information(page, report, figures.to_svg(drawn["information"]))
+    if not _has_paths(report):
+        page.heading("What each takes")
+        _typical(page, report)
     page.heading("Token by token")
     _token_views(page, report)
     page.heading("How this was read")
@@ -126,8 +136,8 @@ def _least_used(model: ModelRoutes) -> float | None:
 
 
 def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
-    """The choices of a layer that can be taken."""
-    return [name for name in layer.choices if not layer.of_paths or name in model.active]
+    """The choices of a layer that can be taken, without combinations of paths."""
+    return [name for name in layer.active if not layer.of_paths or name in model.paths]
 
 
 def _loads(page: Page, report: RoutingReport) -> None:
@@ -210,12 +220,37 @@ def _layer_rows(model: ModelRoutes, at: int, several: bool) -> Iterator[list[str
             ]
 
 
+def _typical(page: Page, report: RoutingReport) -> None:
+    page.text(
+        "The tokens that a choice is taken for most often, beyond what its load and their frequency would give. Of "
+        "many choices the most used are here; `typical.csv` has all."
+    )
+    rows = []
+    for model in report.models:
+        for layer, one, typical in zip(model.layers, model.tallies[-1].layers, model.typical, strict=True):
+            if one is None or typical is None or layer.of_paths:
+                continue
+            used = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
+            label = f"{model.name}, {layer.label}" if len(report.models) > 1 else layer.label
+            shown = used[: FEW if len(model.layers) <= MAX_ROWS else 1]
+            rows += [[label, name, percent(one.load[name]), _codes(typical[name])] for name in shown]
+    page.table(["", "choice", "load", "tokens"], rows)
+
+
+def _codes(tokens: list[str]) -> str:
+    return " ".join(f"`{shown}`" for token in tokens if (shown := repr(token)[1:-1].replace("`", "'")).strip())
+
+
 def _token_views(page: Page, report: RoutingReport) -> None:
     page.text(
         "Each text once for every layer, its tokens in the colour of the path they took there."
         if not _top_k(report) and _has_paths(report)
         else "Each text once for every layer, its tokens in the colour of the choice with the largest weight there."
     )
+    if report.most_choices > MANY:
+        page.text("There are more choices than colours: hold the pointer over a token for the name of its choice.")
+    if any(len(model.layers) > MAX_ROWS for model in report.models):
+        page.text("Some of the layers are shown; `tokens.csv` has all.")
     for model in report.models:
         if len(report.models) > 1:
             page.heading(model.name, 3)
@@ -235,11 +270,15 @@ def _views(model: ModelRoutes) -> list[tuple[str, TokenView]]:
 
 
 def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tuple[str, str]]]]:
-    return [
+    """A row for each layer; of many, those of layers evenly spread from the first to the last."""
+    rows = [
         (layer.label, list(zip(view.tokens, chosen, strict=True)))
         for layer, chosen in zip(model.layers, view.chosen, strict=True)
         if chosen is not None
     ]
+    if len(rows) <= MAX_ROWS:
+        return rows
+    return [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
 
 
 def _method(page: Page, report: RoutingReport) -> None:

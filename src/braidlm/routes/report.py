@@ -8,6 +8,8 @@ from braidlm.core.report.notebook import html_table
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import Tally
 
+MANY = 10
+"""With more choices than this in a layer, loads are drawn as heat maps and not as bars, and colours repeat."""
 JSON_KEYS = {"active": "heard", "read_by": "how", "p_value": "luck"}
 """Fields whose key in `--json` has another name, which programs rely on."""
 
@@ -79,6 +81,8 @@ class ModelRoutes:
     data: list[DataRoutes] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
     """Over the last tokens of the prompts, over all their tokens, and over the data sets."""
+    typical: list[dict[str, list[str]] | None] = field(default_factory=list)
+    """For each layer the tokens that each choice is taken for most, beyond what its load and theirs would give."""
     findings: list[str] = field(default_factory=list)
     """What stands out: layers that always choose the same, paths or experts never chosen."""
     notes: list[str] = field(default_factory=list)
@@ -97,6 +101,11 @@ class RoutingReport:
         return list(dict.fromkeys([*self._paths, *self._choices]))
 
     @property
+    def most_choices(self) -> int:
+        """The largest number of choices of a layer."""
+        return max(len(layer.choices) for model in self.models for layer in model.layers)
+
+    @property
     def no_paths(self) -> list[str]:
         """The choices that are neither path nor expert: combinations of paths."""
         combined = {name for model in self.models for layer in model.layers if layer.of_paths for name in layer.choices}
@@ -108,7 +117,9 @@ class RoutingReport:
 
     @property
     def _choices(self) -> list[str]:
-        return [choice for model in self.models for layer in model.layers for choice in layer.choices]
+        """In the order of the layers with the most choices, so that inserted modules come after all others."""
+        layers = [layer for model in self.models for layer in model.layers]
+        return [choice for layer in sorted(layers, key=lambda one: -len(one.choices)) for choice in layer.choices]
 
     def _repr_html_(self) -> str:
         """In a notebook: the share of every choice over all layers, and what it means."""
@@ -186,17 +197,18 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def degenerate(layer: Layer, load: dict[str, float], active: Sequence[str], domains: Sequence[str]) -> list[str]:
+def degenerate(layer: Layer, load: dict[str, float], paths: Sequence[str], domains: Sequence[str]) -> list[str]:
     """What is degenerate in a layer's load: a few choices have (almost) all, or a path or expert has none."""
-    expected = active if layer.of_paths else layer.choices
-    if 1 < layer.top_k >= len(set(expected).intersection(layer.choices)):
+    # A combination of paths need not be taken.
+    expected = [name for name in layer.active if not layer.of_paths or name in paths]
+    if 1 < layer.top_k >= len(expected):
         return []  # every token takes all of them
     largest = sorted(load, key=lambda name: -load[name])[: layer.top_k]
     share = sum(load[name] for name in largest)
     if share < 0.99:
         never = [name for name in expected if load.get(name) == 0.0]
         return [f"{layer.name} never takes {_quoted(never)}"] if never else []
-    if layer.read_by == "cosine" and len(active) == 1:
+    if layer.read_by == "cosine" and len(expected) == 1:
         return []  # there is no other path to be closest to
     only = f" (and all texts are '{domains[0]}')" if len(domains) == 1 else ""
     few = _quoted(largest)

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.report import figures
+from braidlm.core.report.heat_map import HeatMap, heat_maps
+from braidlm.routes.layers import Layer
+from braidlm.routes.measures import LayerTally
 from braidlm.routes.page import routes_page
-from braidlm.routes.report import ModelRoutes, RoutingReport, TokenView
+from braidlm.routes.report import MANY, ModelRoutes, RoutingReport, TokenView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +83,7 @@ def report_tables(report: RoutingReport) -> dict[str, Table]:
         ),
         "shares": (("counted", "layer", "domain", "choice", "share", "load", "weight"), _shares),
         "prompt_shares": (("prompt", "domain", "layer", "choice", "share"), _prompt_shares),
+        "typical": (("layer", "choice", "tokens"), _typical),
         "tokens": (("text", "position", "token", "layer", "chosen", "weight", "others"), _tokens),
     }
     all_tables = {
@@ -137,6 +141,11 @@ def _tokens(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
                 yield name, position, token, layer.name, choice, weight, "; ".join(f"{n} {w:.3g}" for n, w in others)
 
 
+def _typical(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
+    for layer, typical in zip(model.layers, model.typical, strict=True):
+        yield from ((layer.name, name, " ".join(map(repr, tokens))) for name, tokens in (typical or {}).items())
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
@@ -145,10 +154,36 @@ def _plain(value: Any) -> Any:
 
 def report_figures(report: RoutingReport) -> dict[str, "Figure"]:
     """Figures by name."""
-    drawn = {"shares": share_figure(report)}
+    drawn = {"shares": load_figure(report) if report.most_choices > MANY else share_figure(report)}
     if (information := information_figure(report)) is not None:
         drawn["information"] = information
     return drawn
+
+
+def load_figure(report: RoutingReport) -> "Figure":
+    """Of each model and each kind of layer, the load of every choice in every layer, domains side by side."""
+    lines: list[list[HeatMap]] = []
+    for model in report.models:
+        kinds: dict[tuple[str, int], list[tuple[Layer, LayerTally]]] = {}
+        for layer, one in zip(model.layers, model.tallies[-1].layers, strict=True):
+            if one is not None:
+                kinds.setdefault((layer.part, len(layer.choices)), []).append((layer, one))
+        for (part, size), layers in kinds.items():
+            title = ", ".join(filter(None, (model.name if len(report.models) > 1 else "", part)))
+            names = [name.removeprefix("expert_") for name in layers[0][0].choices]
+            domains = dict.fromkeys(domain for _, one in layers for domain in one.load_by_domain)
+            lines.append(
+                [
+                    HeatMap(
+                        f"{title}: {domain}" if title else domain,
+                        [layer.label.split()[1] for layer, _ in layers],
+                        names,
+                        [[share * size for share in one.load_by_domain[domain].values()] for _, one in layers],
+                    )
+                    for domain in domains
+                ]
+            )
+    return heat_maps(lines, "load, 1 is an even share")
 
 
 def share_figure(report: RoutingReport) -> "Figure":

@@ -22,6 +22,7 @@ def routes(
     data: Mapping[str, StrPath] | None = None,
     *,
     paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
     domains: Mapping[str, str] | None = None,
     tokens: int = TOKENS,
     held_out: float | None = None,
@@ -33,11 +34,12 @@ def routes(
     """Who goes where in models, each named by its folder, its run or its study (all models that have paths or experts).
 
     `prompts` is a file or a list, by default (without `data`) the 20 of PaPaformer; `data` names packed folders or
-    text; `paths` are those to use; `domains` says which path should know a domain of another name; `out` is a
-    folder for tables, pictures and a page, which links `back` to a page that it belongs to.
+    text; `paths` are those to use, `without` modules that are switched off; `domains` says which path should know a
+    domain of another name; `out` is a folder for tables, pictures and a page, which links `back` to a page that it
+    belongs to.
     """
     path_of = dict(domains or {})
-    opened = open_models(models, paths)
+    opened = open_models(models, paths, without)
     if out is not None:
         check_out(out)
     loaded = _prompts(prompts, with_data=bool(data))

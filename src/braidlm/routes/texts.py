@@ -50,6 +50,12 @@ class DataSource:
     """How many tokens are read, in documents from the beginning."""
     held_out: float | None = None
     """Of packed data: only the share of documents that a recipe with this `holdout` never trains on."""
+    called: str = ""
+    """What errors call it; by default the option of `braid routes`."""
+
+    @property
+    def where(self) -> str:
+        return self.called or f"--data {self.name}={self.path}"
 
     def check(self) -> None:
         """Raise an error for what cannot be read."""
@@ -58,7 +64,7 @@ class DataSource:
         elif self.held_out is not None:
             raise BraidError(
                 "only packed data has a held-out part",
-                f"--data {self.name}={self.path}",
+                self.where,
                 "Pack it with `braid prepare`, or leave out --held-out.",
             )
         else:
@@ -75,7 +81,7 @@ class DataSource:
             if left <= 0:
                 break
         if not texts:
-            raise BraidError("there is no text in this data set", f"--data {self.name}={self.path}")
+            raise BraidError("there is no text in this data set", self.where)
         return texts
 
     def _documents(self, tokenizer: BraidTokenizer) -> Iterator[Sequence[int]]:
@@ -97,7 +103,7 @@ class DataSource:
             differing = differences(tokenizer, load_tokenizer(data.tokenizer_folder))
             raise BraidError(
                 f"this data set was packed with another tokenizer than the model's: {'; '.join(differing)}",
-                f"--data {self.name}={self.path}",
+                self.where,
                 "Give the text itself, or pack it again with `braid prepare SOURCE --tokenizer MODEL --out DIR`.",
             )
         share = Subset() if self.held_out is None else Subset(1.0 - self.held_out, 1.0)

@@ -28,21 +28,22 @@ def generate(
     greedy: bool = False,
     top_next: int = 0,
     paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
     """Continue prompts with a model, named by its folder, its run or its study as STUDY/NAME.
 
-    `on_text(prompt, piece)` is called with each new piece of text. With `paths`, only these paths are active.
+    `on_text(prompt, piece)` is called with each new piece of text. With `paths`, only these paths are active; `without`
+    are modules that are switched off.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
     opened = open_model(model)
     device = choose_device(device)
-    loaded, tokenizer = opened.load(device, paths), opened.tokenizer
-    result = Generation(
-        str(opened.folder), device, loaded.config.paths, texts=[Continuation(prompt) for prompt in prompts]
-    )
+    loaded, tokenizer = opened.load(device, paths, without), opened.tokenizer
+    config, texts = loaded.config, [Continuation(prompt) for prompt in prompts]
+    result = Generation(str(opened.folder), device, config.paths, config.without or None, texts=texts)
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next), strict=True):
             text.next = tokens
@@ -68,6 +69,7 @@ def prompt_study(
     greedy: bool = False,
     top_next: int = 3,
     paths: Sequence[str] | None = None,
+    without: Sequence[str] | None = None,
     device: str = "auto",
     out: str | Path | None = None,
     on_model: Callable[[str], None] | None = None,
@@ -87,7 +89,7 @@ def prompt_study(
         raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
     named, texts = name_sources(models), [prompt.text for prompt in loaded]
     for model in named.values():
-        _check_model(OpenModel(model_folder(model)), texts, paths)
+        _check_model(OpenModel(model_folder(model)), texts, paths, without)
     study = PromptStudy(loaded)
     for name, model in named.items():
         if on_model is not None:
@@ -102,6 +104,7 @@ def prompt_study(
             seed,
             top_next=top_next,
             paths=paths,
+            without=without,
             device=device,
         )
     if out is not None:
@@ -124,9 +127,11 @@ def _sampling(
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 
-def _check_model(model: OpenModel, prompts: Sequence[str], paths: Sequence[str] | None) -> None:
+def _check_model(
+    model: OpenModel, prompts: Sequence[str], paths: Sequence[str] | None, without: Sequence[str] | None
+) -> None:
     """Find problems before any model is loaded."""
-    model.check(paths)
+    model.check(paths, without)
     limit = skeleton(model.config).model.positions.limit
     for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts), strict=True):
         if limit is not None and len(ids) >= limit:

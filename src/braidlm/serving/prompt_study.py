@@ -41,6 +41,8 @@ class Generation:
     device: str
     paths: list[str] | None = None
     """The active paths, if they were chosen."""
+    without: list[str] | None = None
+    """The modules that are switched off, if any."""
     seconds: float = 0.0
     """Without loading."""
     texts: list[Continuation] = field(default_factory=list)

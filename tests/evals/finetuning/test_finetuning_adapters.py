@@ -9,22 +9,24 @@ import torch
 from labelled_examples import STACKED, evaluated, write_answerable
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.adapters import adaptable, split_stacks
 from braidlm.core.models.card import model_card
 from braidlm.core.models.presets import config_from
 from braidlm.evals.evaluated_model import Settings
-from braidlm.evals.finetuning.adapters import TARGETS, add_adapters, targets
+from braidlm.evals.finetuning.adapters import add_adapters
 from braidlm.evals.finetuning.classifier import classify, make_classifier
 from braidlm.evals.finetuning.hyperparameters import LORA, hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune, predict
 from braidlm.evals.tasks import TASKS
 from braidlm.model.modeling_braid import BraidForCausalLM
+from tiny_models import tiny_model
 
 QUICK = {"finetune_epochs": 8, "finetune_batch_size": 16, "finetune_learning_rate": 1e-2}
 KINDS = pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])
 
 
-def is_target(name: str) -> bool:
-    return any(f".{target}.weight" in name for target in TARGETS)
+def targets(model: Any) -> tuple[list[str], list[str]]:
+    return split_stacks(model, adaptable(model))
 
 
 def test_without_peft_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,10 +40,20 @@ def test_without_peft_the_error_says_what_to_install(tmp_path: Path, monkeypatch
 def test_stacks_are_found_as_parameters() -> None:
     single, stacked = targets(make_classifier(evaluated(**STACKED).model, 2))
     assert single
-    assert all(name.rsplit(".", 1)[-1] in TARGETS for name in single)
+    assert {name.rsplit(".", 1)[-1] for name in single} <= {"qkv", "out", "up", "gate_up"}
     assert stacked
-    assert all(name.endswith(".weight") and is_target(name) for name in stacked)
+    assert all(name.endswith(".weight") for name in stacked)
     assert not targets(make_classifier(evaluated().model, 2))[1]
+
+
+def test_every_matrix_but_those_of_routers_is_found() -> None:
+    attention = {"heads": 4, "experts": {"names": 3, "keys": "shared", "router": {"hidden": 8}}}
+    paths = {"parallel": {"layers": 1, "paths": 2, "join": "gumbel_v1"}}
+    stages = ["block", {"project": {"to": 8}}, paths]
+    model = tiny_model(tie_embeddings=False, block={"attention": attention}, stages=stages)
+    names = {name.rsplit(".", 1)[-1] for name in adaptable(model)}
+    assert names >= {"queries", "keys_values", "out", "gate_up", "linear", "combine"}
+    assert not names & {"router", "scores", "inner", "head", "embedding"}
 
 
 @pytest.mark.parametrize("recipe", ["tiny/moep", "tiny/paths"])
@@ -108,9 +120,11 @@ def test_merged_adapters_are_an_ordinary_classifier(architecture: dict[str, Any]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     plain, _ = classify(make_classifier(evaluated(**architecture).model, 2), ids, lasts)
     assert (found - plain).abs().max() > 1e-2
+    single, stacked = targets(make_classifier(evaluated(**architecture).model, 2))
+    adapted = {*stacked, *(f"{name}.weight" for name in single)}
     for name, weight in merged.state_dict().items():
-        assert torch.equal(weight, before[name]) != is_target(name), name
-        if is_target(name):  # what was added has the rank of the adapters, in every member of a stack
+        assert torch.equal(weight, before[name]) != (name in adapted), name
+        if name in adapted:  # what was added has the rank of the adapters, in every member of a stack
             assert torch.linalg.matrix_rank(weight - before[name], rtol=1e-3).max() <= LORA.rank
 
 

@@ -18,7 +18,7 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
-from braidlm.training.validation import score_text
+from braidlm.training.monitoring.validation import score_text
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
@@ -140,8 +140,26 @@ def test_the_window_is_that_of_the_training(folder: Path, tmp_path: Path) -> Non
     assert window(window=9) == 9
     (tmp_path / "lineage.json").write_text(json.dumps({"recipe": {"data": {"length": 5000}}}))
     assert window() == CONTEXT
+    (tmp_path / "lineage.json").write_text(json.dumps({"sources": [{"model": "m", "length": 5}, {"model": "n"}]}))
+    assert window() == 5, "an edited model is read as the one that it was made of"
     with pytest.raises(BraidError, match="a window of 17 tokens is longer than the model's context of 16"):
         window(window=17)
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("stick_breaking", "none"), ("softmax", "rope")])
+def test_positions_without_a_limit_read_more_than_the_context(kind: str, positions: str, folder: Path) -> None:
+    """To see whether a model that was trained at one length works at another."""
+    attention = {"kind": kind, "heads": 4}
+    model = tiny_model(
+        vocab_size=TOKENIZER.vocab_size, context=CONTEXT, positions=positions, block={"attention": attention}
+    )
+    evaluated = EvaluatedModel(Scorer(model), TOKENIZER, None, Settings(window=100))
+    result = read_text(folder).evaluate("bits_per_byte", evaluated)
+    stream = [TOKENIZER.eos_id]
+    for text in ("One day.\nA cat sat.", "The end, ü.", "Nothing at all happened to anybody here."):
+        stream += [*TOKENIZER.encode(text), TOKENIZER.eos_id]
+    bits = -plain_sum(model, stream) / math.log(2)
+    assert result.score == pytest.approx(bits / result.notes["bytes"], rel=1e-5)
 
 
 def test_one_document_has_no_standard_error(folder: Path) -> None:

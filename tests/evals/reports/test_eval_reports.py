@@ -77,6 +77,18 @@ def test_items_that_are_too_long_are_told() -> None:
     assert too_long_lines(evaluation({"a": (60.0, 1.5)})) == []
 
 
+def test_a_task_of_few_parts_has_a_row_for_each() -> None:
+    found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, parts={"stories": Part(0.3, 7), "maths": Part(12.0, 5)})
+    assert [row[0] for row in rows(found)] == ["known", "- stories", "- maths", "other"]
+    assert list(rows(found))[1:3] == [
+        ["- stories", "7", "", "0.3000", "0.3000"],
+        ["- maths", "5", "", "12.00", "12.00"],
+    ]
+    one = evaluation({"a": (60.0, 1.5)}, parts={"all of it": Part(60.0, 1200)})
+    many = evaluation({"a": (60.0, 1.5)}, parts={str(number): Part(60.0, 9) for number in range(7)})
+    assert len(list(rows(one))) == len(list(rows(many))) == 2, "the one part is the whole; many are on the page"
+
+
 def test_csv_has_everything_in_long_form() -> None:
     found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, parts={"easy": Part(90.0, 7)}, by=BY)
     lines = list(csv.DictReader(io.StringIO(long_csv(found))))
@@ -100,7 +112,7 @@ def test_csv_has_everything_in_long_form() -> None:
 
 
 def test_the_page_shows_the_same() -> None:
-    found = evaluation({"a": (60.0, 1.5), "<b>": (70.0, 1.49)}, parts={"x": Part(1.0, 1), "y": Part(2.0, 1)}, by=BY)
+    found = evaluation({"a": (60.0, 1.5), "<b>": (70.0, 1.49)}, parts={name: Part(1.0, 1) for name in "tuvwxyz"}, by=BY)
     page = comparison_page(found).html()
     assert '<td class="number"><strong>70.00 ± 1.00</strong></td>' in page
     assert page.count("<strong>") == 1

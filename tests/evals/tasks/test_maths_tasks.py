@@ -136,9 +136,10 @@ def test_math_as_it_was_published(tmp_path: Path) -> None:
         (folder / f"{index}.json").write_text(json.dumps(row, indent=2))
     data = TASKS["math"]().open(tmp_path / "test")
     assert [question.answer for question in data.items] == ["\\dfrac{1}{2}", "3", "7"]
-    (tmp_path / "test" / "algebra" / "0.json").write_text("{")
-    with pytest.raises(BraidError, match=r"algebra/0\.json, line 1: this line is not JSON"):
-        TASKS["math"]().open(tmp_path / "test")
+    for text, message in (("{", "not valid JSON"), ("[" * 10**5, "levels deep"), ("[]", "expected an object")):
+        (tmp_path / "test" / "algebra" / "0.json").write_text(text)
+        with pytest.raises(BraidError, match=rf"algebra/0\.json: .*{message}"):
+            TASKS["math"]().open(tmp_path / "test")
 
 
 @pytest.mark.parametrize(

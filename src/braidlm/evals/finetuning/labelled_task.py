@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from braidlm.core.models.adapters import check_peft
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.finetuning.adapters import check_peft
 from braidlm.evals.finetuning.data_sets import DataSet
 from braidlm.evals.finetuning.encoding import encode
 from braidlm.evals.finetuning.examples import LabelledData
@@ -37,7 +37,7 @@ class LabelledTask:
         if self.data.data_set.labels is None:
             check_scipy()
         if hyperparameters_for(self.data.data_set.name, settings).method == "lora":
-            check_peft()
+            check_peft("train all parameters with `--finetune full`.")
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Fine-tune a copy of the model from each seed, and evaluate it."""

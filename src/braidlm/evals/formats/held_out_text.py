@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.trained_length import trained_length
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
@@ -124,21 +125,18 @@ def bits_per_byte(log_probabilities_sum: float, bytes: int) -> float:
 
 def _window(model: EvaluatedModel) -> int:
     """The tokens of a window: those asked for, else those that the model was trained on at once, else its context."""
-    context, asked = model.scorer.context, model.settings.window
+    limit, asked = model.scorer.forward.max_length, model.settings.window
     if asked is None:
         return min(_trained_length(model.folder) or window_of(model.scorer), window_of(model.scorer))
-    if context is not None and asked > context:
-        raise BraidError(f"a window of {asked} tokens is longer than the model's context of {context}")
+    if limit is not None and asked > limit:
+        raise BraidError(f"a window of {asked} tokens is longer than the model's context of {limit}")
     return asked
 
 
 def _trained_length(folder: Path | None) -> int | None:
     from braidlm.core.models.folders import load_lineage
 
-    recipe = (load_lineage(folder) or {}).get("recipe") if folder is not None else None
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    length = data.get("length") if isinstance(data, dict) else None
-    return length if isinstance(length, int) and length > 0 else None
+    return None if folder is None else trained_length(load_lineage(folder))
 
 
 def _first_documents(documents: Sequence[Sequence[int]], max_tokens: int | None) -> Sequence[Sequence[int]]:

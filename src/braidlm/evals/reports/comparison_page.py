@@ -4,7 +4,16 @@ import math
 from collections.abc import Sequence
 
 from braidlm.core.report.page import Page
-from braidlm.evals.reports.tables import SHORT, breakdowns, columns, explanations, rows, task_table, versions_line
+from braidlm.evals.reports.tables import (
+    FEW_PARTS,
+    SHORT,
+    breakdowns,
+    columns,
+    explanations,
+    rows,
+    task_table,
+    versions_line,
+)
 from braidlm.evals.results import Evaluation
 
 MAX_PARTS = 12
@@ -71,7 +80,7 @@ def _parts(page: Page, evaluation: Evaluation, task: str) -> None:
             [[name, *_formatted(row)] for name, row in also.items()],
         )
     parts = results[0].parts
-    if 1 < len(parts) <= MAX_PARTS:
+    if FEW_PARTS < len(parts) <= MAX_PARTS:  # few stand in the first table
         page.heading(f"Parts of `{task}`", 3)
         scores = {
             name: [result.parts[name].score if name in result.parts else None for result in results] for name in parts
@@ -88,13 +97,17 @@ def _formatted(numbers: Sequence[float | None]) -> list[str]:
     return ["–" if number is None else f"{number:,.{digits}f}" for number in numbers]
 
 
+def _listed(names: Sequence[str] | None, otherwise: str) -> str:
+    return otherwise if names is None else ", ".join(names)
+
+
 def _provenance(page: Page, evaluation: Evaluation) -> None:
     page.heading("What was measured")
     page.table(*task_table(evaluation))
     models = [
-        [model.name, "all" if model.paths is None else ", ".join(model.paths), f"`{model.sha256[:SHORT]}`"]
+        [model.name, _listed(model.paths, "all"), _listed(model.without, "none"), f"`{model.sha256[:SHORT]}`"]
         for model in evaluation.models
     ]
-    page.table(["model", "active paths", "SHA-256 begins with"], models)
+    page.table(["model", "active paths", "modules switched off", "SHA-256 begins with"], models)
     page.text(f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}.")
     page.text("Every part of every task is in `results.json` and `results.csv` beside this page.")

@@ -35,6 +35,8 @@ MARKED = (
     "allow, else of both scores' errors in quadrature)"
 )
 BASELINE = "baseline: what guessing gives, or always giving the most frequent answer"
+FEW_PARTS = 6
+"""A task of two to so many parts, such as texts of your own, has a row for each of them."""
 SHORT = 12
 """Characters of a hash that are shown."""
 
@@ -142,9 +144,10 @@ def task_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
 
 
 def model_line(model: ModelResults) -> str:
-    """The hash of a model, and its active paths."""
+    """The hash of a model, its active paths, and the modules that it is without."""
     active = "" if model.paths is None else f", active paths: {', '.join(model.paths)}"
-    return f"{model.sha256[:SHORT]}{active}"
+    off = "" if model.without is None else f", without {', '.join(model.without)}"
+    return f"{model.sha256[:SHORT]}{active}{off}"
 
 
 def versions_line(evaluation: Evaluation) -> str:
@@ -190,8 +193,22 @@ def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
     for (task, facts), chance in zip(evaluation.tasks.items(), _chances(evaluation), strict=True):
         scores = (score_cell(evaluation, model, task) for model in evaluation.models)
         yield [task, f"{facts['count']:,}", chance or "-", *scores]
+        yield from _part_rows([model.tasks[task] for model in evaluation.models])
     for average in averages(evaluation):
         yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
+
+
+def _part_rows(results: Sequence[TaskResult]) -> Iterator[list[str]]:
+    """The parts of a task that has few of them, for models side by side."""
+    parts = results[0].parts
+    if 1 < len(parts) <= FEW_PARTS:
+        for name, part in parts.items():
+            cells = ("-" if name not in result.parts else _rounded(result.parts[name].score) for result in results)
+            yield [f"- {name}", f"{part.count:,}", "", *cells]
+
+
+def _rounded(score: float) -> str:
+    return f"{score:.2f}" if abs(score) >= 10 else f"{score:.4f}"
 
 
 def _checkpoint_rows(evaluation: Evaluation) -> Iterator[list[str]]:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from braidlm.evals.scoring.prefix_trees import TreeRow
+from braidlm.kernels.lower import lower_forward
+from braidlm.model.heads.losses import log_probabilities_of
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.precision import compute_dtype
 from braidlm.model.span import Span, rotations_for
 
 TREE_MODEL_TYPES = ("gpt2", "llama")
@@ -45,6 +48,8 @@ class TreeForward(Protocol):
 
     supports_trees: bool
     """Whether it can run several sequences in one row."""
+    max_length: int | None
+    """The most tokens that its positions allow; None where they allow any number."""
 
     def hidden(self, batch: Batch) -> Tensor:
         """The head's input, or the logits themselves, at the predictors: [predictors, width]."""
@@ -52,28 +57,39 @@ class TreeForward(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[predictors, vocabulary] of some of those."""
 
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """[token] of each of `tokens`, predicted by the one of those that `rows` says."""
+
 
 class BraidForward:
     """A Braid model: the head is applied only where a token is predicted."""
 
     supports_trees = True
 
-    def __init__(self, model: BraidForCausalLM):
-        self.model = model
+    def __init__(self, model: BraidForCausalLM, dtype: torch.dtype):
+        self.model, self.dtype = model, dtype
+        self.max_length: int | None = model.model.positions.limit
 
     def hidden(self, batch: Batch) -> Tensor:
         body = self.model.model
+        # Asked for each pass, since paths and modules may be switched off between two of them.
+        lowered = lower_forward(self.model, self.dtype) if batch.subtree_ends is None else None
+        if lowered is not None:
+            return lowered.stream(batch.tokens)[0].flatten(0, 1)[batch.predictors]
         hidden = body.embedding(batch.tokens)
         if batch.subtree_ends is None:
             span = body.span(hidden)
         else:
             masks: dict[int | None, Tensor | None] = {window: batch.mask(window) for window in body.windows}
-            rotations = rotations_for(body.head_dims, body.positions, batch.positions, _compute_dtype(hidden))
+            rotations = rotations_for(body.head_dims, body.positions, batch.positions, compute_dtype(hidden))
             span = Span(batch.positions, masks, causal=False, rotations=rotations)
         return body.stream(hidden, span)[0].flatten(0, 1)[batch.predictors]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.head(hidden)
+
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head.log_probabilities(hidden, rows, tokens)
 
 
 class TransformersForward:
@@ -82,6 +98,7 @@ class TransformersForward:
     def __init__(self, model: Any):
         self.model = model
         self.supports_trees = model.config.model_type in TREE_MODEL_TYPES
+        self.max_length: int | None = getattr(model.config, "max_position_embeddings", None)
 
     def hidden(self, batch: Batch) -> Tensor:
         inputs: dict[str, Tensor] = {}
@@ -97,10 +114,13 @@ class TransformersForward:
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
+    def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        return log_probabilities_of(hidden, rows, tokens)
 
-def forward_for(model: Any) -> TreeForward:
-    """The forward pass of this kind of model."""
-    return BraidForward(model) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
+
+def forward_for(model: Any, dtype: torch.dtype) -> TreeForward:
+    """The forward pass of this kind of model, whose products are computed in `dtype`."""
+    return BraidForward(model, dtype) if isinstance(model, BraidForCausalLM) else TransformersForward(model)
 
 
 def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.ndarray]:
@@ -125,8 +145,3 @@ def batch_of(rows: Sequence[TreeRow], device: torch.device) -> tuple[Batch, np.n
         predictors=torch.from_numpy(predictors).to(device),
     )
     return batch, of_scores
-
-
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

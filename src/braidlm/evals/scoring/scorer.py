@@ -102,9 +102,9 @@ class Scorer:
         from braidlm.evals.scoring.forward import forward_for
 
         self.model = model.eval()
-        self.forward: TreeForward = forward_for(model)
-        self.share = share and self.forward.supports_trees
         self.dtype = torch.float32 if dtype is None else dtype
+        self.forward: TreeForward = forward_for(model, self.dtype)
+        self.share = share and self.forward.supports_trees
         self.device: torch.device = next(model.parameters()).device
         kind = self.device.type
         self.tokens_per_pass = tokens_per_pass or TOKENS_PER_PASS.get(kind, TOKENS_PER_PASS["cpu"])
@@ -178,25 +178,27 @@ class Scorer:
         size = max(1, self.logits_per_pass // self.model.config.vocab_size)
         begin = 0
         for start in range(0, len(hidden), size):
-            logits = self.forward.logits(hidden[start : start + size])
-            logits = logits if logits.dtype == torch.float64 else logits.float()
             last = start + size >= len(hidden)
             stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
-            rows = predictors[begin:stop] - start
-            chosen = logits[rows, targets[begin:stop]]
-            values[0, begin:stop] = chosen - logits.logsumexp(-1)[rows]
+            part, rows, tokens = hidden[start : start + size], predictors[begin:stop] - start, targets[begin:stop]
             if margins:
-                values[1, begin:stop] = chosen - _best_other(logits, rows, targets[begin:stop])
+                values[:, begin:stop] = _with_margins(self.forward.logits(part), rows, tokens)
+            else:
+                values[0, begin:stop] = self.forward.log_probabilities(part, rows, tokens)
             begin = stop
         return torch.empty_like(values).index_copy_(1, order, values)
 
 
-def _best_other(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """[scores] the largest logit of a token that is not the target."""
+def _with_margins(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """[2, scores] log-probabilities, and how far each logit is above the largest of another token."""
     import torch
 
+    from braidlm.model.heads.losses import log_probabilities_of
+
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     best = logits.topk(2, -1)
-    return torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
+    other = torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
+    return torch.stack((log_probabilities_of(logits, rows, targets), logits[rows, targets] - other))
 
 
 @contextlib.contextmanager

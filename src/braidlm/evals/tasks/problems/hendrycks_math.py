@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from braidlm.core.reading import read_json
 from braidlm.evals.files.json_rows import Row, rows_of
 from braidlm.evals.files.text_files import TextFile, unpacked_files
 from braidlm.evals.formats.maths_answers import last_boxed, same_expression, stated_expression
@@ -45,15 +46,10 @@ def _files(path: Path) -> list[TextFile]:
     paths = sorted(path.rglob("*.json")) if path.is_dir() else []
     if not paths:
         return unpacked_files(path)
-    return [TextFile(f"{path.parent.name}/{path.name}", str(path), _one_line(path)) for path in paths]
-
-
-def _one_line(path: Path) -> bytes:
-    content = path.read_bytes()
-    try:
-        return json.dumps(json.loads(content)).encode()
-    except (ValueError, RecursionError):
-        return content  # the reader says what is wrong with it
+    # Each file becomes one line of JSONL.
+    return [
+        TextFile(f"{path.parent.name}/{path.name}", str(path), json.dumps(read_json(path)).encode()) for path in paths
+    ]
 
 
 def _question(row: Row) -> Question:
