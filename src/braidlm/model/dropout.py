@@ -24,10 +24,16 @@ class BlockDropout:
 
 @dataclass
 class DropoutConfig(BlockDropout):
-    """One rate for all three kinds (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
+    """One rate for all but layers (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
 
     embedding: Rate = 0.0
     """On the sum of token and position embeddings."""
+    layer: Rate = 0.0
+    """Of whole layers (LayerSkip): how often a text passes by the last; it rises from 0 at the first, exponentially."""
+
+    @classmethod
+    def from_shorthand(cls, rate: float) -> dict[str, float]:
+        return {**BlockDropout.from_shorthand(rate), "embedding": rate}
 
 
 class Dropout(nn.Module):

@@ -24,6 +24,7 @@ from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
 from .norms import norms
+from .layer_skip import add_layer_dropout, check_exit, run_layers
 from .paths.switches import switch_off_modules, use_paths
 from .precision import compute_dtype
 from .record import LayerRecord
@@ -134,6 +135,8 @@ class BraidModel(BraidPreTrainedModel):
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
         use_paths(self, config.paths)
+        if architecture.dropout.layer:
+            add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
         switch_off_modules(self, config.without)
         self.post_init()
 
@@ -191,16 +194,31 @@ class BraidModel(BraidPreTrainedModel):
         hidden = self.drop(self.positions.embed(hidden, span.positions)).to(compute_dtype(hidden))
         if span.record is not None:
             span.record.begin(hidden)
-        routings: Routings = ()
-        for stage in self.stages:
-            hidden, stage_routings = stage(hidden, span)
-            routings += stage_routings
+        return hidden
+
+    @property
+    def exit_layer(self) -> int | None:
+        """The layer that passes end after, if not the last: `config.num_hidden_layers`, which transformers changes for
+        the drafts of `assistant_early_exit`."""
+        layer, depth = self.config.num_hidden_layers, self.config.decoded.depth
+        if layer == depth:
+            return None
+        try:
+            check_exit(self.stages, self.width_out, layer)
+        except BraidError:
+            self.config.num_hidden_layers = depth  # transformers would leave it so
+            raise
+        return layer
+
+    def span(
+        hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
         hidden = self.norm(hidden)
         if span.record is not None:
             span.record.end(hidden)
         return hidden, routings
 
-    def span(
+    def enter(self, hidden: Tensor, span: Span) -> Tensor:
+        """The stream before the first layer."""
         self,
         hidden: Tensor,
         attention_mask: Tensor | None = None,

@@ -1,7 +1,8 @@
 """Stages: an architecture is a list of them. The first kind is a stack of blocks."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -30,13 +31,24 @@ class Stage(nn.Module):
     def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
         """Call a layer, which is recomputed in the backward pass if checkpointing is on."""
         if self.gradient_checkpointing and self.training:
+    def __init__(self) -> None:
+        super().__init__()
+        self.drops: nn.ModuleList | None = None
+        """For each layer, its `LayerDropout`."""
+
             return checkpoint(layer, hidden, *args, use_reentrant=False)
         return layer(hidden, *args)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routings: Routings = ()
-        for layer in self.layers:
-            hidden, layer_routings = self.run(layer, hidden, span)
+        for index in indices:
+            run = partial(self.run, self.layers[index])
+            drop: Any = None if self.drops is None else self.drops[index]
+            hidden, layer_routings = run(hidden, span) if drop is None else drop.run(run, hidden, span)
+        return self.run_some(range(len(self.layers)), hidden, span)
+
+    def run_some(self, indices: range, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Run the layers of these indices."""
             routings += layer_routings
             if span.record is not None:
                 span.record.end_layer(hidden)

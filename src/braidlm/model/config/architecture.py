@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 from ..attention.positions import position_kinds
 from ..block import BlockConfig
+from ..compression.compression import compressions
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
 from ..heads.embedding import embeddings
@@ -44,9 +45,11 @@ class Architecture:
     tie_embeddings: bool = True
     """Whether the head's matrix is the embedding's."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
-    """Rates for embedding, attention and residual."""
+    """Rates for embedding, attention, residual and layers."""
     initialisation: Annotated[Choice, PartOf(initialisations, "normal")] = "normal"  # type: ignore[assignment]
     """How weights are initialised."""
+    compression: list[Annotated[Choice, PartOf(compressions, by_key=True)]] = field(default_factory=list)
+    """Which matrices are stored in a smaller form, one form after another; `braid edit` writes it into a folder."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -80,7 +83,8 @@ def read_architecture(data: "dict[str, Any] | Architecture", where: str = "model
     if "dropout" in data:
         rates = _with_kinds({"dropout": data["dropout"]})
         if isinstance(rates["dropout"], dict):
-            rates["dropout"] = {kind: rate for kind, rate in rates["dropout"].items() if kind != "embedding"}
+            outside = ("embedding", "layer")
+            rates["dropout"] = {kind: rate for kind, rate in rates["dropout"].items() if kind not in outside}
         template = inherit(rates, template)
     if "norm" in template:
         data.setdefault("norm", template["norm"])

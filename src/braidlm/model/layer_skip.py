@@ -1,0 +1,94 @@
+"""LayerSkip: layers that texts pass by at random in training, and passes that end after an early layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .dropout import Dropout
+from .eager_cpu import is_eager_cpu_training
+from .errors import BraidError
+from .routing.routing import Routings
+from .span import Span
+
+
+class LayerDropout(Dropout):
+    """In training each text of a batch passes by a layer with this probability; nothing is scaled in return."""
+
+    def __init__(self, rate: float, layer: nn.Module):
+        super().__init__(rate)
+        self.can_skip_rows = not any(hasattr(part, "address") for part in layer.modules())
+        """Whether the layer may see the other texts alone: losses of routers read the routings of all texts."""
+
+    def run(self, layer: Callable[..., Any], hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Run a layer; on a CPU texts that pass it by cost nothing."""
+        probability = self.probability
+        if probability == 0.0:
+            return layer(hidden, span)  # type: ignore[no-any-return]
+        kept = torch.rand(len(hidden), device=hidden.device) >= probability
+        # Where no text is kept, the layer's gradients should still be zero and not missing.
+        if self.can_skip_rows and span.is_same_for_all_texts and is_eager_cpu_training(hidden) and bool(kept.any()):
+            rows = kept.nonzero()[:, 0]
+            output, routings = layer(hidden[rows], span)
+            return hidden.index_copy(0, rows, output), routings
+        output, routings = layer(hidden, span)
+        return torch.where(kept[:, None, None], output, hidden), routings
+
+
+def add_layer_dropout(stages: nn.ModuleList, width: int, rate: float) -> None:
+    """Give layers a dropout rate that rises from 0 at the first to `rate` at the last, exponentially.
+
+    A layer that changes the stream's width has none.
+    """
+    last, number = sum(len(layers_of(stage)) for stage in stages) - 1, 0
+    for stage in stages:
+        drops = nn.ModuleList()
+        for layer in layers_of(stage):
+            width_out: Any = getattr(layer, "width_out", width)
+            drops.append(LayerDropout(rate * (2 ** (number / max(last, 1)) - 1) * (width_out == width), layer))
+            width, number = width_out, number + 1
+        if len(drops):
+            stage.drops = drops
+        width = stage.width_out  # type: ignore[assignment]
+
+
+def layers_of(stage: nn.Module) -> Any:
+    """The layers of a stage; a projection has none."""
+    return getattr(stage, "layers", ())
+
+
+def exit_layers(stages: nn.ModuleList, width: int) -> list[int]:
+    """How many layers a pass may end after, those of all stages counted: where the stream has the head's width."""
+    widths = [getattr(layer, "width_out", stage.width_out) for stage in stages for layer in layers_of(stage)]
+    return [number for number, own in enumerate(widths, start=1) if own == width]
+
+
+def check_exit(stages: nn.ModuleList, width: int, layer: int) -> None:
+    """Refuse a layer after which the stream cannot go to the head."""
+    exits = exit_layers(stages, width)
+    if layer not in exits:
+        raise BraidError(
+            f"the model cannot be left after layer {layer}",
+            todo=f"The stream has the head's width, {width}, after layers {', '.join(map(str, exits)) or 'none'}.",
+        )
+
+
+def run_layers(
+    stages: nn.ModuleList, hidden: Tensor, span: Span, first: int = 0, last: int | None = None
+) -> tuple[Tensor, Routings]:
+    """The stream after layer `last` (by default the end) from that after layer `first`, layers of all stages counted.
+
+    A projection between two layers belongs to the later one.
+    """
+    routings: Routings = ()
+    begin = 0
+    for stage in stages:
+        depth, added = len(layers_of(stage)), ()
+        if begin >= first and (last is None or begin + max(depth, 1) <= last):
+            hidden, added = stage(hidden, span)
+        elif chosen := range(max(first - begin, 0), depth if last is None else min(last - begin, depth)):
+            hidden, added = stage.run_some(chosen, hidden, span)  # type: ignore[operator]
+        routings += added
+        begin += depth
+    return hidden, routings
