@@ -23,8 +23,8 @@ from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
-from .norms import norms
 from .layer_skip import add_layer_dropout, check_exit, run_layers
+from .norms import norms
 from .paths.switches import switch_off_modules, use_paths
 from .precision import compute_dtype
 from .record import LayerRecord
@@ -122,6 +122,8 @@ class BraidModel(BraidPreTrainedModel):
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width
+        if architecture.dropout.layer:
+            add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
         self.norm = norms.build(architecture.norm, width)
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
@@ -135,8 +137,6 @@ class BraidModel(BraidPreTrainedModel):
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
         use_paths(self, config.paths)
-        if architecture.dropout.layer:
-            add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
         switch_off_modules(self, config.without)
         self.post_init()
 
@@ -189,6 +189,14 @@ class BraidModel(BraidPreTrainedModel):
 
     def stream(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """From embedded tokens to the normalised stream."""
+        hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
+        hidden = self.norm(hidden)
+        if span.record is not None:
+            span.record.end(hidden)
+        return hidden, routings
+
+    def enter(self, hidden: Tensor, span: Span) -> Tensor:
+        """The stream before the first layer."""
         # Under autocast the stream itself has autocast's type: half the memory traffic, and trials showed no loss of
         # quality (docs/results.md); norms and losses still compute in float32.
         hidden = self.drop(self.positions.embed(hidden, span.positions)).to(compute_dtype(hidden))
@@ -211,14 +219,6 @@ class BraidModel(BraidPreTrainedModel):
         return layer
 
     def span(
-        hidden, routings = run_layers(self.stages, self.enter(hidden, span), span, last=self.exit_layer)
-        hidden = self.norm(hidden)
-        if span.record is not None:
-            span.record.end(hidden)
-        return hidden, routings
-
-    def enter(self, hidden: Tensor, span: Span) -> Tensor:
-        """The stream before the first layer."""
         self,
         hidden: Tensor,
         attention_mask: Tensor | None = None,

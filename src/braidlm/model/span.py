@@ -46,13 +46,13 @@ class Span:
         return self.positions.shape[-1]
 
     @property
-    def needs_weights(self) -> bool:
-    @property
     def is_same_for_all_texts(self) -> bool:
         """Whether the pass may go on with some texts of the batch alone."""
         shared = all(mask is None or len(mask) == 1 for mask in (*self.masks.values(), self.positions))
         return shared and self.cache is None and not self.needs_weights
 
+    @property
+    def needs_weights(self) -> bool:
         """Whether attention weights are recorded: every attention then runs for every token."""
         return self.record is not None and self.record.attentions is not None
 

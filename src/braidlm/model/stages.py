@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,27 +28,27 @@ class Stage(nn.Module):
     gradient_checkpointing = False
     """Set by transformers' `gradient_checkpointing_enable`: only the stream between layers is kept for the backward."""
 
-    def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
-        """Call a layer, which is recomputed in the backward pass if checkpointing is on."""
-        if self.gradient_checkpointing and self.training:
     def __init__(self) -> None:
         super().__init__()
         self.drops: nn.ModuleList | None = None
         """For each layer, its `LayerDropout`."""
 
+    def run(self, layer: nn.Module, hidden: Tensor, *args: Any) -> Any:
+        """Call a layer, which is recomputed in the backward pass if checkpointing is on."""
+        if self.gradient_checkpointing and self.training:
             return checkpoint(layer, hidden, *args, use_reentrant=False)
         return layer(hidden, *args)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        return self.run_some(range(len(self.layers)), hidden, span)
+
+    def run_some(self, indices: range, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Run the layers of these indices."""
         routings: Routings = ()
         for index in indices:
             run = partial(self.run, self.layers[index])
             drop: Any = None if self.drops is None else self.drops[index]
             hidden, layer_routings = run(hidden, span) if drop is None else drop.run(run, hidden, span)
-        return self.run_some(range(len(self.layers)), hidden, span)
-
-    def run_some(self, indices: range, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """Run the layers of these indices."""
             routings += layer_routings
             if span.record is not None:
                 span.record.end_layer(hidden)
