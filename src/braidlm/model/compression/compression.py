@@ -1,0 +1,92 @@
+"""Compression: which matrices of a model are stored in a smaller form, by the addresses of their layers.
+
+The parts of a model are built as ever; then each layer that the configuration names is replaced by one that computes
+the same from a smaller form, so that no part needs to know. A later form finds what an earlier one made.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..config.registry import Choice, Registry
+from ..errors import BraidError
+
+compressions = Registry("compression", third_party=True)
+
+HEAD = "head"
+"""The address of the head, which not every model with a configuration has."""
+KEPT = ("active_share", "product_share", "no_residual")
+"""What a part has set on its layers, and what holds for any form of them."""
+
+
+class Compression:
+    """The base class: one form of matrices, and the layers that have it."""
+
+    trainable: ClassVar[bool] = True
+    """Whether training can change matrices of this form."""
+    serves_heads: ClassVar[bool] = False
+    """Whether heads can have this form."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    @property
+    def patterns(self) -> Iterable[str]:
+        """Addresses of layers, or patterns of them."""
+        return self.config.modules  # type: ignore[no-any-return]
+
+    def replacement(self, layer: nn.Module, pattern: str) -> nn.Module | None:
+        """The layer in this form, with parameters of its own; None for a module without a matrix to compress."""
+        raise NotImplementedError("each form replaces layers by its own")
+
+    def apply(self, model: nn.Module) -> list[str]:
+        """Replace the layers of a model that are named; returns their addresses."""
+        replaced: list[str] = []
+        made: dict[nn.Parameter, nn.Module] = {}
+        for address, module in list(model.named_modules()):
+            pattern = next((p for p in self.patterns if fnmatchcase(address, p)), None)
+            # A router compares scores that are near to each other, and its matrix is small: it stays as it is.
+            layer = None if pattern is None or "router" in address.split(".") else self.replacement(module, pattern)
+            if layer is None:
+                continue
+            for name in KEPT:
+                if name in vars(module):
+                    setattr(layer, name, vars(module)[name])
+            weight: Any = module.weight
+            if (first := made.setdefault(weight, layer)) is not layer:
+                for name, parameter in first.named_parameters():  # what layers shared they share in the new form
+                    set_by_address(layer, name, parameter)
+            set_by_address(model, address, layer)
+            replaced.append(address)
+        return replaced
+
+
+def set_by_address(root: nn.Module, address: str, value: nn.Module | nn.Parameter) -> None:
+    """Let a module or parameter below `root` be another one."""
+    parent, _, own = address.rpartition(".")
+    setattr(root.get_submodule(parent), own, value)
+
+
+def compress(model: nn.Module, choices: list[Choice]) -> None:
+    """Replace the layers of a model without its head; a pattern that fits no layer is an error."""
+    for choice in choices:
+        compression: Compression = compressions.build(choice)
+        found = compression.apply(model) + ([HEAD] if compression.serves_heads else [])
+        for pattern in compression.patterns:
+            if not any(fnmatchcase(address, pattern) for address in found):
+                raise BraidError(f"compression '{choice.kind}': no layer is called '{pattern}'")
+
+
+def compressed_head(head: nn.Module, choices: list[Choice]) -> nn.Module:
+    """The head in the form that the configuration gives it."""
+    alone = nn.ModuleDict({HEAD: head})
+    for choice in choices:
+        compressions.build(choice).apply(alone)
+    return alone[HEAD]
+
+
+def untrainable(choices: list[Choice]) -> list[str]:
+    """The kinds among these whose matrices cannot be trained."""
+    return [choice.kind for choice in choices if not compressions[choice.kind].trainable]
