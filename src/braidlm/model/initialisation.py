@@ -29,6 +29,8 @@ class Initialisation:
         self.shape = shape
 
     def __call__(self, module: nn.Module, writes_stream: bool) -> None:
+        if getattr(module, "keeps_values", False):  # codes of quantised matrices
+            return
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)

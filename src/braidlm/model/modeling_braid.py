@@ -15,6 +15,7 @@ from transformers.modeling_outputs import (
 )
 
 from .attention.positions import position_kinds
+from .compression.compression import compress, compressed_head
 from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
@@ -137,6 +138,7 @@ class BraidModel(BraidPreTrainedModel):
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
         use_paths(self, config.paths)
+        compress(self, architecture.compression)
         switch_off_modules(self, config.without)
         self.post_init()
 
@@ -272,7 +274,8 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = BraidModel(config)
         architecture = config.decoded
-        self.head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
+        head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
+        self.head: Any = compressed_head(head, architecture.compression)
         freeze(self, config.frozen)
         self.tied = self._tied() if config.tie_word_embeddings else {}
         """The names of the head's tensors that are the embedding's, and their names there."""
