@@ -1,13 +1,11 @@
 """The model folders that are evaluated: Braid's or plain transformers', and all checkpoints of a run."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import (
     check_vocabulary,
     check_weights,
@@ -18,7 +16,7 @@ from braidlm.core.models.folders import (
     load_lineage,
     load_model,
 )
-from braidlm.core.models.integrity import not_finite, not_finite_error
+from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.core.models.runs import CHECKPOINTS, is_interruption, is_run
 from braidlm.core.reading import read_json
@@ -26,17 +24,6 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.model.config.braid_config import BraidConfig
-
-HASHED_FILES = (
-    "*.safetensors",
-    "*.bin",
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-)
-"""The files that determine a model's scores."""
 
 
 @dataclass
@@ -167,11 +154,3 @@ def _check_transformers_config(path: Path) -> None:
 
     with errors_of_transformers(path):
         AutoConfig.from_pretrained(path, trust_remote_code=False)
-
-
-def model_hash(folder: Path) -> str:
-    """SHA-256 over all files that determine the model's scores."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in HASHED_FILES for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
-    return digest.hexdigest()

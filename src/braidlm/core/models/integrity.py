@@ -1,5 +1,6 @@
 """Whether a file of weights is the one that was saved, and holds numbers only; each file is read once a process."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -16,6 +17,16 @@ from braidlm.core.files import sha256_of
 
 ALLOW_CHANGED = "BRAID_ALLOW_CHANGED_WEIGHTS"
 """The environment variable that lets weights differ from what their lineage records."""
+HASHED_FILES = (
+    "*.safetensors",
+    "*.bin",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files that determine a model's scores."""
 
 
 def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
@@ -36,6 +47,14 @@ def check_finite(path: Path) -> None:
     """Refuse weights that are not numbers: one of them makes every prediction meaningless, and none says so."""
     if names := _not_finite_in(*_version(path)):
         raise not_finite_error(names, str(path.parent))
+
+
+def model_hash(folder: Path) -> str:
+    """SHA-256 over all files that determine the model's scores."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in HASHED_FILES for path in folder.glob(pattern)}):
+        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:

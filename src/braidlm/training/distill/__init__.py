@@ -1,0 +1,1 @@
+"""Knowledge distillation: teachers, what they give to learn from, and the loss of learning it."""

@@ -1,0 +1,126 @@
+"""Teachers: frozen language models, Braid's or any of transformers, that read with the tokenizer of the data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from braidlm.bridges.locate import find_tokenizer, locate_model
+from braidlm.bridges.opening import BRAID, model_type
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import check_weights, errors_of_transformers, load_config, load_model
+from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
+from braidlm.core.models.licence import licence_record
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.training.distill.config import DistillConfig, TeacherConfig
+from braidlm.training.distill.divergence import averaged_log_probabilities
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A teacher that has been checked and not yet loaded."""
+
+    name: str
+    folder: Path
+    sha256: str
+    weight: float
+    """Its share of the average; those of all teachers add up to 1."""
+
+    def record(self) -> dict[str, Any]:
+        """Which model it is, for the lineage of what it taught."""
+        licence = licence_record(self.folder)
+        return {"model": self.name, "role": "teacher", "weight": self.weight, "sha256": self.sha256, **licence}
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """The model in memory, frozen."""
+        if model_type(self.folder) == BRAID:
+            model: Any = load_model(self.folder, device)
+        else:
+            with errors_of_transformers(self.folder):
+                model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, trust_remote_code=False)
+            if names := not_finite(model.state_dict().items()):
+                raise not_finite_error(names, str(self.folder))
+        return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teachers say of some rows."""
+
+    log_probabilities: Tensor
+    """[row, time, vocabulary] of the next token, at the temperature, averaged."""
+    hidden: list[Tensor]
+    """Of each teacher [row, time, width], if they were asked for."""
+
+
+class Teachers:
+    """The teachers of a run, in memory."""
+
+    def __init__(self, models: Sequence[Any], weights: Sequence[float], vocab_size: int, temperature: float):
+        """`vocab_size` is the tokenizer's: what models have beyond it are rows of no token."""
+        self.models, self.weights = list(models), list(weights)
+        self.vocab_size, self.temperature = vocab_size, temperature
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """Of their last hidden states, which configurations of transformers call by many names."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=next(self.models[0].parameters()).device)
+        return [hidden.shape[-1] for hidden in self.read(token, hidden=True).hidden]
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, hidden: bool = False) -> Lesson:
+        """What they say of token ids [row, time]."""
+        outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=hidden) for model in self.models]
+        logits = [output.logits[..., : self.vocab_size] for output in outputs]
+        averaged = averaged_log_probabilities(logits, self.weights, self.temperature)
+        return Lesson(averaged, [output.hidden_states[-1] for output in outputs] if hidden else [])
+
+
+def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int) -> list[Teacher]:
+    """The teachers of a recipe, each checked by its configuration, its tokenizer and the header of its weights."""
+    total = sum(teacher.weight for teacher in config.teachers)
+    return [_find(teacher, teacher.weight / total, tokenizer, length) for teacher in config.teachers]
+
+
+def _find(config: TeacherConfig, weight: float, tokenizer: BraidTokenizer, length: int) -> Teacher:
+    location = locate_model(config.model)
+    folder = location.path
+    _check_tokenizer(config.model, folder, tokenizer)
+    if model_type(folder) == BRAID:
+        own: Any = load_config(folder)
+        check_weights(folder, own)
+    else:
+        with errors_of_transformers(folder):
+            own = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    context = getattr(own, "max_position_embeddings", None)
+    if context is not None and context < length:
+        raise BraidError(
+            f"data.length is {length}, and this teacher reads only {context} tokens",
+            config.model,
+            "Lower data.length, or take a teacher that reads more.",
+        )
+    return Teacher(location.name, folder, model_hash(folder), weight)
+
+
+def _check_tokenizer(name: str, folder: Path, tokenizer: BraidTokenizer) -> None:
+    """Probabilities can be learned only where one id is one token on both sides."""
+    own = find_tokenizer(folder)
+    if own is None:
+        raise BraidError(
+            "this teacher's folder has no tokenizer, so that its tokens cannot be compared with those of the data",
+            name,
+            "Put its tokenizer.json into the folder.",
+        )
+    if own.fingerprint != tokenizer.fingerprint:
+        raise BraidError(
+            "this teacher has another tokenizer than the data, and its probabilities are of other tokens: "
+            + "; ".join(differences(tokenizer, own)),
+            name,
+            f"Prepare the data with the teacher's: data.tokenizer={name}, or `braid prepare SOURCE --tokenizer {name} "
+            "--out DIR`; all teachers need the same one.",
+        )
