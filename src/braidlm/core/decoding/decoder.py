@@ -54,6 +54,10 @@ class Sampling:
             return logits.argmax(-1)
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
 
+    def generator(self, device: torch.device) -> torch.Generator | None:
+        """The random numbers of the seed, if there is one."""
+        return None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
+
 
 class FixedCache:
     """Storage for every layer, [batch, head, length, dim], filled from the front.
@@ -91,6 +95,11 @@ class FixedCache:
         self.filled += tokens
         self.position += tokens
 
+    def rewind(self, filled: int) -> None:
+        """Forget the tokens after the first `filled`."""
+        self.filled = filled
+        self.position.fill_(filled)
+
 
 class Decoder:
     """Decodes `batch` texts of at most `length` tokens with one model; reusable, its graph is captured once."""
@@ -104,7 +113,7 @@ class Decoder:
         cached = sum(2 * heads * dim for heads, dim in shapes) * batch * self.length * parameter.element_size()
         check_memory(cached, parameter.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
         self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
-        self.device = parameter.device
+        self.device, self.dtype = parameter.device, parameter.dtype
         self.real = torch.ones(batch, self.length, dtype=torch.bool, device=self.device)
         self.padded = False
         self.padding = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
@@ -123,8 +132,7 @@ class Decoder:
                 f"the prompt has {ids.shape[1]} tokens, and the model's limit is {self.length}",
                 todo="Shorten the prompt.",
             )
-        self.cache.filled = 0
-        self.cache.position.zero_()
+        self.cache.rewind(0)
         self.real.fill_(True)
         self.padded = mask is not None and not bool(mask.all())
         if mask is not None:
@@ -140,23 +148,28 @@ class Decoder:
         return self._replay(tokens[:, None]) if self.use_graph else self._eager(tokens[:, None])
 
     def _eager(self, ids: Tensor) -> Tensor:
-        body, past, time = self.model.model, self.cache.filled, ids.shape[1]
+        logits = self._last_logits(ids, self.span(self.cache.filled, ids.shape[1]))
+        self.cache.advance(ids.shape[1])
+        return logits
+
+    def span(self, past: int, time: int) -> Span:
+        """Of a pass over the `time` tokens that follow the first `past` ones."""
         padding = self.real[:, : past + time] if self.padded else None
         if padding is None:
             positions = torch.arange(past, past + time, device=self.device)[None]
         else:
             positions = positions_from_mask(padding, time)
-        hidden = body.embedding(ids)
-        masks = make_masks(body.windows, time, past, padding, self.device)
-        logits = self._run(hidden, positions, masks, causal=past == 0 and time > 1)
-        self.cache.advance(time)
-        return logits
+        masks = make_masks(self.model.model.windows, time, past, padding, self.device)
+        return self._span(positions, masks, causal=past == 0 and time > 1)
 
-    def _run(self, hidden: Tensor, positions: Tensor, masks: dict, causal: bool) -> Tensor:
+    def _span(self, positions: Tensor, masks: dict, causal: bool) -> Span:
         body = self.model.model
-        rotations = rotations_for(body.head_dims, body.positions, positions, hidden.dtype)
-        span = Span(positions, masks, causal=causal, cache=self.cache, rotations=rotations)
-        return self.model.head(body.stream(hidden, span)[0][:, -1])
+        rotations = rotations_for(body.head_dims, body.positions, positions, self.dtype)
+        return Span(positions, masks, causal=causal, cache=self.cache, rotations=rotations)
+
+    def _last_logits(self, ids: Tensor, span: Span) -> Tensor:
+        body = self.model.model
+        return self.model.head(body.stream(body.embedding(ids), span)[0][:, -1])
 
     def _replay(self, ids: Tensor) -> Tensor:
         self.graph_token.copy_(ids)
@@ -193,7 +206,38 @@ class Decoder:
                 allowed = allowed & (key > position - window)
             masks[window] = (allowed & self.real)[:, None, None]
         positions = position[None] - self.padding
-        return self._run(body.embedding(self.graph_token), positions, masks, causal=False)
+        return self._last_logits(self.graph_token, self._span(positions, masks, causal=False))
+
+
+class OpenTexts:
+    """Which texts of a batch still go on."""
+
+    def __init__(self, count: int, eos_id: int | None):
+        self.open, self.eos_id = [True] * count, eos_id
+
+    def add(self, chosen: Tensor) -> list[int | None]:
+        """Every text's new token, None once it has ended."""
+        tokens = [token if alive else None for token, alive in zip(chosen.tolist(), self.open, strict=True)]
+        self.open = [alive and token != self.eos_id for token, alive in zip(tokens, self.open, strict=True)]
+        return tokens
+
+
+def check_numbers(logits: Tensor) -> Tensor:
+    """Logits that tokens can be chosen from."""
+    if bool(logits.isnan().any()):
+        raise BraidError(
+            "the model's logits are not numbers (NaN), so that there is no next token",
+            todo="Its weights are damaged or too large for their type; `braid show` says which are not finite.",
+        )
+    return logits
+
+
+def padded_prompts(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [batch, time], padded on the left, and the mask that is 0 there."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return ids, mask
 
 
 def decode_tokens(
@@ -205,24 +249,11 @@ def decode_tokens(
     pad_id: int = 0,
 ) -> Iterator[tuple[list[int | None], Tensor]]:
     """Continue prompts: at each step every text's new token (None once it has ended) and the logits it came from."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[pad_id] * (longest - len(p)) + p for p in prompts], device=decoder.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=decoder.device)
-    generator = None
-    if sampling.seed is not None:
-        generator = torch.Generator(decoder.device).manual_seed(sampling.seed)
-    logits = decoder.prefill(ids, mask)
-    open_texts = [True] * len(prompts)
+    generator, texts = sampling.generator(decoder.device), OpenTexts(len(prompts), eos_id)
+    logits = decoder.prefill(*padded_prompts(prompts, pad_id, decoder.device))
     for index in range(max_new_tokens):
-        if bool(logits.isnan().any()):
-            raise BraidError(
-                "the model's logits are not numbers (NaN), so that there is no next token",
-                todo="Its weights are damaged or too large for their type; `braid show` says which are not finite.",
-            )
-        chosen = sampling.choose(logits, generator)
-        tokens = [token if alive else None for token, alive in zip(chosen.tolist(), open_texts, strict=True)]
-        open_texts = [alive and token != eos_id for token, alive in zip(tokens, open_texts, strict=True)]
-        yield tokens, logits
-        if not any(open_texts) or index + 1 == max_new_tokens or decoder.cache.filled >= decoder.length:
+        chosen = sampling.choose(check_numbers(logits), generator)
+        yield texts.add(chosen), logits
+        if not any(texts.open) or index + 1 == max_new_tokens or decoder.cache.filled >= decoder.length:
             return
         logits = decoder.step(chosen)
