@@ -59,6 +59,7 @@ class ToyTokenizer:
         self.eos_id: int | None = words
         self.bos_id: int | None = None
         self.pad_id: int | None = None
+        self.pause_id: int | None = None
 
     def save(self, folder: Path) -> None:
         self.backend.save(str(folder / "tokenizer.json"))

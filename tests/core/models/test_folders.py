@@ -122,6 +122,18 @@ def test_ids_of_special_tokens(tmp_path: Path, given: tuple, tokenizer: tuple, k
     assert read_json(folder / "generation_config.json").get("eos_token_id") == kept[0]
 
 
+def test_a_pause_is_never_generated(tmp_path: Path) -> None:
+    """Also by plain transformers: its weights would choose it."""
+    model, toy = tiny_model(tie_embeddings=False), ToyTokenizer()
+    toy.pause_id = 7
+    with torch.no_grad():
+        model.head.weight[7] *= 9
+    loaded = BraidForCausalLM.from_pretrained(save_model(model, tmp_path / "m", toy, {}))  # type: ignore[arg-type]
+    ids = random_ids(8, 5)
+    assert 7 in loaded(ids).logits[:, -1].argmax(-1)
+    assert 7 not in loaded.generate(ids, max_new_tokens=12, do_sample=False)[:, 5:]
+
+
 def test_weights_are_one_file_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
     save = BraidForCausalLM.save_pretrained

@@ -48,6 +48,17 @@ def test_order_of_special_tokens_fixes_their_ids() -> None:
     assert special == SpecialTokens.parse(dict(item.split("=") for item in MOEP))
 
 
+def test_the_pause_is_a_special_token_of_its_name(bpe: BraidTokenizer, tmp_path: Path) -> None:
+    special = SpecialTokens.parse(["eos=</s>", "<pause>"])
+    tokenizer = BraidTokenizer(train_bpe(TEXTS, 300, special.order), special)
+    tokenizer.save(tmp_path)
+    for one in (tokenizer, load_tokenizer(tmp_path)):
+        assert one.pause_id == 1
+        assert one.pause_id not in one.encode("a <pause> in a text")
+        assert one.decode([*one.encode("a"), 1], skip_special_tokens=True) == "a"
+    assert bpe.pause_id is None
+
+
 def test_plain_bytes_have_their_own_value() -> None:
     tokenizer = bytes_tokenizer()
     assert tokenizer.encode("Aé\n") == list("Aé\n".encode())

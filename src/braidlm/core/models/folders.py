@@ -68,6 +68,8 @@ def write_model_files(
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
     )
+    if tokenizer is not None and tokenizer.pause_id is not None:
+        model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
     model.save_pretrained(folder, max_shard_size=ONE_FILE)
     record = {
         "format": 1,

@@ -18,6 +18,8 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import write_json, write_text
 
 ROLES = ("eos", "bos", "pad", "unk", "mask")
+PAUSE = "<pause>"
+"""The special token that gives a model time before it answers; it is never predicted."""
 KEPT_SETTINGS = ("model_max_length", "chat_template")
 """What a saved tokenizer keeps of the tokenizer_config.json it was loaded from."""
 
@@ -108,6 +110,10 @@ class BraidTokenizer:
     @property
     def pad_id(self) -> int | None:
         return self._id(self.special.pad)
+
+    @property
+    def pause_id(self) -> int | None:
+        return self._id(PAUSE) if PAUSE in self.special.order else None
 
     @cached_property
     def definition(self) -> dict[str, Any]:
