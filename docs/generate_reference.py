@@ -18,6 +18,8 @@ from braidlm.cli.main import make_parser
 from braidlm.core.catalogue import about, list_options, registries
 from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.order import orders
+from braidlm.data.loading.pacing import pacings
 from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import MAX_INTEGER
@@ -29,7 +31,7 @@ from braidlm.training.recipe import CheckpointConfig, LogConfig, Recipe, SampleC
 from braidlm.training.schedules import dropout_schedules, schedules
 
 TARGET = Path(__file__).with_name("reference.md")
-ALL_PARTS = {**registries(), **{r.noun: r for r in (chunkings, schedules, dropout_schedules)}}
+ALL_PARTS = {**registries(), **{r.noun: r for r in (chunkings, orders, pacings, schedules, dropout_schedules)}}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Amount: "amount", Pace: "pace"}
 HEAD = """# Reference
 

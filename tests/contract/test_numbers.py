@@ -12,6 +12,8 @@ from braidlm.core.catalogue import registries
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
+from braidlm.data.loading.order import orders
+from braidlm.data.loading.pacing import pacings
 from braidlm.data.packing.assembly import Limit
 from braidlm.data.sources.format import ReadOptions
 from braidlm.evals.evaluated_model import Settings
@@ -25,7 +27,7 @@ from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
 
 ROOTS = [Architecture, BlockConfig, Recipe, Study, Settings, Sampling, ReadOptions, Limit]
-REGISTRIES = [*registries().values(), chunkings, schedules, dropout_schedules]
+REGISTRIES = [*registries().values(), chunkings, orders, pacings, schedules, dropout_schedules]
 
 
 def configs() -> Iterator[type]:

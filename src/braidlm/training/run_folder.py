@@ -16,10 +16,11 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
 from braidlm.core.models.runs import CHECKPOINTS, METRICS, RECIPE, is_run
 from braidlm.core.reading import read_yaml
+from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.training.amounts import Amount, parse_amount
 from braidlm.training.recipe import decode_recipe
 
-RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", RECIPE)
+RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
     ("name",),

@@ -126,3 +126,20 @@ class LinearDropout(Schedule):
     def __call__(self, progress: float) -> float:
         level = min(int(progress * (self.config.levels + 1)), self.config.levels) / self.config.levels
         return 1 - level if self.config.falling else level
+
+
+@dropout_schedules.register("triangle")
+class TriangleDropout(Schedule):
+    """From none up to the configured rates and down again, in `levels` even steps each way."""
+
+    @dataclass
+    class Config:
+        cycles: Count = 1
+        """How often it rises and falls."""
+        levels: Count = 5
+        """How many steps each side is made of (each one rebuilds a compiled or captured step)."""
+
+    def __call__(self, progress: float) -> float:
+        within = min(progress, 1.0) * self.config.cycles % 1.0
+        height = 1 - abs(2 * within - 1)
+        return math.floor(height * self.config.levels + 0.5) / self.config.levels

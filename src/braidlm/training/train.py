@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
 from braidlm.core.report.notebook import html_table
 from braidlm.data.loading.open_data import OpenData, open_data
+from braidlm.data.loading.ordered import FOLDER as ORDER
+from braidlm.data.loading.ordered import order_streams, record_orders
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
@@ -101,6 +103,8 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     wait_for_all(rank)
     if not rank.is_main:
         data = open_data(data_of(recipe))
+    known = None if fresh else folder / ORDER
+    data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data, rank.device).to(rank.device)
     freeze(model, recipe.training.freeze)
@@ -111,6 +115,8 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep, adapter)
     trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), rank)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
+        if rank.is_main:
+            record_orders(data.train, folder / ORDER)
         resumed = _resume(trainer, checkpoints, rank)
         return _run(trainer, folder, checkpoints, resumed)
 

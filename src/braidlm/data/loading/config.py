@@ -8,6 +8,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.reading import given_path
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.mixture import MixtureConfig
+from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
 from braidlm.data.sources.format import ReadOptions
 from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
@@ -61,6 +62,8 @@ class DataSetConfig:
     """What to do with bytes that are no text in that encoding."""
     split: str = "train"
     """For a Hub data set, and for a corpus with splits: the one to train on."""
+    configuration: str | None = None
+    """For a Hub data set that has several configurations: which."""
     subset: Subset = field(default_factory=Subset)
     """The share of the training documents to use; shares that do not overlap have no document in common."""
     holdout: Rate = 0.01
@@ -99,6 +102,7 @@ class DataSetConfig:
             documents=self.documents,
             seed=self.seed,
             split=self.split,
+            subset=self.configuration,
         )
 
 
@@ -113,6 +117,8 @@ class DataConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
     """How sequences are cut."""
+    order: Annotated[Choice, PartOf(orders, "shuffled")] = "shuffled"  # type: ignore[assignment]
+    """In which order documents are read, in each data set."""
     mix: MixtureConfig = field(default_factory=MixtureConfig)
     """How data sets share the rows of a batch."""
     cache: str = "data"

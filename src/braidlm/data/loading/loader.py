@@ -1,7 +1,7 @@
 """The loader: batches in an order that depends only on the seed, the same on any number of processes, resumable."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,13 @@ class StreamPosition:
     """The position in one data set."""
 
     epoch: int = 0
+    """How many epochs were begun before, of whatever part."""
     chunk: int = 0
     """How many chunks of this epoch have been trained."""
+    part: int = 0
+    """The part of the data set that this epoch reads; see `TokenStream.parts`."""
+    before: float = 0.0
+    """How often the data set was trained before this epoch."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,11 @@ class LoaderPosition:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """An epoch of one data set."""
+    """An epoch of one data set, or of a part of it."""
 
+    stream: TokenStream
+    share: float
+    """Of the data set."""
     starts: np.ndarray
     """The starts of its chunks, in order."""
     last_chunk_length: int
@@ -50,7 +58,8 @@ class _Epoch:
 class _Chunks:
     """Chunks of one data set for a batch."""
 
-    starts: np.ndarray
+    positions: np.ndarray
+    """[chunks, T + 1]: where their tokens are in the file."""
     trained_lengths: np.ndarray
     continues: np.ndarray
     """Whether each continues the chunk that its row had in the batch before."""
@@ -100,7 +109,7 @@ class Loader:
     def epochs(self) -> dict[str, float]:
         """How many epochs of each data set have been trained."""
         return {
-            name: position.epoch + position.chunk / len(self._epoch(index, position.epoch))
+            name: self._trained(index, position)
             for index, (name, position) in enumerate(zip(self.names, self._position.streams, strict=True))
         }
 
@@ -127,7 +136,7 @@ class Loader:
         """Everything that `load_state` needs, as plain JSON data; the same on every rank."""
         return {
             "facts": self._fingerprint(),
-            "places": {n: [p.epoch, p.chunk] for n, p in zip(self.names, self._position.streams, strict=True)},
+            "places": {n: list(astuple(p)) for n, p in zip(self.names, self._position.streams, strict=True)},
             "credits": dict(zip(self.names, self._position.credits, strict=True)),
             "cut": self._offset,
             "progress": self._progress,
@@ -148,7 +157,7 @@ class Loader:
                 "the saved position belongs to other data: " + "; ".join(problems),
                 todo="Resume with the data and the settings of the run that was saved, or begin a new run.",
             )
-        positions = [StreamPosition(*state["places"][name]) for name in self.names]
+        positions = [_stream_position(*state["places"][name]) for name in self.names]
         self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])
         self._offset, self._progress, self._drawn = int(state["cut"]), float(state["progress"]), None
         self._epochs = [{} for _ in self.streams]
@@ -166,12 +175,11 @@ class Loader:
             rows = np.flatnonzero(sources == index)
             if not len(rows):
                 continue
-            taken, streams[index] = self._take(index, streams[index], len(rows))
+            taken, streams[index] = self._take(index, streams[index], len(rows), progress)
             trained_lengths[rows], continues[rows] = taken.trained_lengths, taken.continues
-            positions = stream.positions(taken.starts, self.length + 1)
-            words[rows] = stream.word_starts_at(positions[:, :-1])
+            words[rows] = stream.word_starts_at(taken.positions[:, :-1])
             local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
-            tokens[rows[local] - first] = stream.tokens_at(positions[local])
+            tokens[rows[local] - first] = stream.tokens_at(taken.positions[local])
         own = continues[first : first + self.local_rows]
         return GlobalBatch(tokens, words, sources, first, trained_lengths, own), LoaderPosition(streams, credits)
 
@@ -202,33 +210,46 @@ class Loader:
                 )
         return rows
 
-    def _take(self, index: int, position: StreamPosition, count: int) -> tuple[_Chunks, StreamPosition]:
+    def _take(
+        self, index: int, position: StreamPosition, count: int, progress: float
+    ) -> tuple[_Chunks, StreamPosition]:
         """A data set's next `count` chunks, and its position after them."""
-        parts, trained_lengths = [], np.full(count, self.length, np.int64)
+        positions, trained_lengths = [], np.full(count, self.length, np.int64)
         continues = np.zeros(count, bool)
         taken = 0
         while taken < count:
-            epoch = self._epoch(index, position.epoch)
-            part = epoch.starts[position.chunk : position.chunk + count - taken]
+            part = self.streams[index].part_at(position.part, progress)
+            if part != position.part:  # the part that is due begins an epoch of its own
+                position = StreamPosition(position.epoch + 1, 0, part, self._trained(index, position))
+            epoch = self._epoch(index, position)
+            starts = epoch.starts[position.chunk : position.chunk + count - taken]
             if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
-                continues[taken : taken + len(part)] = np.arange(position.chunk, position.chunk + len(part)) >= count
-            parts.append(part)
-            taken += len(part)
-            position = StreamPosition(position.epoch, position.chunk + len(part))
+                continues[taken : taken + len(starts)] = np.arange(len(starts)) + position.chunk >= count
+            positions.append(epoch.stream.positions(starts, self.length + 1))
+            taken += len(starts)
+            position = replace(position, chunk=position.chunk + len(starts))
             if position.chunk == len(epoch):
                 trained_lengths[taken - 1] = epoch.last_chunk_length
-                position = StreamPosition(position.epoch + 1)
-        return _Chunks(np.concatenate(parts), trained_lengths, continues), position
+                after = self.streams[index].part_after(part)
+                position = StreamPosition(position.epoch + 1, 0, after, self._trained(index, position))
+        return _Chunks(np.concatenate(positions), trained_lengths, continues), position
 
-    def _epoch(self, index: int, number: int) -> _Epoch:
-        epochs = self._epochs[index]
+    def _trained(self, index: int, position: StreamPosition) -> float:
+        """How often the data set was trained up to a position."""
+        epoch = self._epoch(index, position)
+        return position.before + epoch.share * position.chunk / len(epoch)
+
+    def _epoch(self, index: int, position: StreamPosition) -> _Epoch:
+        epochs, number = self._epochs[index], position.epoch
         if number not in epochs:
-            stream = self.streams[index]
+            whole = self.streams[index]
+            stream = whole.parts[position.part]
             rows = 1 if self._kept_rows is None else int((self._kept_rows == index).sum())
             starts = self.chunking.starts(stream, self.length, number, self.seed, max(rows, 1))
             if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
-            epochs[number] = _Epoch(starts, self.chunking.last_chunk_length(stream, starts, self.length))
+            last = self.chunking.last_chunk_length(stream, starts, self.length)
+            epochs[number] = _Epoch(stream, len(stream) / len(whole), starts, last)
         return epochs[number]
 
     def _forget_past_epochs(self) -> None:
@@ -247,6 +268,11 @@ class Loader:
         }
 
 
+def _stream_position(epoch: int, chunk: int, part: int = 0, before: float | None = None) -> StreamPosition:
+    """A saved position; earlier versions, which knew no parts, saved the first two."""
+    return StreamPosition(epoch, chunk, part, float(epoch) if before is None else before)
+
+
 def _check(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> None:
     """Refuse data that cannot be loaded before any work begins."""
     if not streams:
@@ -257,8 +283,29 @@ def _check(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> N
     first = streams[0]
     for stream in streams:
         chunking.check(stream, length)
+        _check_parts(stream, chunking, length)
         if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
             raise BraidError(
                 f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
                 todo="Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
+            )
+
+
+def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
+    """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
+    if len(stream.parts) == 1:
+        return
+    if chunking.words_per_epoch is not None:
+        raise BraidError(
+            "an order of documents is read to its end, and `words_per_epoch` ends epochs before",
+            "data.chunking",
+            "Leave it out, or use data.order=shuffled.",
+        )
+    for number, part in enumerate(stream.parts, 1):
+        if len(part) < length + 1:
+            raise BraidError(
+                f"part {number} of {len(stream.parts)} in the order of documents has {len(part)} tokens, but a chunk "
+                f"of length {length} needs {length + 1}",
+                f"data set '{stream.name}'",
+                "Divide it into fewer parts (`data.order.pacing`), or begin with a larger one.",
             )

@@ -40,12 +40,23 @@ class Subset:
 class TokenStream:
     """The concatenated documents of a packed data set, or of a subset; the first token follows the last."""
 
-    def __init__(self, data: PackedData, subset: Subset | None = None, name: str | None = None):
+    def __init__(
+        self,
+        data: PackedData,
+        subset: Subset | None = None,
+        name: str | None = None,
+        chosen: np.ndarray | None = None,
+    ):
+        """`chosen` are documents in their order, in place of those of the subset in the order of the file."""
         self.data = data
         self.name = name or data.manifest.name
         self.subset = subset or Subset()
         manifest = data.manifest
-        self._chosen = None if self.subset.is_whole else self.subset.choose(manifest.documents)
+        self._chosen = chosen
+        if chosen is None and not self.subset.is_whole:
+            self._chosen = self.subset.choose(manifest.documents)
+        self.parts: list[TokenStream] = [self]
+        """What epochs are cut from; several where documents have an order."""
         if self._chosen is None:
             self.documents, self.words, self.bytes = manifest.documents, manifest.words, manifest.bytes
             run_lengths = np.array([manifest.tokens], np.int64)
@@ -71,6 +82,23 @@ class TokenStream:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The numbers of its documents in the data set, in their order."""
+        return np.arange(self.documents) if self._chosen is None else self._chosen
+
+    def of_documents(self, documents: np.ndarray) -> "TokenStream":
+        """Some documents of the data set as a stream, in this order."""
+        return TokenStream(self.data, self.subset, self.name, documents)
+
+    def part_at(self, part: int, progress: float) -> int:
+        """The part that a batch at this progress is drawn from, after one from `part`."""
+        return part
+
+    def part_after(self, part: int) -> int:
+        """The part that follows when all of `part` was read."""
+        return part
 
     def read(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`length` tokens from `start` on, with how many words begin in each; circular."""

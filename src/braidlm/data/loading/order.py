@@ -1,0 +1,144 @@
+"""In which order documents are read: shuffled, or by a score of each, from the lowest to the highest (a curriculum)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from braidlm.core.errors import BraidError
+from braidlm.data.loading.pacing import pacings
+from braidlm.data.loading.streams import TokenStream
+from braidlm.data.packing.packed_data import PackedData
+from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.model.config.registry import Choice, Registry
+from braidlm.model.config.strict import PartOf, decode
+
+orders = Registry("order")
+
+_TOKENS_PER_BLOCK = 1 << 22
+"""How many tokens are scored at a time."""
+WITH_FIELDS = ("jsonl", "parquet", "hub")
+
+
+@dataclass
+class ByScore:
+    """Options of orders by a score."""
+
+    descending: bool = False
+    """From the highest score to the lowest instead."""
+    pacing: Annotated[Choice, PartOf(pacings, "sorted")] = "sorted"  # type: ignore[assignment]
+    """How the training goes through the order."""
+
+
+class Order:
+    """The contract: a score for each document of a stream; equal ones are in a random order, which the seed fixes."""
+
+    Config: Any = ByScore
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def scores(self, stream: TokenStream) -> np.ndarray:
+        """[documents of the stream] float64, in the order of the file."""
+        raise NotImplementedError("abstract: each order has its own score")
+
+
+@orders.register("shuffled")
+class Shuffled(Order):
+    """Chunks in a random order, another one every epoch."""
+
+    @dataclass
+    class Config:
+        """No options."""
+
+
+@orders.register("length")
+class ByLength(Order):
+    """By the number of a document's tokens."""
+
+    def scores(self, stream: TokenStream) -> np.ndarray:
+        starts = np.asarray(stream.data.document_starts)
+        return (starts[stream.chosen + 1] - starts[stream.chosen]).astype(np.float64)
+
+
+@orders.register("surprisal")
+class BySurprisal(Order):
+    """By the mean surprisal of a document's tokens in bits, given only how frequent each is: rare words are hard."""
+
+    def scores(self, stream: TokenStream) -> np.ndarray:
+        data = stream.data
+        is_chosen = np.zeros(data.manifest.documents, bool)
+        is_chosen[stream.chosen] = True
+        counts = np.zeros(data.manifest.vocab_size, np.int64)
+        for first, lengths, tokens in _blocks(data):
+            of_chosen = np.repeat(is_chosen[first : first + len(lengths)], lengths)
+            counts += np.bincount(tokens[of_chosen], minlength=len(counts))
+        surprisal = -np.log2(np.maximum(counts, 1) / max(counts.sum(), 1))
+        means = np.zeros(data.manifest.documents)
+        for first, lengths, tokens in _blocks(data):
+            document = np.repeat(np.arange(len(lengths)), lengths)
+            # A bincount adds in order, so that every machine rounds alike.
+            total = np.bincount(document, surprisal[tokens], minlength=len(lengths))
+            means[first : first + len(lengths)] = total / np.maximum(lengths, 1)
+        return means[stream.chosen]
+
+
+@orders.register("field")
+class ByField(Order):
+    """By a number that each document brings in a field of its own, in JSONL, parquet or a Hub data set."""
+
+    @dataclass
+    class Config(ByScore):
+        name: str = "difficulty"
+        """The field; a dot goes into an object."""
+
+    def scores(self, stream: TokenStream) -> np.ndarray:
+        """The field of every document, read from the source that the data set was prepared from."""
+        data, name = stream.data, self.config.name
+        origin, where = data.manifest.source, f"data set '{stream.name}'"
+        if "sources" not in origin or "reading" not in origin:
+            raise BraidError("data.json does not say what it was prepared from", str(data.folder))
+        options: ReadOptions = decode(ReadOptions, origin["reading"])
+        numbers: list[float] = []
+        for shard in plan_shards(origin["sources"], options).shards:
+            if shard.kind not in WITH_FIELDS:
+                raise BraidError(
+                    f"documents of this source have no fields, and the order is by the field '{name}'",
+                    f"{where} ({shard.source})",
+                    f"Give it as one of {', '.join(WITH_FIELDS)}, or choose another data.order.",
+                )
+            fields = read_documents(shard, replace(options, fields=(name,)))
+            for text, number in zip(read_documents(shard, options), fields, strict=True):
+                if text.strip():  # the others were not packed
+                    numbers.append(_number(number, name, shard.source, len(numbers)))
+        if len(numbers) != data.manifest.documents:
+            raise BraidError(
+                f"the source has {len(numbers):,} documents now, and {data.manifest.documents:,} were packed",
+                where,
+                "Prepare it again, all of it.",
+            )
+        return np.array(numbers)[stream.chosen]
+
+
+def _number(text: str, name: str, source: str, before: int) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        raise BraidError(f"the field '{name}' is not a number but '{text[:40]}'", f"{source}, document {before + 1}")
+    return number
+
+
+def _blocks(data: PackedData) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The whole data set in blocks of documents: the first document, their lengths, and their tokens."""
+    starts = np.asarray(data.document_starts)
+    first = 0
+    while first < data.manifest.documents:
+        stop = int(np.searchsorted(starts, starts[first] + _TOKENS_PER_BLOCK, side="right")) - 1
+        stop = min(max(stop, first + 1), data.manifest.documents)
+        tokens = np.asarray(data.tokens[starts[first] : starts[stop]])
+        data.check_tokens(tokens)
+        yield first, np.diff(starts[first : stop + 1]), tokens
+        first = stop
