@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from braidlm.bridges.checkpoint import Checkpoint, Shapes
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Registry
 
@@ -123,13 +124,19 @@ class ExportTarget(Protocol):
     def shapes(self) -> Shapes:
         """Of every tensor that it needs, except of a tied head."""
 
-    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write configuration and weights; the tokenizer is there already."""
+    def write(
+        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
+    ) -> None:
+        """Write the whole model in one atomic step."""
 
 
 class ExportingBridge(Bridge):
     """A format that Braid also writes."""
 
+    suffix: ClassVar[str | None] = None
+    """The suffix of the one file that an export writes; None: it writes a folder."""
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    """The types of weights among which an export can choose, the first by default; none: it writes float32."""
     zero_biases: ClassVar[bool] = False
     """Whether the format always has biases; where our model has none, zeros are written."""
 
@@ -141,6 +148,10 @@ class ExportingBridge(Bridge):
     def target(self, info: ModelInfo) -> ExportTarget:
         """The foreign model for one of ours without problems."""
 
+    def tokenizer_problems(self, info: ModelInfo, tokenizer: BraidTokenizer | None) -> list[str]:
+        """The properties of the tokenizer that the format cannot express."""
+        return []
+
     def export_notes(self, info: ModelInfo) -> list[str]:
         """What the export loses without changing the function."""
         return info.uneven_dropout()
@@ -149,6 +160,11 @@ class ExportingBridge(Bridge):
 def folder_formats() -> tuple[str, ...]:
     """The formats whose checkpoints are folders with a config.json that names the format."""
     return tuple(name for name in bridges if bridges[name].folder)
+
+
+def export_formats() -> tuple[str, ...]:
+    """The formats that Braid writes."""
+    return tuple(name for name in bridges if issubclass(bridges[name], ExportingBridge))
 
 
 def bullet_list(items: Sequence[str], max_items: int = 20) -> str:

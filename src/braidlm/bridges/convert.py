@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from braidlm.bridges.bridge import ExportingBridge, bridges, folder_formats
+from braidlm.bridges.bridge import ExportingBridge, bridges, export_formats, folder_formats
 from braidlm.bridges.exporting import Export
 from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import find_file, find_tokenizer, locate_model
 from braidlm.bridges.opening import BRAID, model_type
 from braidlm.bridges.plan import ConversionPlan
 from braidlm.core import console
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.reading import given_path
 
@@ -23,19 +23,26 @@ def convert(
     to: str | None = None,
     dry_run: bool = False,
     config: str | Path | None = None,
+    dtype: str | None = None,
 ) -> ConversionPlan:
     """Convert a checkpoint of another format into a Braid model folder (`from_`), or the other way round (`to`).
 
     `source` is a folder, a run or one model of a study, or a name on the Hub where there is no such folder. For formats
     that are one file of weights it is that file, and `config` is the JSON file with the settings that the weights do
     not show. Nothing is written before every tensor is accounted for, and with `dry_run` nothing at all. Without
-    `from_` and `to` the format is the one that the source's config.json names.
+    `from_` and `to` the format is the one that the source's config.json names. `out` is a folder, or a file where the
+    format is one, and `dtype` the type of its weights where the format has several.
     """
     if from_ is not None and to is not None:
         raise BraidError("give either `--from` or `--to`", todo="One side of a conversion is always Braid.")
-    if to is not None:
-        _check_export_format(to)
     # An unknown name must be an error before any search or download.
+    exporting = None if to is None else _exporting_bridge(to, dtype)
+    if dtype is not None and to is None:
+        raise BraidError("`--dtype` goes with `--to` only", todo="Braid's own folders hold float32.")
+    if from_ is not None and not (bridges[from_].folder or bridges[from_].single_file):
+        raise BraidError(
+            f"Braid writes {bridges[from_].title} and does not read it", todo="Convert the model that it was made from."
+        )
     single_file = from_ is not None and bridges[from_].single_file
     if single_file and from_ is not None and bridges[from_].folder:
         single_file = given_path(source).is_file()
@@ -43,14 +50,18 @@ def convert(
         formats = ", ".join(name for name in bridges if bridges[name].single_file)
         raise BraidError(f"`--config` goes with `--from` {formats} only", todo="A folder has its own config.json.")
     if not dry_run:
-        check_new_folder(out)
+        _check_out(out, exporting)
     location = find_file(source, config) if single_file else locate_model(source)
     tokenizer = find_tokenizer(location.path)
     if tokenizer is None:
         reason = "a file of weights has no tokenizer" if single_file else NO_TOKENIZER
         console.warn(f"{source}: {reason}; the result has no tokenizer")
-    kind = to or from_ or _format_of(location.path)
-    conversion = (Export if to else Import)(location, kind, bridges[kind](), tokenizer)
+    conversion: Export | Import
+    if exporting is not None and to is not None:
+        conversion = Export(location, to, exporting, tokenizer)
+    else:
+        kind = from_ or _format_of(location.path)
+        conversion = Import(location, kind, bridges[kind](), tokenizer)
     for line in conversion.plan.lines():
         (console.show if dry_run else console.say)(line)
     if not dry_run:
@@ -60,18 +71,41 @@ def convert(
     return conversion.plan
 
 
-def _check_export_format(to: str) -> None:
-    if not issubclass(bridges[to], ExportingBridge):
-        exported = ", ".join(name for name in bridges if issubclass(bridges[name], ExportingBridge))
-        raise BraidError(f"Braid reads {bridges[to].title} and does not write it; it writes {exported}")
+def _exporting_bridge(to: str, dtype: str | None) -> ExportingBridge:
+    bridge = bridges[to]
+    if to not in export_formats():
+        raise BraidError(f"Braid reads {bridge.title} and does not write it; it writes {', '.join(export_formats())}")
+    if dtype is None:
+        return bridge()
+    if not bridge.dtypes:
+        raise BraidError(f"`--dtype` does not go with `--to {to}`", todo=f"{bridge.title} is written as float32.")
+    if dtype not in bridge.dtypes:
+        known = ", ".join(bridge.dtypes)
+        raise BraidError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, bridge.dtypes)}", todo=f"There are {known}.")
+    return bridge(dtype)
+
+
+def _check_out(out: str | Path | None, bridge: ExportingBridge | None) -> None:
+    """Refuse an output that is not given or exists already, and a file with another suffix than the format's."""
+    if bridge is None or bridge.suffix is None:
+        check_new_folder(out)
+        return
+    if out is None:
+        todo = f"Add `--out FILE{bridge.suffix}`, or `--dry-run` to see the plan only."
+        raise BraidError("give the file to write", todo=todo)
+    if given_path(out).suffix != bridge.suffix:
+        raise BraidError(f"{bridge.title} is one file whose name ends with {bridge.suffix}", str(out))
+    if given_path(out).exists():
+        raise BraidError("this file exists already", str(out), "Choose another name or remove it first.")
 
 
 def _format_of(folder: Path) -> str:
     """The format that a folder's config.json names."""
     kind, known = model_type(folder), ", ".join(folder_formats())
     if kind == BRAID:
+        formats = ", ".join(export_formats())
         raise BraidError(
-            "this is a Braid model already", str(folder), f"Say what to make of it: `--to` one of {known}."
+            "this is a Braid model already", str(folder), f"Say what to make of it: `--to` one of {formats}."
         )
     if kind not in folder_formats():
         raise BraidError(

@@ -1,5 +1,6 @@
-"""From a Braid model folder to a folder of another format that needs no code of ours."""
+"""From a Braid model folder to another format that needs no code of ours."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,27 @@ from braidlm.core.models.licence import CARD, licence_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 
 
+class FolderTarget(ABC):
+    """A folder of another format: its own files, and beside them the tokenizer, the lineage and a card."""
+
+    shapes: Shapes
+
+    @abstractmethod
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Write configuration and weights."""
+
+    def write(
+        self, out: Path, tensors: dict[str, Tensor], tokenizer: BraidTokenizer | None, lineage: dict[str, Any]
+    ) -> None:
+        """Write the folder in one atomic step."""
+        with atomic_folder(out) as folder:
+            if tokenizer is not None:
+                tokenizer.save(folder)
+            self.save(tensors, folder)
+            write_json(folder / "lineage.json", lineage)
+            write_text(folder / CARD, exported_card(out.name, lineage))
+
+
 class Export:
     """The export of one model: the constructor checks everything, and only `write` writes."""
 
@@ -29,7 +51,7 @@ class Export:
         config = load_config(folder)
         check_weights(folder, config)
         info = ModelInfo(config)
-        if problems := bridge.export_problems(info):
+        if problems := bridge.export_problems(info) + bridge.tokenizer_problems(info, tokenizer):
             raise BraidError(f"{bridge.title} cannot express this model:{bullet_list(problems)}", str(folder))
         self.target = bridge.target(info)
         self.mappings = bridge.checked_mappings(info)
@@ -44,15 +66,8 @@ class Export:
         self.plan = ConversionPlan(f"Braid to {bridge.title}", self.mappings, shapes, True, notes)
 
     def write(self, out: Path) -> None:
-        """Write the folder in one atomic step."""
-        tensors = self._tensors()
-        with atomic_folder(out) as folder:
-            if self.tokenizer is not None:
-                self.tokenizer.save(folder)
-            self.target.save(tensors, folder)
-            lineage = self._lineage()
-            write_json(folder / "lineage.json", lineage)
-            write_text(folder / CARD, exported_card(out.name, lineage))
+        """Write the folder or file in one atomic step."""
+        self.target.write(out, self._tensors(), self.tokenizer, self._lineage())
 
     def _tensors(self) -> dict[str, Tensor]:
         state = load_model(self.location.path).state_dict()

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, bullet_list
 from braidlm.bridges.checkpoint import Checkpoint
+from braidlm.bridges.exporting import FolderTarget
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.core.errors import BraidError
@@ -94,7 +95,7 @@ class HuggingFaceBridge(ExportingBridge):
         return ["config.json ties the head to the embedding, but the weights hold another head: it is kept, untied"]
 
 
-class TransformersTarget:
+class TransformersTarget(FolderTarget):
     """A model of transformers, on the meta device until it is filled."""
 
     def __init__(self, model: Any, head: str, embedding: str):

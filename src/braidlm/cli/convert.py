@@ -4,7 +4,7 @@ import argparse
 
 from braidlm.core import console
 
-HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, or from moep_lm or papaformer"
+HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, or to gguf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="read SOURCE as gpt2, llama, moep_lm or papaformer and write a Braid model folder",
     )
-    direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2 or llama")
+    direction.add_argument("--to", metavar="FORMAT", help="write the Braid model SOURCE as gpt2, llama or gguf")
     parser.add_argument(
         "--config", metavar="FILE", help="with papaformer: a JSON file of its options, such as the number of heads"
     )
-    parser.add_argument("--out", metavar="DIR", help="the folder to write; it must not exist yet")
+    parser.add_argument(
+        "--dtype", metavar="TYPE", help="with --to gguf: the type of the matrices, f32 (default), f16, bf16 or q8_0"
+    )
+    parser.add_argument("--out", metavar="DIR", help="the folder to write, with gguf the file; it must not exist yet")
     parser.add_argument("--dry-run", action="store_true", help="show what would become what, and write nothing")
 
 
@@ -34,5 +37,13 @@ def run(args: argparse.Namespace) -> None:
     """Convert as the arguments say."""
     from braidlm.bridges.convert import convert
 
-    plan = convert(args.source, args.out, from_=args.from_, to=args.to, dry_run=args.dry_run, config=args.config)
+    plan = convert(
+        args.source,
+        args.out,
+        from_=args.from_,
+        to=args.to,
+        dry_run=args.dry_run,
+        config=args.config,
+        dtype=args.dtype,
+    )
     console.show_json({"model": None if args.dry_run else args.out, "plan": plan.lines()})

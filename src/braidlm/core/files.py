@@ -67,19 +67,27 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_bytes(path: Path | str, data: bytes) -> None:
     """Write a whole file atomically."""
-    path = Path(path)
-    with explained_disk_errors(path):
-        make_folder(path.parent)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    with atomic_file(path) as scratch:
+        scratch.write_bytes(data)
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path | str) -> Iterator[Path]:
+    """A scratch file beside `target` that becomes `target` in one rename when the block succeeds."""
+    target = Path(target)
+    with explained_disk_errors(target):
+        make_folder(target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        scratch = Path(name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
+            os.close(handle)
+            yield scratch
+            with open(scratch, "rb+") as file:
                 os.fsync(file.fileno())
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, path)
+            scratch.chmod(0o644)
+            os.replace(scratch, target)
         finally:
-            Path(scratch).unlink(missing_ok=True)
+            scratch.unlink(missing_ok=True)
 
 
 def write_json(path: Path | str, data: Any) -> None:

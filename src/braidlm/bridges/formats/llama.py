@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,6 +21,8 @@ class LlamaBridge(HuggingFaceBridge):
     model_class = LlamaForCausalLM
     body = "model."
     embedding = "model.embed_tokens.weight"
+    pairs: ClassVar[str] = "half"
+    """Which channels of a head are rotated together, in the words of our rotary positions."""
     ignorable = {
         r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "the wavelengths of rotary positions, computed anew",
     }
@@ -141,7 +143,7 @@ class LlamaBridge(HuggingFaceBridge):
     def mappings(self, info: ModelInfo) -> Iterator[TensorMapping]:
         queries = info.attention.heads * info.attention.head_dim
         keys = info.attention.kv_heads * info.attention.head_dim
-        order = _half_pairs(info) if info.architecture.positions.options.pairs == "interleaved" else None
+        order = None if info.architecture.positions.options.pairs == self.pairs else _pair_order(info, self.pairs)
         yield TensorMapping("model.embedding.weight", (self.embedding,))
         for number, ours in enumerate(info.layers):
             theirs = f"model.layers.{number}"
@@ -168,13 +170,15 @@ def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _half_pairs(info: ModelInfo) -> tuple[int, ...]:
-    """The rows of q, k and v with each rotated pair (2i, 2i + 1) moved to (i, i + half).
+def _pair_order(info: ModelInfo, pairs: str) -> tuple[int, ...]:
+    """The rows of q, k and v with each rotated pair moved: from (2i, 2i + 1) to (i, i + half), or the other way round.
 
     Queries and keys are reordered alike, so their products do not change; values are not rotated and stay.
     """
     attention = info.attention
     within = [*range(0, attention.head_dim, 2), *range(1, attention.head_dim, 2)]
+    if pairs == "interleaved":
+        within = [within.index(channel) for channel in range(attention.head_dim)]
     rotated = attention.heads + attention.kv_heads
     moved = [head * attention.head_dim + channel for head in range(rotated) for channel in within]
     first_value = rotated * attention.head_dim

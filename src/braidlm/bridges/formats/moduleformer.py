@@ -10,6 +10,7 @@ from torch import Tensor
 
 from braidlm.bridges.bridge import ExportingBridge, ExportTarget, OpenedCheckpoint, TensorMapping, bridges
 from braidlm.bridges.checkpoint import SINGLE_FILE, Checkpoint, Shapes
+from braidlm.bridges.exporting import FolderTarget
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
@@ -247,7 +248,7 @@ def _function(block: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModuleFormerTarget:
+class ModuleFormerTarget(FolderTarget):
     """A folder that IBM's code opens."""
 
     shapes: Shapes
