@@ -8,7 +8,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import check_memory
-from braidlm.model.config.ranges import Count, Probability, Seed, Temperature
+from braidlm.model.config.ranges import Count, CountOrZero, Probability, Seed, Temperature
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
@@ -28,12 +28,15 @@ class Sampling:
     """Only the most probable tokens that together have this much probability."""
     seed: Seed | None = None
     """The same seed gives the same text."""
+    never: tuple[CountOrZero, ...] = ()
+    """Tokens that are not chosen, whatever their probability."""
 
     def __post_init__(self) -> None:
         decode(Sampling, self)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[batch, vocabulary] probabilities after temperature and cuts."""
+        logits = self.allowed(logits)
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         # The largest becomes 0 first, so that a small temperature makes no infinity of it.
@@ -51,8 +54,14 @@ class Sampling:
     def choose(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """[batch] token ids."""
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return self.allowed(logits).argmax(-1)
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Logits that are minus infinity for tokens that are never chosen."""
+        if not self.never:
+            return logits
+        return logits.index_fill(-1, torch.tensor(self.never, device=logits.device), -torch.inf)
 
     def generator(self, device: torch.device) -> torch.Generator | None:
         """The random numbers of the seed, if there is one."""
@@ -121,6 +130,16 @@ class Decoder:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.graph_token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.graph_logits: Tensor | None = None
+
+    @property
+    def mean_layer(self) -> float | None:
+        """The layer that tokens were chosen after, on average; None for the last."""
+        return self.model.model.exit_layer
+
+    @property
+    def accepted_share(self) -> float | None:
+        """The share of drafted tokens that were accepted; None where none are drafted."""
+        return None
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
