@@ -9,7 +9,7 @@ from braidlm.cli.numbers import number
 from braidlm.cli.settings import add_without, options_of
 from braidlm.core.console import say, show, show_json, table
 from braidlm.core.errors import BraidError
-from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Seed, Temperature
+from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
 
 HELP = "continue a text with a model, and show what may come next"
 STANDARD_INPUT = "-"
@@ -43,8 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="show the N most probable next tokens (default 0; in a study 3)",
     )
+    parser.add_argument(
+        "--pauses",
+        type=number(CountOrZero),
+        metavar="N",
+        help="pause tokens after the prompt (default 0)",
+    )
     parser.add_argument("--paths", nargs="+", metavar="NAME", help="use only these paths of the model")
     add_without(parser.add_argument)
+    early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer")
+    early.add_argument("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")
+    early.add_argument(
+        "--exit-confidence",
+        type=number(Probability),
+        metavar="P",
+        help="leave once the most probable token has probability P: after --exit-layer, or else after any layer",
+    )
+    early.add_argument(
+        "--speculate",
+        type=number(Choices),
+        metavar="N",
+        help="draft N tokens by the layers up to --exit-layer (default: a quarter of them) and verify them by the "
+        "others in one pass: the text is the whole model's, sooner",
+    )
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 (default auto)")
     study = parser.add_argument_group("prompt study", "the same prompts, continued by several models side by side")
     study.add_argument(
@@ -118,6 +139,10 @@ def _generate(args: argparse.Namespace) -> None:
         say(f"(active paths: {', '.join(result.paths)})")
     if result.without is not None:
         say(f"(without {', '.join(result.without)})")
+    if result.mean_layer is not None:
+        say(f"(left after layer {result.mean_layer:.4g}{'' if args.exit_confidence is None else ' on average'})")
+    if result.accepted is not None:
+        say(f"({result.accepted:.0%} of the drafted tokens were accepted)")
     tokens = sum(text.tokens for text in result.texts)
     say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
 

@@ -60,6 +60,8 @@ class Lowered:
         """Stage and layer, in order; a stage that has no layers of its own is its only layer."""
         self.addresses: list[str] = []
         """Of the layers."""
+        self.skips = _skipped_layers(self.body)
+        """Why every layer is refused, if only the plain pass knows which of them are run."""
         positions = refusal(self.body.positions, self.body)
         self._add("embedding", self.body.embedding, positions and f"positions: {positions}")
         for index, stage in enumerate(self.body.stages):
@@ -93,7 +95,7 @@ class Lowered:
     def _add_layer(self, address: str, stage: Any, layer: Any) -> None:
         self.layers.append((stage, layer))
         self.addresses.append(address)
-        if self._add(address, layer) and isinstance(layer, Block):
+        if self._add(address, layer, self.skips) and isinstance(layer, Block):
             for name, norm in (("attention", layer.attention_norm), ("feed", layer.feed_norm)):
                 reason = refusal(norm, self.body)
                 self._add(f"{address}.{name}", getattr(layer, name), reason and f"norm: {reason}")
@@ -105,6 +107,12 @@ class Lowered:
         else:
             self.refusals[address] = reason
         return reason is None
+
+
+def _skipped_layers(body: Any) -> str | None:
+    if any(stage.training and getattr(stage, "drops", None) is not None for stage in body.stages):
+        return "texts pass by layers at random (dropout.layer)"
+    return None if body.exit_layer is None else f"passes end after layer {body.exit_layer}"
 
 
 def _is_in(part: str, layer: str) -> bool:

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from braidlm.bridges.opening import OpenModel, open_model
-from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.decoder import Decoder, Sampling
+from braidlm.core.decoding.exits import EarlyExit
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.devices import choose_device
@@ -27,34 +29,48 @@ def generate(
     seed: int | None = None,
     greedy: bool = False,
     top_next: int = 0,
+    pauses: int = 0,
     paths: Sequence[str] | None = None,
     without: Sequence[str] | None = None,
+    exit_layer: int | None = None,
+    exit_confidence: float | None = None,
+    speculate: int | None = None,
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
     """Continue prompts with a model, named by its folder, its run or its study as STUDY/NAME.
 
-    `on_text(prompt, piece)` is called with each new piece of text. With `paths`, only these paths are active; `without`
-    are modules that are switched off.
+    `on_text(prompt, piece)` is called with each new piece of text. `pauses` is the number of pause tokens after each
+    prompt. With `paths`, only these paths are active; `without` are modules that are switched off. `exit_layer`,
+    `exit_confidence` and `speculate` are those of `EarlyExit`.
     """
+    early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
     opened = open_model(model)
     device = choose_device(device)
     loaded, tokenizer = opened.load(device, paths, without), opened.tokenizer
     config, texts = loaded.config, [Continuation(prompt) for prompt in prompts]
     result = Generation(str(opened.folder), device, config.paths, config.without or None, texts=texts)
+    early_exit.prepare(loaded)
     if top_next:
-        for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next), strict=True):
+        for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next, pauses), strict=True):
             text.next = tokens
     start = time.perf_counter()
-    for piece in continue_text(loaded, tokenizer, prompts, max_tokens, sampling):
+    decoders: list[Decoder] = []
+
+    def make_decoder(*arguments: Any) -> Decoder:
+        decoders.append(early_exit.decoder(*arguments))
+        return decoders[-1]
+
+    for piece in continue_text(loaded, tokenizer, prompts, max_tokens, sampling, pauses, make_decoder):
         text = result.texts[piece.prompt]
         text.text += piece.text
         text.tokens, text.stopped = piece.tokens, piece.stopped or ""
         if on_text is not None and piece.text:
             on_text(piece.prompt, piece.text)
     result.seconds = time.perf_counter() - start
+    result.mean_layer, result.accepted = decoders[0].mean_layer, decoders[0].accepted_share
     return result
 
 
@@ -68,8 +84,12 @@ def prompt_study(
     seed: int | None = None,
     greedy: bool = False,
     top_next: int = 3,
+    pauses: int = 0,
     paths: Sequence[str] | None = None,
     without: Sequence[str] | None = None,
+    exit_layer: int | None = None,
+    exit_confidence: float | None = None,
+    speculate: int | None = None,
     device: str = "auto",
     out: str | Path | None = None,
     on_model: Callable[[str], None] | None = None,
@@ -78,7 +98,8 @@ def prompt_study(
 
     `out` is a report to write: .md, .html or .csv. `on_model(name)` is called before each model is loaded.
     """
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next)
+    early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
     if out is not None:
         check_report(out)
     if isinstance(prompts, (str, Path)):
@@ -89,7 +110,7 @@ def prompt_study(
         raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
     named, texts = name_sources(models), [prompt.text for prompt in loaded]
     for model in named.values():
-        _check_model(OpenModel(model_folder(model)), texts, paths, without)
+        _check_model(OpenModel(model_folder(model)), texts, pauses, paths, without, early_exit)
     study = PromptStudy(loaded)
     for name, model in named.items():
         if on_model is not None:
@@ -103,8 +124,12 @@ def prompt_study(
             top_p,
             seed,
             top_next=top_next,
+            pauses=pauses,
             paths=paths,
             without=without,
+            exit_layer=exit_layer,
+            exit_confidence=exit_confidence,
+            speculate=speculate,
             device=device,
         )
     if out is not None:
@@ -120,20 +145,29 @@ def _sampling(
     seed: int | None,
     greedy: bool,
     top_next: int,
+    pauses: int,
 ) -> Sampling:
     """The options, checked."""
     decode(Length, max_tokens, "max_tokens")
     decode(CountOrZero, top_next, "top_next")
+    decode(CountOrZero, pauses, "pauses")
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 
 def _check_model(
-    model: OpenModel, prompts: Sequence[str], paths: Sequence[str] | None, without: Sequence[str] | None
+    model: OpenModel,
+    prompts: Sequence[str],
+    pauses: int,
+    paths: Sequence[str] | None,
+    without: Sequence[str] | None,
+    early_exit: EarlyExit,
 ) -> None:
     """Find problems before any model is loaded."""
     model.check(paths, without)
-    limit = skeleton(model.config).model.positions.limit
-    for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts), strict=True):
+    empty = skeleton(model.config)
+    early_exit.check(empty)
+    limit = empty.model.positions.limit
+    for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts, pauses), strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
             raise BraidError(

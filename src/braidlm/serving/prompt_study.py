@@ -43,6 +43,10 @@ class Generation:
     """The active paths, if they were chosen."""
     without: list[str] | None = None
     """The modules that are switched off, if any."""
+    mean_layer: float | None = None
+    """The layer that tokens were chosen after, on average, where they may leave early."""
+    accepted: float | None = None
+    """The share of drafted tokens that the whole model agreed with, where tokens were drafted."""
     seconds: float = 0.0
     """Without loading."""
     texts: list[Continuation] = field(default_factory=list)

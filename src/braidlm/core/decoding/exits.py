@@ -1,11 +1,14 @@
 """Early exits in generation: tokens that leave the model before its last layer."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.decoder import Decoder
+from braidlm.core.decoding.decoder import Decoder, decode_tokens
+from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Probability
 from braidlm.model.config.strict import decode
@@ -40,8 +43,29 @@ class EarlyExit:
         """Refuse a layer that the model cannot be left after."""
         if self.layer is not None:
             check_exit(model.model.stages, model.model.width_out, self.layer)
-        if self.speculate is not None and not early_layers(model):
-            raise BraidError("the model has no layer before its last that drafts could be made by")
+        if self.speculate is None and self.confidence is None:
+            return
+        early = early_layers(model)
+        if not early or self.layer == model.config.decoded.depth:
+            raise BraidError(
+                "only a layer before the last can draft tokens or be left early",
+                todo=f"Such layers of this model: {', '.join(map(str, early)) or 'none'}.",
+            )
+
+    def prepare(self, model: BraidForCausalLM) -> None:
+        """Check, and let the passes of a model end after `layer` if nothing else is asked for."""
+        self.check(model)
+        if self.layer is not None and self.speculate is None and self.confidence is None:
+            leave_after(model, self.layer)
+
+    def decoder(self, model: BraidForCausalLM, batch: int, length: int) -> Decoder:
+        """For `batch` texts of at most `length` tokens of a model that is prepared."""
+        if self.speculate is not None:
+            return SpeculativeDecoder(model, batch, length, self.layer or drafting_layer(model), self.speculate)
+        if self.confidence is not None:
+            layers = early_layers(model) if self.layer is None else [self.layer]
+            return ConfidentDecoder(model, batch, length, layers, self.confidence)
+        return Decoder(model, batch, length)
 
 
 def early_layers(model: BraidForCausalLM) -> list[int]:
@@ -59,6 +83,13 @@ def leave_after(model: BraidForCausalLM, layer: int) -> None:
     """Let every pass of a model end after a layer: the last norm and the head read the stream there."""
     check_exit(model.model.stages, model.model.width_out, layer)
     model.config.num_hidden_layers = layer
+
+
+def decoding_loop(decoder: Decoder) -> Callable[..., Iterator[tuple[list[int | None], Tensor]]]:
+    """The loop of a decoder: `decode_tokens` of it, or what gives the same sooner."""
+    if isinstance(decoder, SpeculativeDecoder):
+        return partial(decode_speculatively, decoder)
+    return partial(decode_tokens, decoder)
 
 
 class ConfidentDecoder(Decoder):
@@ -101,6 +132,10 @@ class ConfidentDecoder(Decoder):
         self.left_after.append(last or self.model.config.decoded.depth)
         self.cache.rewind(total)
         return logits
+
+    @property
+    def mean_layer(self) -> float | None:
+        return sum(self.left_after) / len(self.left_after)
 
     def _is_confident(self, logits: Tensor) -> bool:
         return bool((logits.float().softmax(-1).amax(-1) >= self.confidence).all())

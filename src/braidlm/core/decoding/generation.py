@@ -1,11 +1,12 @@
 """Text from a model: prompts in, pieces of text out as they are generated."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
+from braidlm.core.decoding.decoder import Decoder, Sampling
+from braidlm.core.decoding.exits import decoding_loop
 from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.ranges import Length
@@ -77,20 +78,22 @@ def continue_text(
     prompts: Sequence[str],
     max_tokens: int = 100,
     sampling: Sampling | None = None,
-    graph: bool | None = None,
+    pauses: int = 0,
+    make_decoder: Callable[[BraidForCausalLM, int, int], Decoder] = Decoder,
 ) -> Iterator[Piece]:
     """Continue all prompts together; yields pieces as their characters are complete, and a last one for each prompt.
 
-    `graph` as in `Decoder`: by default steps are replayed as a graph on CUDA.
+    `pauses` as in `encode_prompts`. `make_decoder` gets the model, the number of prompts and the most tokens of a text.
     """
     decode(Length, max_tokens, "max_tokens")
-    encoded = encode_prompts(tokenizer, prompts)
-    decoder = Decoder(model, len(encoded), max(map(len, encoded)) + max_tokens, graph)
+    encoded = encode_prompts(tokenizer, prompts, pauses)
+    sampling = without_pauses(sampling or Sampling(), tokenizer)
+    decoder = make_decoder(model, len(encoded), max(map(len, encoded)) + max_tokens)
     streams = [TextStream(tokenizer, ids) for ids in encoded]
     counts = [0] * len(encoded)
     running = set(range(len(encoded)))
     eos = tokenizer.eos_id
-    for tokens, _ in decode_tokens(decoder, encoded, max_tokens, sampling or Sampling(), eos, tokenizer.pad_id or 0):
+    for tokens, _ in decoding_loop(decoder)(encoded, max_tokens, sampling, eos, tokenizer.pad_id or 0):
         for index, token in enumerate(tokens):
             if token is None:
                 continue
@@ -106,11 +109,11 @@ def continue_text(
 
 
 def next_tokens(
-    model: BraidForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str], count: int
+    model: BraidForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
 ) -> list[list[NextToken]]:
     """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
     predictions = []
-    for ids in encode_prompts(tokenizer, prompts):
+    for ids in encode_prompts(tokenizer, prompts, pauses):
         logits = Decoder(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
         best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -118,8 +121,13 @@ def next_tokens(
     return predictions
 
 
-def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids; an empty prompt is the beginning of a text."""
+def without_pauses(sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
+    """The same sampling that never chooses a pause, which no model was trained to predict."""
+    return sampling if tokenizer.pause_id is None else replace(sampling, never=(*sampling.never, tokenizer.pause_id))
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str], pauses: int = 0) -> list[list[int]]:
+    """Token ids, each followed by that many pause tokens; an empty prompt is the beginning of a text."""
     if not prompts:
         raise BraidError("there is no prompt", todo='Give one; "" lets the model begin by itself.')
     for prompt in prompts:
@@ -129,4 +137,14 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[in
     encoded = [tokenizer.encode(prompt) or ([] if start is None else [start]) for prompt in prompts]
     if not all(encoded):
         raise BraidError("an empty prompt needs a tokenizer with a token that begins or ends a text")
-    return encoded
+    return [[*ids, *pause_tokens(tokenizer, pauses)] for ids in encoded]
+
+
+def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
+    """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
+    if count and tokenizer.pause_id is None:
+        raise BraidError(
+            "this model has no pause token: it was not trained with pauses",
+            todo="Leave out the pauses, or train a model with data.pauses.",
+        )
+    return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count

@@ -53,6 +53,10 @@ class SpeculativeDecoder(Decoder):
         self.cache.advance(count)
         return drafts[1:], predictions, self.model.head(body.norm(hidden))
 
+    @property
+    def accepted_share(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
     def decode_again(self, ids: Tensor, mask: Tensor, tokens: list[Tensor]) -> Tensor:
         """The logits after prompts and tokens as the plain decoder computes them, step by step."""
         logits = self.prefill(ids, mask)
@@ -81,10 +85,10 @@ def decode_speculatively(
         drafts, predictions, verified = decoder.propose(tokens[-1], count, sampling, generator)
         decoder.drafted += count - 1
         open_texts = torch.tensor(texts.open, device=decoder.device)
-        doubtful = (_near_ties(verified) & open_texts[:, None]).any(0).tolist() if sampling.temperature == 0 else []
+        doubtful = (_near_ties(sampling, verified) & open_texts[:, None]).any(0).tolist()
         for index, logits in enumerate(check_numbers(verified).unbind(1)):
             agreed = torch.zeros_like(open_texts)
-            if doubtful and doubtful[index]:
+            if doubtful[index]:
                 logits = decoder.decode_again(ids, mask, tokens)
                 token = sampling.choose(logits, generator)
             elif index + 1 == count:
@@ -108,7 +112,7 @@ def settle(
     is sampled from what the first has more than the second.
     """
     if sampling.temperature == 0:
-        token = logits.argmax(-1)
+        token = sampling.choose(logits, generator)
         return token, token == draft
     wanted, drafted = sampling.probabilities(logits), sampling.probabilities(prediction)
     at = draft[:, None]
@@ -120,9 +124,10 @@ def settle(
     return torch.where(accepted, draft, torch.multinomial(rest, 1, generator=generator)[:, 0]), accepted
 
 
-def _near_ties(logits: Tensor) -> Tensor:
-    """[...]: where the two largest of logits [..., vocabulary] are closer than rounding can explain."""
-    if logits.dtype not in (torch.float32, torch.float64) or logits.shape[-1] < 2:
+def _near_ties(sampling: Sampling, logits: Tensor) -> Tensor:
+    """[...]: where rounding may decide which of logits [..., vocabulary] is the largest, and the largest is chosen."""
+    exact = logits.dtype in (torch.float32, torch.float64)
+    if sampling.temperature > 0 or not exact or logits.shape[-1] < 2:
         return torch.zeros_like(logits[..., 0], dtype=torch.bool)
-    best = logits.topk(2).values
+    best = sampling.allowed(logits).topk(2).values
     return best[..., 0] - best[..., 1] < ROUNDING * torch.finfo(logits.dtype).eps * logits.abs().amax(-1)

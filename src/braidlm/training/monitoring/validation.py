@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from braidlm.core.decoding.decoder import Sampling
+from braidlm.core.decoding.decoder import Decoder, Sampling
 from braidlm.core.decoding.generation import continue_text
 from braidlm.data.loading.validation import ValidationSet
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
@@ -66,7 +67,8 @@ def write_samples(
     was_training = model.training
     sampling = Sampling(temperature=config.temperature, seed=seed)
     # A captured graph would hold memory that the training needs, and the texts are too short to benefit.
-    for piece in continue_text(model, tokenizer, config.prompts, config.tokens, sampling, graph=False):
+    eager = partial(Decoder, graph=False)
+    for piece in continue_text(model, tokenizer, config.prompts, config.tokens, sampling, make_decoder=eager):
         texts[piece.prompt] += piece.text
     model.train(was_training)
     return list(zip(config.prompts, texts, strict=True))
