@@ -10,6 +10,7 @@ from braidlm.model.config.strict import encode, part_of
 
 PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "stage": lambda part: {"stages": [{part.pop("kind"): part}] * 2},
+    "sharing": lambda part: {"stages": [{"block": {"layers": 4, "share": part}}]},
     "attention": lambda part: {"block": {"attention": {"heads": 4, **part}}},
     "feed-forward": lambda part: {"block": {"feed": part}},
     "norm": lambda part: {"block": {"norm": part}},
@@ -48,8 +49,9 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "kv_bias": {"keys": "shared"},
     "activation": {"hidden": 8},
     "new": {"top_k": 1},
+    "share": {"layers": 2},
 }
-"""By the name of an option of experts, a router or a join, what it needs beside it."""
+"""By the name of an option of a stage, experts, a router or a join, what it needs beside it."""
 SCALARS: dict[Any, list[Any]] = {
     bool: [True, False],
     int: [2, 3, 1, 4, 8, 16, 24],
@@ -84,7 +86,7 @@ def _candidates(noun: str, kind: str, path: tuple[str, ...], values: list[Any]) 
             option = {name: option} | COMPANIONS.get(name, {}) | ({"names": 3} if name == "router" else {})
         if path[0] == "experts" and len(path) > 1 and isinstance(option, dict):
             option = {"names": 3, **option}
-        beside = COMPANIONS.get(path[0], {}) if noun == "join" else {}
+        beside = COMPANIONS.get(path[0], {}) if noun in ("join", "stage") else {}
         yield architecture(noun, kind, {path[0]: option, **beside})
 
 

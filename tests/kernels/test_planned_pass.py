@@ -38,6 +38,17 @@ DENSE: dict[str, dict[str, Any]] = {
         "positions": {"kind": "rope", "pairs": "interleaved"},
         "block": {"attention": {"heads": 4, "out_projection": False, "window": 5}, "feed": {"kind": "geglu"}},
     },
+    "shared feeds": {"stages": [{"block": {"layers": 3, "share": "feeds"}}], "block": {"attention": {"heads": 4}}},
+    "shared attentions": {
+        "positions": "learned",
+        "stages": [{"block": {"layers": 4, "share": {"kind": "attentions", "layers": "interior"}}}],
+        "block": {"norm": "layer", "attention": {"heads": 4, "bias": True}},
+    },
+    "shared blocks": {
+        "positions": "learned",
+        "stages": [{"block": {"layers": 3, "share": "blocks"}}, "block"],
+        "block": {"norm": "layer", "attention": {"heads": 1, "bias": True}, "feed": {"kind": "mlp", "bias": True}},
+    },
 }
 
 BLOCK = {
@@ -135,6 +146,18 @@ ROUTED: dict[str, dict[str, Any]] = {
                 "experts": {"names": 3, "keys": "shared", "router": {"hidden": 8, **TWO_LAYERS}},
             }
         },
+    },
+    "paths with shared blocks": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [
+            {"parallel": {"layers": 2, "paths": 3, "share": "blocks", "join": {"kind": "routed", "compute": "sparse"}}}
+        ],
+    },
+    "shared banks": {
+        "positions": "learned",
+        "block": BLOCK | {"attention": {"heads": 1, "bias": True, **EXPERTS}, "feed": {"hidden": 24, **EXPERTS}},
+        "stages": [{"block": {"layers": 2, "share": "blocks"}}],
     },
     "rotary beside experts": {
         "positions": "rope",

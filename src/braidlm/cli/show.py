@@ -112,7 +112,8 @@ def _names(models: list[dict[str, Any]]) -> list[str]:
 
 
 def _stage_name(row: dict[str, Any]) -> str:
-    return f"{row['name']} of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else row["name"]
+    name = f"{row['name']} of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else row["name"]
+    return f"{name}, shared: {row['shared']}" if "shared" in row else str(name)
 
 
 def _run_rows(run: dict[str, Any]) -> list[tuple[str, str]]:

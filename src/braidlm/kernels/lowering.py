@@ -297,7 +297,7 @@ lowers(SwiGLU, {"hidden", "bias"})
 lowers(GEGLU, {"hidden", "bias"})
 lowers(
     Block,
-    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual"},
+    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"},
     lambda block, body: _unless(type(block.drop) is Dropout, f"drop is a {type(block.drop).__name__}"),
 )
 lowers(TopKRouter, ROUTER, _rejects_router)
@@ -311,5 +311,5 @@ lowers(
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
 lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
 lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
-lowers(ParallelLayer, {"paths", "layers", "join", "to"}, _rejects_parallel)
+lowers(ParallelLayer, {"paths", "layers", "join", "to", "share"}, _rejects_parallel)
 lowers(LinearHead)

@@ -73,8 +73,8 @@ class LoweredModel:
         partly = any(getattr(module, "trained_rows", None) is not None for module in model.modules())
         self.side = None if partly else side
         self.lowered, self.plain = Lowered(model), PlainForward(model.model, compile_plain)
-        stages = self.body.stages
-        parameters = [p for stage in stages for p in stage.parameters()]
+        parts = self.body.stages.modules()
+        parameters = [parameter for part in parts for parameter in part.parameters(recurse=False)]
         self.shares_weights = len({id(p) for p in parameters}) < len(parameters)
         self.stacks_gradients = all(p.requires_grad for p in parameters)
 

@@ -60,7 +60,7 @@ def read_parameters(layers: Layers) -> list[Tensor]:
         elif _is(part, ProjectStage):
             experts: Any = part.experts
             read += [linear.weight for linear in (experts.gate_up, experts.out) if linear is not None]
-    return [parameter for parameter in read if parameter is not None]
+    return list(dict.fromkeys(parameter for parameter in read if parameter is not None))  # layers may share some
 
 
 def fold_all(layers: Layers, dtype: torch.dtype) -> list[Folding]:

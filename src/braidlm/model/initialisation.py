@@ -36,6 +36,8 @@ class Initialisation:
                 nn.init.zeros_(parameter)
             elif is_vector(module, parameter):
                 nn.init.ones_(parameter)  # norm scales and the Swish beta
+            elif (fill := getattr(module, "fill", None)) is not None:
+                fill(module, parameter)  # a low-rank addition begins at zero in all of them
             elif getattr(module, "no_residual", False):
                 self.matrix_without_residual(module, parameter)
             else:

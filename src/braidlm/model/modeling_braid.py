@@ -66,6 +66,18 @@ class BraidPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     _supports_sdpa = True
     _skip_keys_device_placement = ["past_key_values"]
+    tied: dict[str, str]
+    """The name of every parameter that is another one too, and the name that it is saved under."""
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """What transformers ties; by itself it would tie nothing where head and embedding are apart."""
+        return dict(self.tied)
+
+    def _tie_weights(self) -> None:
+        """What transformers before version 5 calls: it ties head and embedding by itself, and nothing else."""
+        for name, saved in self.tied.items():
+            owner, _, own = name.rpartition(".")
+            setattr(self.get_submodule(owner), own, self.get_parameter(saved))
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -140,6 +152,7 @@ class BraidModel(BraidPreTrainedModel):
         use_paths(self, config.paths)
         compress(self, architecture.compression)
         switch_off_modules(self, config.without)
+        self._tied_weights_keys = self.tied = _shared_names(self)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -277,12 +290,12 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         self.head: Any = compressed_head(head, architecture.compression)
         freeze(self, config.frozen)
-        self.tied = self._tied() if config.tie_word_embeddings else {}
-        """The names of the head's tensors that are the embedding's, and their names there."""
-        self._tied_weights_keys = self.tied
+        self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
         self.post_init()
 
-    def _tied(self) -> dict[str, str]:
+    def _tied_head(self) -> dict[str, str]:
+        if not self.config.tie_word_embeddings:
+            return {}
         shared = self.head.shared_with(self.model.embedding)
         if not shared:
             ends = self.config.decoded
@@ -355,6 +368,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         self.model = BraidModel(config)
         self.score = nn.Linear(self.model.width_out, config.num_labels, bias=False)
         self.post_init()
+        self._tied_weights_keys = self.tied = _shared_names(self)
 
     def forward(
         self,
@@ -403,6 +417,13 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
 
 
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
+def _shared_names(model: nn.Module) -> dict[str, str]:
+    """The name of every parameter that a module before it has too, and its first name."""
+    first: dict[nn.Parameter, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+
+
     """The fields that all three outputs share."""
     return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions", "routings")}
 

@@ -1,8 +1,9 @@
 """Stages: an architecture is a list of them. The first kind is a stack of blocks."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -10,11 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from .block import Block, BlockConfig
 from .config.inheritance import inherit
 from .config.ranges import Layers
-from .config.registry import Registry
+from .config.registry import Choice, Registry
+from .config.strict import PartOf
 from .routing.routing import Routings
 from .span import Span
 
 stage_kinds = Registry("stage", third_party=True)
+sharings = Registry("sharing", third_party=True)
 
 
 class Stage(nn.Module):
@@ -55,6 +58,12 @@ class Stage(nn.Module):
         return hidden, routings
 
 
+def share_weights(choice: Choice | None, rows: Iterable[Sequence[nn.Module]]) -> None:
+    """Let blocks of one shape that follow one another share weights, as a stage's option `share` says."""
+    for blocks in rows if choice is not None else ():
+        sharings.build(choice)(blocks)  # type: ignore[arg-type]
+
+
 @stage_kinds.register("block")
 class BlockStage(Stage):
     """One block, or `layers` of them in a row."""
@@ -63,6 +72,8 @@ class BlockStage(Stage):
     class Config(BlockConfig):
         layers: Layers = 1
         """Number of blocks in a row."""
+        share: Annotated[Choice, PartOf(sharings)] | None = None
+        """What the blocks share: `feeds`, `attentions` or `blocks`; by default each has weights of its own."""
 
     @classmethod
     def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
@@ -74,3 +85,4 @@ class BlockStage(Stage):
         self.config = config
         self.layers = nn.ModuleList(Block(config, width) for _ in range(config.layers))
         self.width_out = width
+        share_weights(config.share, [list(self.layers)])

@@ -9,7 +9,9 @@ from torch import nn
 from braidlm.core.errors import BraidError
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
+from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
+from braidlm.model.heads.embedding import Embedding
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
@@ -33,15 +35,21 @@ def skeleton(config: BraidConfig) -> BraidForCausalLM:
         return BraidForCausalLM(config)
 
 
-def cost_of(module: nn.Module, length: int) -> Cost:
-    """The cost of a module at sequences of `length`; a part that is not all used for a token has its own `cost`."""
+def cost_of(module: nn.Module, length: int, counted: set[nn.Parameter] | None = None) -> Cost:
+    """The cost of a module at sequences of `length`; a part that is not all used for a token has its own `cost`.
+
+    A parameter that several modules share is counted once, and its products for every use. With `counted`, those in it
+    are counted already, and all that are counted now are added to it.
+    """
+    counted = set() if counted is None else counted
     own_cost = getattr(module, "cost", None)
     if own_cost is not None:
         return own_cost(length)
     if isinstance(adapted := getattr(module, "base_layer", None), nn.Module):
-        return cost_of(adapted, length)  # peft's layer around it adds little
-    own = sum(p.numel() for p in module.parameters(recurse=False))
-    products = module.weight.numel() if isinstance(module, (nn.Linear, StackedLinear)) else 0
+        return cost_of(adapted, length, counted)  # peft's layer around it adds little
+    own = sum(weights_in(module, n, p) for n, p in module.named_parameters(recurse=False) if p not in counted)
+    counted.update(module.parameters(recurse=False))
+    products = weights_in(module, "weight", module.weight) if _multiplies(module) else 0
     total = Cost(
         own,
         round(own * getattr(module, "active_share", 1.0)),
@@ -51,22 +59,28 @@ def cost_of(module: nn.Module, length: int) -> Cost:
     if score_flops is not None:
         total.flops_per_token += score_flops(length)
     for child in module.children():
-        total += cost_of(child, length)
+        total += cost_of(child, length, counted)
     return total
+
+
+def weights_in(module: nn.Module, name: str, parameter: Any) -> int:
+    """How many weights a parameter of a module has: codes may be packed, and the factors beside them are no weights."""
+    represented = getattr(module, "represents", None)
+    if represented is None or name == "bias":
+        return int(parameter.numel())
+    return represented if name == "weight" else 0
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether each of a module's weights is multiplied once for a token."""
+    if isinstance(module, Embedding):
+        return False
+    return isinstance(module, (nn.Linear, StackedLinear)) or hasattr(module, "represents")
 
 
 def model_cost(model: BraidForCausalLM, length: int | None = None) -> Cost:
-    """The whole model's cost, a shared matrix counted once (its product still costs FLOPs)."""
-    total = cost_of(model, length or model.config.max_position_embeddings)
-    shared = _shared_parameters(model)
-    total.parameters -= shared
-    total.active_parameters -= shared
-    return total
-
-
-def _shared_parameters(model: BraidForCausalLM) -> int:
-    """How many parameters of the head are the embedding's, which counts them."""
-    return sum(model.get_parameter(name).numel() for name in model.tied)
+    """The whole model's cost, a shared matrix counted once (its products still cost FLOPs)."""
+    return cost_of(model, length or model.config.max_position_embeddings)
 
 
 def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict[str, Any]]:
@@ -78,16 +92,23 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     named += [(f"{i}: {c.kind}", s) for i, (c, s) in enumerate(zip(choices, body.stages, strict=True))]
     named += [("norm", body.norm), ("head", model.head)]
     rows = []
+    counted: set[nn.Parameter] = set()
     for name, module in named:
-        cost = cost_of(module, length)
-        if module is model.head:
-            cost.parameters -= _shared_parameters(model)
-            cost.active_parameters -= _shared_parameters(model)
+        cost = cost_of(module, length, counted)
         row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
         if isinstance(module, ParallelStage):
             row |= {"paths": list(module.names), "join": module.join_kind}
+        if (share := getattr(getattr(module, "config", None), "share", None)) is not None:
+            row["shared"] = _sharing(share)
         rows.append(row | vars(cost))
     return rows
+
+
+def _sharing(choice: Choice) -> str:
+    """What the layers of a stage share, in words."""
+    options = choice.options
+    lora = "" if options.lora is None else f" (LoRA of rank {options.lora} in each layer)"
+    return f"{choice.kind} of {options.layers} layers{lora}"
 
 
 def training_bytes(parameters: int) -> int:

@@ -105,6 +105,7 @@ def _facts(config: BraidConfig, model: BraidForCausalLM) -> list[tuple[str, Any]
 def _parts(model: BraidForCausalLM) -> Iterator[tuple[Any, ...]]:
     for row in stage_table(model):
         paths = f" of {', '.join(row['paths'])} ({row['join']})" if "paths" in row else ""
+        paths += f", shared: {row['shared']}" if "shared" in row else ""
         yield f"{row['name']}{paths}", row["layers"] or "-", f"{row['parameters']:,}", f"{row['active_parameters']:,}"
 
 

@@ -23,7 +23,7 @@ from ..routing.router import RouterConfig
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
-from ..stages import Stage, stage_kinds
+from ..stages import Stage, share_weights, sharings, stage_kinds
 from .joins import JoinShape, joins
 from .routed_join import Routed
 
@@ -80,6 +80,8 @@ class ParallelStage(Stage):
         """Width after the last layer; by default that of the stage's input (concat: the sum of the paths' widths)."""
         stacked: bool = True
         """Whether paths of one shape are computed as a stack; false keeps a module for each, the plain reference."""
+        share: Annotated[Choice, PartOf(sharings)] | None = None
+        """What the blocks of a path share: `feeds`, `attentions` or `blocks`; by default each has its own weights."""
 
         def __post_init__(self) -> None:
             if not self.paths:
@@ -109,12 +111,16 @@ class ParallelStage(Stage):
             block = _experts_for_paths(config, paths, width)
             self.layers.extend(Block(block, width) for _ in range(config.layers))
             self.width_out = width
+            share_weights(config.share, [list(self.layers)])
             return
         for index in range(config.layers):
             layer = ParallelLayer(config, paths, index, width, config.to if index == last else None)
             width = layer.width_out
             self.layers.append(layer)
         self.width_out = width
+        layers: Any = self.layers
+        rows = [(layer.stack,) if layer.stack is not None else tuple(layer.paths.values()) for layer in layers]
+        share_weights(config.share, ([block for some in row for block in some] for row in zip(*rows, strict=True)))
 
 
 class ParallelLayer(nn.Module):
