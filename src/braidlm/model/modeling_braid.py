@@ -416,7 +416,6 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         return nn.functional.cross_entropy(logits.float(), labels.view(-1))
 
 
-def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
 def _shared_names(model: nn.Module) -> dict[str, str]:
     """The name of every parameter that a module before it has too, and its first name."""
     first: dict[nn.Parameter, str] = {}
@@ -424,6 +423,7 @@ def _shared_names(model: nn.Module) -> dict[str, str]:
     return {name: first[p] for name, p in named if first.setdefault(p, name) != name}
 
 
+def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:
     """The fields that all three outputs share."""
     return {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions", "routings")}
 
