@@ -29,9 +29,11 @@ from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.recipe import CheckpointConfig, LogConfig, Recipe, SampleConfig, ValidationConfig
 from braidlm.training.schedules import dropout_schedules, schedules
+from braidlm.training.step.extra_losses import extra_losses
 
 TARGET = Path(__file__).with_name("reference.md")
-ALL_PARTS = {**registries(), **{r.noun: r for r in (chunkings, orders, pacings, schedules, dropout_schedules)}}
+OF_TRAINING = (chunkings, orders, pacings, schedules, dropout_schedules, extra_losses)
+ALL_PARTS = {**registries(), **{registry.noun: registry for registry in OF_TRAINING}}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Amount: "amount", Pace: "pace"}
 HEAD = """# Reference
 

@@ -1,20 +1,17 @@
 """Runs go on: with a larger budget, with other logging, and past the checkpoints of interruptions."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tiny_runs import records, tiny_recipe, weight_bytes
+from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import newest_checkpoint
 from braidlm.core.reading import read_json
 from braidlm.evals.model_folders import checkpoint_folders
-from braidlm.training.loop import Trainer
 from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.optimizers import LearningRate
@@ -29,20 +26,6 @@ def recipe(stories: Path, tmp_path: Path) -> Recipe:
         return tiny_recipe({"stories": stories}, tmp_path / out, **changes)
 
     return make
-
-
-def stopped_after(steps: int, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]) -> None:
-    """Train until a signal arrives in step `steps`."""
-    step = Trainer._step
-
-    def stop_requested(self: Trainer) -> None:
-        step(self)
-        if self.progress.steps == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", stop_requested)
-        assert not train(recipe).finished
 
 
 def models(folder: Path) -> list[str]:

@@ -1,19 +1,16 @@
 """Runs with a memory: stopped anywhere they go on as if never stopped, and settings that do not fit are refused."""
 
 import itertools
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import finish, records, tiny_recipe, torchrun, weight_bytes, weights, written
+from tiny_runs import finish, records, stopped_after, tiny_recipe, torchrun, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
-from braidlm.training.loop import Trainer
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
@@ -63,16 +60,7 @@ def assert_same_run(folder: Path, whole: Path) -> None:
 def test_a_stop_after_any_step_changes_nothing(
     steps: int, data: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer._step
-
-    def stop_requested(self: Trainer) -> None:
-        step(self)
-        if self.progress.steps == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", stop_requested)
-        assert train(memory_recipe(data, tmp_path / "run")).progress.steps == steps
+    stopped_after(steps, monkeypatch, memory_recipe(data, tmp_path / "run"))
     train(memory_recipe(data, tmp_path / "run"))
     assert_same_run(tmp_path / "run", whole)
 

@@ -3,15 +3,20 @@
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
+
+from braidlm.training.loop import Trainer
+from braidlm.training.train import train
 
 BASE: dict[str, Any] = {
     "name": "tiny",
@@ -67,6 +72,21 @@ def records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
     return [line for line in timeless if kind is None or line["kind"] == kind]
+
+
+def stopped_after(steps: int, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]) -> None:
+    """Train until a signal arrives in step `steps`."""
+    step = Trainer._step
+
+    def stop_requested(self: Trainer) -> None:
+        step(self)
+        if self.progress.steps == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stop_requested)
+        run = train(recipe)
+    assert (run.finished, run.progress.steps) == (False, steps)
 
 
 def environment() -> dict[str, str]:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from torch import nn
+
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
@@ -25,7 +27,7 @@ from braidlm.training.monitoring.validation import mean_bits_per_byte, score_tex
 from braidlm.training.recipe import Recipe
 from braidlm.training.run_folder import budget_of
 from braidlm.training.saving.checkpoints import Checkpoints
-from braidlm.training.saving.state import explained_state_errors
+from braidlm.training.saving.state import StepState, explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.compute import Choices, choose_compute, use_compute
 from braidlm.training.step.optimizers import LearningRate
@@ -57,6 +59,7 @@ class Trainer:
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
         self.stepper = Stepper(model, training, rank, self.dtype, recipe.memory)
+        self.state = StepState(model, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
         self.loader = Loader(
             data.train,
             chunkings.build(recipe.data.chunking),
@@ -116,7 +119,7 @@ class Trainer:
     def restore(self, name: str) -> None:
         """Resume exactly where a checkpoint was saved."""
         with explained_state_errors(self.checkpoints.states / name):
-            position = self.checkpoints.restore(name, self.model, self.stepper.optimizer, self.stepper.memory)
+            position = self.checkpoints.restore(name, self.state)
             self.progress = Progress(**position["progress"])
             self.loader.load_state(position["loader"])
             self.last, self.metrics.losses = position["last"], position["losses"]
@@ -186,6 +189,7 @@ class Trainer:
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)
         self.stepper.open_modules(self._opening())
+        self.stepper.begin_step(before.steps, share)
         report = self.stepper.step(
             batch.inputs,
             batch.labels,
@@ -270,6 +274,8 @@ class Trainer:
             record["lowest"] = {name: round(lowest_usage(shares), 4) for name, shares in usage.items()}
             if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
                 console.warn(warning)
+        if self.metrics.extra:
+            record["extra_losses"] = self.metrics.extra
         self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)
@@ -321,8 +327,7 @@ class Trainer:
         facts |= {"interrupted": True} if interrupted else {}
         lineage = self.lineage(facts)
         name, tokenizer = self._checkpoint_name(), self.data.tokenizer
-        stepper = self.stepper
-        self.checkpoints.save(name, self.model, stepper.optimizer, position, tokenizer, lineage, stepper.memory)
+        self.checkpoints.save(name, self.state, position, tokenizer, lineage)
         self.saved_at = self.progress.steps
         self.speed.pause(self.progress.tokens)
 

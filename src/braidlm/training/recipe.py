@@ -1,5 +1,6 @@
 """A recipe: one file that says everything about a run, decoded strictly."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,12 +24,15 @@ from braidlm.model.config.ranges import (
     Size,
     Temperature,
 )
-from braidlm.model.config.registry import Choice
+from braidlm.model.config.registry import Choice, import_files
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
 from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.schedules import dropout_schedules, schedules
+from braidlm.training.step.extra_losses import extra_losses
+
+import_files("braidlm.training.losses")
 
 Threads = Annotated[int, Range(at_least=1, at_most=1024)]
 
@@ -111,6 +115,8 @@ class TrainingConfig:
     routing_losses: dict[str, NonNegative] | None = None
     """Losses of all routers with their weights, in place of the model's own, which the trained model then has as its
     own: {load_concentration: 0.001}."""
+    losses: list[Annotated[Choice, PartOf(extra_losses, by_key=True)]] = field(default_factory=list)
+    """What is added to the loss of the text, each with its weight: `- early_exit: {weight: 0.2}`."""
     freeze: list[Freezable] = field(default_factory=list)
     """Parts that keep their weights, beside the folder's own. `joins` includes projections and the last norm; `blocks`
     is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
@@ -119,6 +125,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_losses(self.routing_losses or ())
+        if twice := sorted(name for name, count in Counter(loss.kind for loss in self.losses).items() if count > 1):
+            raise BraidError(f"losses: '{twice[0]}' is listed twice")
         if self.budget.count < 1:
             raise BraidError("budget must be at least 1")
 

@@ -144,7 +144,7 @@ def test_nothing_is_printed_by_torch(stories: Path, tmp_path: Path, recwarn: pyt
 def test_another_number_of_processes_is_refused(copy: Path) -> None:
     checkpoints = Checkpoints(copy, Rank(0, 2, CPU), 3)
     with pytest.raises(BraidError) as caught:
-        checkpoints.restore("step-000012", None, None)  # type: ignore[arg-type]
+        checkpoints.restore("step-000012", None)  # type: ignore[arg-type]
     assert "this run was begun by 1 processes, and now there are 2" in str(caught.value)
 
 

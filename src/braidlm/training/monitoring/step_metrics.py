@@ -25,6 +25,8 @@ class StepMetrics:
     norm: float = 0.0
     """The gradient norm of the last step that was read."""
     routing_loss: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)
+    """The recipe's extra losses in the last step that was read, without their weights."""
     usage: dict[str, list[float]] = field(default_factory=dict)
     """For each router, in the last step that was read."""
     unread: list[tuple[int, StepReport]] = field(default_factory=list)
@@ -42,13 +44,15 @@ class StepMetrics:
         losses = self._summed([report.loss for report in reports])
         routing_losses = self._summed([report.routing_loss for report in reports])
         norms = stack([report.gradient_norm for report in reports]).tolist()
-        totals = map(sum, zip(losses, routing_losses, strict=True))
+        extra = {name: self._summed([report.extra[name] for report in reports]) for name in reports[0].extra}
+        totals = map(sum, zip(losses, routing_losses, *extra.values(), strict=True))
         for step, loss, norm, report in zip(steps, totals, norms, reports, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = "gradient" if math.isfinite(loss) else "loss"
                 return f"the {what} became infinite or not a number at step {step}{_router_problem(report)}"
         self.losses += losses
         self.norm, self.routing_loss = norms[-1], routing_losses[-1]
+        self.extra = {name: values[-1] for name, values in extra.items()}
         self.usage = {name: share.tolist() for name, share in reports[-1].usage.items()}
         return None
 

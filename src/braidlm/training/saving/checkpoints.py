@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from torch import optim
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
@@ -26,8 +25,7 @@ from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS, Adapter
-from braidlm.training.saving.state import read_state, write_state
-from braidlm.training.step.memory import Memory
+from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 
 STATES_KEPT = 2
@@ -45,12 +43,10 @@ class Checkpoints:
     def save(
         self,
         name: str,
-        model: BraidForCausalLM,
-        optimizer: optim.Optimizer,
+        state: StepState,
         position: dict[str, Any],
         tokenizer: Tokenizer | None,
         lineage: dict[str, Any],
-        memory: Memory | None = None,
     ) -> Path:
         """Write a checkpoint; when this returns it is on disk and good."""
         model_part, state_part = self.models / f".{name}.part", self.states / f".{name}.part"
@@ -61,10 +57,10 @@ class Checkpoints:
                     cleanup.callback(shutil.rmtree, part, ignore_errors=True)  # after a failure; else it is renamed
                     part.mkdir(parents=True)
             wait_for_all(self.rank)
-            write_state(state_part, model, optimizer, self.rank, memory)
+            write_state(state_part, state, self.rank)
             wait_for_all(self.rank)
             if self.rank.is_main:
-                saved = model if self.adapter is None else self.adapter.merged()
+                saved = state.model if self.adapter is None else self.adapter.merged()
                 write_model_files(saved, model_part, tokenizer, lineage, name)
                 if self.adapter is not None:
                     self.adapter.write(model_part)
@@ -88,10 +84,8 @@ class Checkpoints:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
         return None
 
-    def restore(
-        self, name: str, model: BraidForCausalLM, optimizer: optim.Optimizer, memory: Memory | None = None
-    ) -> dict[str, Any]:
-        """Restore weights, optimizer, random states and memory; returns the saved position."""
+    def restore(self, name: str, state: StepState) -> dict[str, Any]:
+        """Restore weights and all that the next step depends on; returns the saved position."""
         position = read_json(self.states / name / POSITION)
         if position["processes"] != self.rank.world_size:
             raise BraidError(
@@ -100,10 +94,10 @@ class Checkpoints:
                 "Go on with as many as before; another number makes another batch, and so another run.",
             )
         if self.adapter is None:
-            self._load_weights(name, model)
+            self._load_weights(name, state.model)
         else:
             self.adapter.read(self.models / name)
-        read_state(self.states / name, model, optimizer, self.rank, memory)
+        read_state(self.states / name, state, self.rank)
         return position
 
     def _load_weights(self, name: str, model: BraidForCausalLM) -> None:

@@ -3,16 +3,18 @@
 optimizer.safetensors   AdamW's moments and step counts, which are equal in every process
 random-RANK.safetensors random states of one process
 memory-RANK.safetensors what the rows of one process remember of their texts, where they have a memory
+losses.safetensors      the tensors of extra losses, where they have any
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
@@ -22,6 +24,7 @@ from braidlm.training.step.memory import Memory
 from braidlm.training.step.parallel import Rank
 
 OPTIMIZER = "optimizer.safetensors"
+LOSSES = "losses.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 
@@ -34,26 +37,42 @@ def memory_file(rank: Rank) -> str:
     return f"memory-{rank.index}.safetensors"
 
 
-def write_state(
-    folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank, memory: Memory | None = None
-) -> None:
-    """Write this process's share of the state."""
+@dataclass(frozen=True)
+class StepState:
+    """What a step changes, beside random states."""
+
+    model: BraidForCausalLM
+    optimizer: optim.Optimizer
+    memory: Memory | None = None
+    extra: nn.ModuleDict = field(default_factory=nn.ModuleDict)
+    """The recipe's extra losses."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer may train; an extra loss has names that no model's tensor has."""
+        yield from self.model.named_parameters()
+        yield from ((f"losses.{name}", parameter) for name, parameter in self.extra.named_parameters())
+
+
+def write_state(folder: Path, state: StepState, rank: Rank) -> None:
+    """Write this process's share of the state, without the model's weights."""
     if rank.is_main:
-        save_file(dict(_optimizer_tensors(model, optimizer)), folder / OPTIMIZER)
+        save_file(dict(_optimizer_tensors(state)), folder / OPTIMIZER)
+        if tensors := state.extra.state_dict():
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / LOSSES)
     save_file(_random_states(rank), folder / random_file(rank))
-    if memory is not None:
-        save_file({name: tensor.cpu() for name, tensor in memory.tensors().items()}, folder / memory_file(rank))
+    if state.memory is not None:
+        save_file({name: tensor.cpu() for name, tensor in state.memory.tensors().items()}, folder / memory_file(rank))
 
 
-def read_state(
-    folder: Path, model: BraidForCausalLM, optimizer: optim.Optimizer, rank: Rank, memory: Memory | None = None
-) -> None:
+def read_state(folder: Path, state: StepState, rank: Rank) -> None:
     """Restore what `write_state`, or an earlier version of Braid, wrote; nothing in the files is run."""
     tensors = _load(folder, rank)
-    _put_optimizer_tensors(tensors, model, optimizer)
+    _put_optimizer_tensors(tensors, state)
     _put_random_states(tensors, rank)
-    if memory is not None:
-        memory.restore(load_file(folder / memory_file(rank)))
+    if state.extra.state_dict():
+        state.extra.load_state_dict(load_file(folder / LOSSES))
+    if state.memory is not None:
+        state.memory.restore(load_file(folder / memory_file(rank)))
 
 
 @contextmanager
@@ -78,23 +97,23 @@ def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
     return {**load_file(folder / OPTIMIZER), **load_file(folder / random_file(rank))}
 
 
-def _optimizer_tensors(model: BraidForCausalLM, optimizer: optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in model.named_parameters():
-        if state := optimizer.state.get(parameter):  # none where it is frozen
+def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in state.named_parameters():
+        if moments := state.optimizer.state.get(parameter):  # none where it is frozen
             for key in (STEP, *MOMENTS):
-                yield f"{name}.{key}", state[key].detach().cpu().contiguous()
+                yield f"{name}.{key}", moments[key].detach().cpu().contiguous()
 
 
-def _put_optimizer_tensors(tensors: dict[str, Tensor], model: BraidForCausalLM, optimizer: optim.Optimizer) -> None:
-    for name, parameter in model.named_parameters():
+def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None:
+    for name, parameter in state.named_parameters():
         if f"{name}.{STEP}" not in tensors:
             continue
-        state = {key: tensors[f"{name}.{key}"] for key in (STEP, *MOMENTS)}
+        moments = {key: tensors[f"{name}.{key}"] for key in (STEP, *MOMENTS)}
         expected = {STEP: (), **dict.fromkeys(MOMENTS, tuple(parameter.shape))}
-        if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in state.items()}):
+        if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in moments.items()}):
             raise ValueError(f"it is of another model ({name}: {listed(problems)})")
         # Fused AdamW counts its steps on the device.
-        optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in state.items()}
+        state.optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in moments.items()}
 
 
 def _random_states(rank: Rank) -> dict[str, Tensor]:

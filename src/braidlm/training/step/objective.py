@@ -10,9 +10,11 @@ from braidlm.core import console
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM, share_of_batch
+from braidlm.model.record import LayerRecord
 from braidlm.model.routing.losses import Evaluator, loads, routing_loss, usages
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
+from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.memory import Memory, MemoryCache
 
 if TYPE_CHECKING:  # it needs Triton
@@ -31,14 +33,22 @@ class BatchLosses(NamedTuple):
     """For each router that is balanced without a loss, how often each choice was picked."""
     memory: Memory | None = None
     """What the rows remember for their next chunk, if they had a memory."""
+    extra: dict[str, Tensor] = {}
+    """The recipe's extra losses by name, without their weights."""
 
 
 class Objective(nn.Module):
-    """The model as a function of a batch, by kernels where it is lowered."""
+    """The model as a function of a batch, by kernels where it is lowered; with what a recipe adds to its loss."""
 
-    def __init__(self, model: BraidForCausalLM, lowered: "LoweredModel | None" = None):
+    def __init__(
+        self,
+        model: BraidForCausalLM,
+        lowered: "LoweredModel | None" = None,
+        extra: dict[str, ExtraLoss] | None = None,
+    ):
         super().__init__()
         self.model, self.lowered = model, lowered
+        self.extra = nn.ModuleDict(extra)
         self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
     def forward(
@@ -50,18 +60,21 @@ class Objective(nn.Module):
         continues: Tensor | None = None,
     ) -> BatchLosses:
         """With a memory, `continues` [row] says whose text goes on where the memory ends."""
+        if self.lowered is not None:
+            text, routing, routings = self.lowered.losses(inputs, labels, count)
+            read = partial(self._readings, routings, labels)
+            return BatchLosses(text, routing, *self.lowered.on_side(read, routings, labels))
+        cache = None
         if memory is not None:
             assert continues is not None
             cache = MemoryCache(memory, continues)
-            text, routing, routings = plain_losses(self.model, inputs, labels, count, cache)
-            after = cache.after(self.model.model, inputs.shape[1])
-            return BatchLosses(text, routing, *self._readings(routings, labels), after)
-        if self.lowered is None:
-            text, routing, routings = plain_losses(self.model, inputs, labels, count)
-            return BatchLosses(text, routing, *self._readings(routings, labels))
-        text, routing, routings = self.lowered.losses(inputs, labels, count)
-        read = partial(self._readings, routings, labels)
-        return BatchLosses(text, routing, *self.lowered.on_side(read, routings, labels))
+        record = LayerRecord([] if any(loss.needs_layers for loss in self.extra.values()) else None)
+        hidden, routings = plain_pass(self.model, inputs, cache, record)
+        text, routing = losses_of(self.model, hidden, routings, labels, count)
+        done = TrainingPass(self.model, inputs, labels, count, hidden, tuple(record.hidden_states or ()))
+        extra = {name: loss(done) for name, loss in self.extra.items()}
+        after = None if cache is None else cache.after(self.model.model, inputs.shape[1])
+        return BatchLosses(text, routing, *self._readings(routings, labels), after, extra)
 
     def _readings(
         self, routings: Routings, labels: Tensor, evaluate: Evaluator | None = None
@@ -81,12 +94,27 @@ def plain_losses(
     cache: MemoryCache | None = None,
 ) -> tuple[Tensor, Tensor | None, Routings]:
     """The loss of labels at the position predicting them, what routers add to it, and their routings."""
+    hidden, routings = plain_pass(model, inputs, cache)
+    return *losses_of(model, hidden, routings, labels, count), routings
+
+
+def plain_pass(
+    model: BraidForCausalLM, inputs: Tensor, cache: MemoryCache | None = None, record: LayerRecord | None = None
+) -> tuple[Tensor, Routings]:
+    """The normalised stream and the routings of a batch."""
     embedded = model.model.embedding(inputs)
     span = model.model.span(embedded) if cache is None else cache.span(model.model, embedded)
-    hidden, routings = model.model.stream(embedded, span)
+    span.record = record
+    return model.model.stream(embedded, span)
+
+
+def losses_of(
+    model: BraidForCausalLM, hidden: Tensor, routings: Routings, labels: Tensor, count: Tensor | float | None
+) -> tuple[Tensor, Tensor | None]:
+    """The loss of labels at the position predicting them, and what routers add to it."""
     real = labels != IGNORED
     routing = routing_loss(routings, real) * share_of_batch(real, count) if routings else None
-    return model.head.loss(hidden, labels, count), routing, routings
+    return model.head.loss(hidden, labels, count), routing
 
 
 def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:

@@ -5,7 +5,7 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.recipe import TrainingConfig
+from braidlm.training.step.extra_losses import build_extra_losses
 from braidlm.training.step.memory import Memory, empty_memory
 from braidlm.training.step.objective import BatchLosses, Objective, routers
 from braidlm.training.step.optimizers import make_adamw, set_learning_rate
@@ -48,6 +49,8 @@ class StepReport:
     """What routers add to the loss, 0 where there are none."""
     usage: dict[str, Tensor]
     """For each router, the share of the weight that each of its choices had in the last forward pass."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """The recipe's extra losses by name, without their weights."""
 
     def packed(self) -> Tensor:
         """All numbers one after the other, so that they are copied at once."""
@@ -56,11 +59,13 @@ class StepReport:
     def unpacked(self, numbers: Tensor) -> "StepReport":
         """A report like this one, of other numbers that were packed."""
         parts = numbers.split([number.numel() for number in self._numbers()])
-        loss, norm, routing_loss, *shares = parts
-        return StepReport(loss[0], norm[0], routing_loss[0], dict(zip(self.usage, shares, strict=True)))
+        loss, norm, routing_loss, *others = parts
+        usage = dict(zip(self.usage, others, strict=False))
+        extra = dict(zip(self.extra, (number[0] for number in others[len(usage) :]), strict=True))
+        return StepReport(loss[0], norm[0], routing_loss[0], usage, extra)
 
     def _numbers(self) -> list[Tensor]:
-        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values()]
+        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values(), *self.extra.values()]
 
 
 class Stepper:
@@ -77,16 +82,19 @@ class Stepper:
             model.gradient_checkpointing_enable()
         self.memory = empty_memory(model, memory, config.batch * config.accumulation, rank.device, dtype)
         """What each row remembers between steps."""
+        self.extra = build_extra_losses(config.losses, model)
+        """What the recipe adds to the text's loss."""
         self.lowered = self._lower(model, dtype)
         self.use_compile = (on_gpu and self.lowered is None) if config.compile is None else config.compile
-        self.objective = data_parallel(Objective(model, self.lowered), rank)
+        objective = Objective(model, self.lowered, self.extra)
+        self.objective = data_parallel(objective, rank)
         self.run: Callable[..., BatchLosses] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
-        self.optimizer = make_adamw(model, config.optimizer, capturable=self.use_graph)
+        self.optimizer = make_adamw(objective, config.optimizer, capturable=self.use_graph)
         self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
         self.nothing = torch.zeros((), device=rank.device)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
         self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
         self.balanced = {router.address: router for router in routers(model) if _is_balanced(router)}
@@ -103,7 +111,8 @@ class Stepper:
 
     def _lower(self, model: BraidForCausalLM, dtype: torch.dtype) -> "LoweredModel | None":
         """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
-        if self.config.compile or not self.use_graph or self.memory is not None:  # kernels see one chunk alone
+        # Kernels see one chunk alone, and keep less than extra losses read.
+        if self.config.compile or not self.use_graph or self.memory is not None or self.extra:
             return None
         # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
@@ -159,6 +168,12 @@ class Stepper:
         for router in self.growing:
             router.open(share)
 
+    def begin_step(self, step: int, share: float) -> None:
+        """Tell the extra losses which step comes; a captured step is recorded again where they compute another."""
+        changed = [loss.begin_step(step, share) for loss in self.extra.values()]
+        if any(changed):
+            self._record_again()
+
     def _record_again(self) -> None:
         self.graph, self.steps = None, 0
         if self.use_compile:
@@ -177,13 +192,14 @@ class Stepper:
     def _train(self, inputs: Tensor, labels: Tensor, continues: Tensor, count: Tensor) -> StepReport:
         losses, additions, picked, remembered = [], [], [], []
         used: dict[str, Tensor] = {}
+        extra: dict[str, list[Tensor]] = {name: [] for name in self.extra}
         pieces = list(self._micro_batches(inputs, labels, continues))
         for index, (tokens, targets, *memory) in enumerate(pieces):
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.rank.device, self.dtype):
-                    loss, added, used, picks, after = self.run(tokens, targets, count, *memory)
-                whole = loss if added is None else loss + added
+                    loss, added, used, picks, after, others = self.run(tokens, targets, count, *memory)
+                whole = self._whole(loss, added, others)
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
                 if self.lowered is not None:
@@ -194,11 +210,24 @@ class Stepper:
                 remembered.append(after)
             if added is not None:
                 additions.append(added.detach())
+            for name, other in others.items():
+                extra[name].append(other.detach())
         norm = self._update()
+        for extra_loss in self.extra.values():
+            extra_loss.end_step()
         self._rebalance(picked)
         self.memory_after = remembered
         self.optimizer.zero_grad(set_to_none=True)
-        return StepReport(self._sum(losses), norm, self._sum(additions), used)
+        summed = {name: self._sum(parts) for name, parts in extra.items()}
+        return StepReport(self._sum(losses), norm, self._sum(additions), used, summed)
+
+    def _whole(self, text: Tensor, routing: Tensor | None, others: dict[str, Tensor]) -> Tensor:
+        """What is minimised."""
+        whole = text * math.prod(loss.text_weight for loss in self.extra.values()) if self.extra else text
+        whole = whole if routing is None else whole + routing
+        for name, other in others.items():
+            whole = whole + self.extra[name].config.weight * other
+        return whole
 
     def _micro_batches(self, inputs: Tensor, labels: Tensor, continues: Tensor) -> Iterator[tuple[Any, ...]]:
         """Inputs and labels of each, and where rows have a memory, that and whether they go on with their text."""

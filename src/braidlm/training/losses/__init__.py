@@ -1,0 +1,1 @@
+"""Extra losses of a training, one per file: see `braidlm.training.step.extra_losses`."""
