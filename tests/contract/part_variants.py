@@ -20,8 +20,8 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "positions": lambda part: {"positions": part},
     "rope scaling": lambda part: {"positions": {"scaling": part}},
-    "embedding": lambda part: {"embedding": part},
-    "head": lambda part: {"head": part},
+    "embedding": lambda part: {"embedding": part, "tie_embeddings": part["kind"] == "tokens"},
+    "head": lambda part: {"head": part, "tie_embeddings": part["kind"] == "linear"},
     "initialisation": lambda part: {"initialisation": part},
 }
 """Where a part of each kind is in an architecture."""
@@ -39,6 +39,7 @@ VALUES: dict[str, list[Any]] = {
     "names": [3, ["a", "b", "c"]],
     "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}],
     "experts": [3],
+    "width": [16],
     "new": [["expert_3"], ["path_2"]],
     "join": ["add", "routed"],
     "router": [{}],

@@ -60,6 +60,9 @@ class TreeForward(Protocol):
     def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         """[token] of each of `tokens`, predicted by the one of those that `rows` says."""
 
+    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The same from their logits."""
+
 
 class BraidForward:
     """A Braid model: the head is applied only where a token is predicted."""
@@ -91,6 +94,9 @@ class BraidForward:
     def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head.log_probabilities(hidden, rows, tokens)
 
+    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head.scores(logits, rows, tokens)
+
 
 class TransformersForward:
     """Any causal language model of transformers; types not in `TREE_MODEL_TYPES` run every sequence by itself."""
@@ -115,7 +121,10 @@ class TransformersForward:
         return hidden
 
     def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        return log_probabilities_of(hidden, rows, tokens)
+        return self.scores(hidden, rows, tokens)
+
+    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        return log_probabilities_of(logits, rows, tokens)
 
 
 def forward_for(model: Any, dtype: torch.dtype) -> TreeForward:

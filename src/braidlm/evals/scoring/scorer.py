@@ -182,23 +182,23 @@ class Scorer:
             stop = len(predictors) if last else int(torch.searchsorted(predictors, start + size))
             part, rows, tokens = hidden[start : start + size], predictors[begin:stop] - start, targets[begin:stop]
             if margins:
-                values[:, begin:stop] = _with_margins(self.forward.logits(part), rows, tokens)
+                logits = self.forward.logits(part)
+                values[0, begin:stop] = self.forward.scores(logits, rows, tokens)
+                values[1, begin:stop] = _margins(logits, rows, tokens)
             else:
                 values[0, begin:stop] = self.forward.log_probabilities(part, rows, tokens)
             begin = stop
         return torch.empty_like(values).index_copy_(1, order, values)
 
 
-def _with_margins(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-    """[2, scores] log-probabilities, and how far each logit is above the largest of another token."""
+def _margins(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """[scores] how far each logit is above the largest of another token."""
     import torch
-
-    from braidlm.model.heads.losses import log_probabilities_of
 
     logits = logits if logits.dtype == torch.float64 else logits.float()
     best = logits.topk(2, -1)
     other = torch.where(best.indices[rows, 0] == targets, best.values[rows, 1], best.values[rows, 0])
-    return torch.stack((log_probabilities_of(logits, rows, targets), logits[rows, targets] - other))
+    return logits[rows, targets] - other
 
 
 @contextlib.contextmanager

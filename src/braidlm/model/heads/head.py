@@ -26,8 +26,12 @@ class Head(ModelEnd):
         return next_token_loss(self(hidden) if logits is None else logits, targets, count)
 
     def log_probabilities(self, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """`log_probabilities_of` the logits of hidden [row, width]."""
-        return log_probabilities_of(self(hidden), rows, tokens)
+        """[token] of each of `tokens`, predicted by the row of hidden [row, width] that `rows` [token] says."""
+        return self.scores(self(hidden), rows, tokens)
+
+    def scores(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The same from logits that are known already."""
+        return log_probabilities_of(logits, rows, tokens)
 
     def shared_with(self, embedding: Embedding) -> dict[str, str]:
         """Parameters that `tie_embeddings` shares: the head's name of each, and the embedding's."""
