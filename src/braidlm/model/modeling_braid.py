@@ -367,8 +367,8 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = BraidModel(config)
         self.score = nn.Linear(self.model.width_out, config.num_labels, bias=False)
-        self.post_init()
         self._tied_weights_keys = self.tied = _shared_names(self)
+        self.post_init()
 
     def forward(
         self,
