@@ -44,7 +44,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
             "join": {"kind": "routed", "compute": "sparse"},
         },
         {"paths": 3, "layers": 2, "share": {"kind": "feeds", "lora": 2}, "join": {"kind": "routed", "per": "sublayer"}},
-        {"compute": "dense", "scope": "routed", "top_k": 1},
+    ],
     ("sharing", "feeds"): [{}, {"lora": 2}, {"layers": "interior"}],
     ("sharing", "attentions"): [{}, {"layers": "interior", "lora": 2}],
     ("sharing", "blocks"): [{}, {"lora": 2}],
