@@ -24,6 +24,13 @@ class GlobalBatch:
     """[global rows]: how many positions of each row are trained; fewer than T if an epoch ends within the row."""
     continues: np.ndarray
     """[rows of this rank] bool: whether the text of each row continues that of the same row one batch before."""
+    positions: np.ndarray
+    """[rows of this rank, T]: where the input tokens are in the file of the row's data set."""
+
+    @property
+    def own_sources(self) -> np.ndarray:
+        """[rows of this rank]: the index of each row's data set."""
+        return self.sources[self.first : self.first + len(self.tokens)]
 
     @property
     def trained_words(self) -> np.ndarray:
@@ -45,7 +52,7 @@ class Batch:
     """One optimizer step: this rank's rows, and counts of the global batch, which are the same on every rank."""
 
     inputs: np.ndarray
-    """[rows of this rank, T] int64."""
+    """[rows of this rank, T] int64; longer where there are pauses."""
     labels: np.ndarray
     """[rows of this rank, T] int64: the token that follows each input, or -100 where this piece does not train."""
     whole: GlobalBatch

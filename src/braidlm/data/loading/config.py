@@ -121,6 +121,9 @@ class DataConfig:
     """In which order documents are read, in each data set."""
     mix: MixtureConfig = field(default_factory=MixtureConfig)
     """How data sets share the rows of a batch."""
+    pauses: Rate = 0.0
+    """The share of a sequence that is pause tokens: they stand at random places in the text, give the model time before
+    the token after them, and are never predicted. The tokenizer needs the special token `<pause>`."""
     cache: str = "data"
     """The folder for what is prepared on first use."""
 

@@ -11,6 +11,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
+from braidlm.data.loading.pauses import Pauses
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
 
@@ -82,14 +83,18 @@ class Loader:
         mix: MixtureConfig | None = None,
         rank: int = 0,
         world: int = 1,
+        pauses: Pauses | None = None,
     ):
-        """`rows` per process and forward pass; an optimizer step takes `accumulation` times as many."""
+        """`rows` per process and forward pass; an optimizer step takes `accumulation` times as many.
+
+        `length` is that of the text; pauses are inserted into it.
+        """
         # By name, so that the order in which a recipe lists its data sets has no effect.
         self.streams = sorted(streams, key=lambda stream: stream.name)
         self.chunking, self.length, self.seed = chunking, length, seed
         self.local_rows = rows * accumulation
         self.global_rows = self.local_rows * world
-        self.rank = rank
+        self.rank, self.pauses = rank, pauses
         _check(self.streams, chunking, length)
         self._mix_config = mix or MixtureConfig()
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
@@ -130,7 +135,7 @@ class Loader:
             self._forget_past_epochs()
         else:
             self._offset = piece.stop
-        return piece
+        return piece if self.pauses is None else self.pauses.insert(piece, self.names)
 
     def state(self) -> dict[str, Any]:
         """Everything that `load_state` needs, as plain JSON data; the same on every rank."""
@@ -169,6 +174,7 @@ class Loader:
         trained_lengths = np.empty(self.global_rows, np.int64)
         continues = np.zeros(self.global_rows, bool)
         tokens = np.empty((self.local_rows, self.length + 1), np.int64)
+        positions = np.empty((self.local_rows, self.length), np.int64)
         first = self.rank * self.local_rows
         streams = list(self._position.streams)
         for index, stream in enumerate(self.streams):
@@ -180,8 +186,10 @@ class Loader:
             words[rows] = stream.word_starts_at(taken.positions[:, :-1])
             local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
             tokens[rows[local] - first] = stream.tokens_at(taken.positions[local])
+            positions[rows[local] - first] = taken.positions[local, :-1]
         own = continues[first : first + self.local_rows]
-        return GlobalBatch(tokens, words, sources, first, trained_lengths, own), LoaderPosition(streams, credits)
+        batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions)
+        return batch, LoaderPosition(streams, credits)
 
     def _assign(self, progress: float) -> tuple[np.ndarray, list[float]]:
         """The data set of each row of the next batch, and the credits after it."""
