@@ -56,6 +56,7 @@ class ToyTokenizer:
         self.backend.add_special_tokens(["<eos>"])
         self.fingerprint = f"toy-{words}"
         self.vocab_size = words + 1
+        self.token_bytes: list[bytes | None] = [*(token.encode() for token in vocabulary if token != "<eos>"), None]
         self.eos_id: int | None = words
         self.bos_id: int | None = None
         self.pad_id: int | None = None

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from braidlm.core.models.folders import save_model
+from braidlm.core.models.folders import read_tokenizer, save_model
 from braidlm.core.models.presets import config_from
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
@@ -48,6 +48,7 @@ def save_tiny_folders(root: Path) -> TinyFolders:
         tokenizer = _tokenizer(name)
         config = config_from(f"tiny/{name}", vocab_size=tokenizer.vocab_size)
         model = randomised(BraidForCausalLM(config)).eval()
+        read_tokenizer(model, tokenizer)
         folder = save_model(model, root / name, tokenizer, {"made_by": "a test"})
         config = config_from(f"tiny/{name}", vocab_size=tokenizer.vocab_size)
         config.num_labels = LABELS

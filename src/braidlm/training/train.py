@@ -14,7 +14,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
-from braidlm.core.models.folders import check_vocabulary
+from braidlm.core.models.folders import check_vocabulary, read_tokenizer
 from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
 from braidlm.core.report.notebook import html_table
@@ -225,7 +225,9 @@ def _make_model(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> B
     config = BraidConfig(architecture=loaded.architecture, vocab_size=vocab_size, **_special_ids(data))
     _check_memory(config, loaded, device)
     use_routing_losses(config, loaded.recipe.training.routing_losses)
-    return BraidForCausalLM(config)
+    model = BraidForCausalLM(config)
+    read_tokenizer(model, data.tokenizer)
+    return model
 
 
 def _special_ids(data: OpenData) -> dict[str, int | None]:

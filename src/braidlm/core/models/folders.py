@@ -27,6 +27,7 @@ from braidlm.core.reading import read_json
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import ADVICE
+from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import switch_off_modules, use_paths
 
@@ -63,6 +64,7 @@ def write_model_files(
     config = model.config
     if tokenizer is not None:
         check_vocabulary(config.vocab_size, tokenizer, name)
+        _check_spelling(model, tokenizer, name)
         _set_special_ids(config, tokenizer)
         tokenizer.save(folder)
     model.generation_config = GenerationConfig(
@@ -81,6 +83,22 @@ def write_model_files(
     }
     write_json(folder / "lineage.json", record)
     write_text(folder / "README.md", model_card(name, config, model, record))
+
+
+def read_tokenizer(model: BraidForCausalLM, tokenizer: Tokenizer) -> None:
+    """Let a new model's embedding and head know the bytes of its tokens, where they read or write these."""
+    for end in (model.model.embedding, model.head):
+        end.read_tokenizer(tokenizer.token_bytes)
+
+
+def _check_spelling(model: BraidForCausalLM, tokenizer: Tokenizer, where: str) -> None:
+    for end in (model.model.embedding, model.head):
+        if isinstance(end, ModelEnd) and not end.agrees_with(tokenizer.token_bytes):
+            raise BraidError(
+                f"the model's {type(end).__name__} has not read this tokenizer: it knows other bytes of its tokens",
+                where,
+                "Call `read_tokenizer(model, tokenizer)` of braidlm.core.models.folders before the model is trained.",
+            )
 
 
 def _set_special_ids(config: BraidConfig, tokenizer: Tokenizer) -> None:

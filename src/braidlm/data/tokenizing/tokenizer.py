@@ -99,6 +99,22 @@ class BraidTokenizer:
         """The largest id plus one: the rows that an embedding needs."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def token_bytes(self) -> list[bytes | None]:
+        """The bytes of each token by its id; None for special tokens and for ids without a token.
+
+        Where tokens are not written in a byte alphabet, these are their names in UTF-8, marks of word boundaries and
+        all, so that no two tokens have the same.
+        """
+        alphabet = {character: byte for byte, character in enumerate(byte_characters())}
+        found: list[bytes | None] = [None] * self.vocab_size
+        for token, index in self.backend.get_vocab(with_added_tokens=True).items():
+            is_spelled = self.is_byte_level and all(character in alphabet for character in token)
+            found[index] = bytes(alphabet[c] for c in token) if is_spelled else token.encode("utf-8")
+        for index, added in self.backend.get_added_tokens_decoder().items():
+            found[index] = None if added.special else added.content.encode("utf-8")
+        return found
+
     @property
     def eos_id(self) -> int | None:
         return self._id(self.special.eos)
