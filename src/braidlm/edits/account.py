@@ -30,6 +30,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+@dataclass(frozen=True)
+class Transform:
+    """What an edit makes of a tensor; it must take meta tensors, whose shapes the account checks."""
+
+    compute: Callable[[Tensor], Tensor]
+    description: str
+
+
 class Derived:
     """A tensor computed from source tensors."""
 
@@ -42,6 +50,8 @@ class Derived:
     new_rows: tuple[int, int] | None = None
     """How many rows of zeros are inserted into the one part, and after how many of its own; the edit fills them."""
 
+    transform: Transform | None = None
+    """What is computed of the result; by default nothing."""
     def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
         """The tensor; its parts are read for it and not kept."""
         parts = [read(part) for part in self.parts]
@@ -52,7 +62,8 @@ class Derived:
         if self.new_rows is not None:
             count, after = self.new_rows
             parts = [torch.cat((p[:after], p.new_zeros(count, *p.shape[1:]), p[after:])) for p in parts]
-        return OPERATIONS[self.operation](parts).contiguous()
+        whole = OPERATIONS[self.operation](parts)
+        return (whole if self.transform is None else self.transform.compute(whole)).contiguous()
 
     @property
     def description(self) -> str:
@@ -60,7 +71,9 @@ class Derived:
         cut = f"the first {self.rows} rows" if self.rows is not None else ""
         chosen = "" if self.chosen_rows is None else f"rows {', '.join(map(str, self.chosen_rows))}"
         new = "" if self.new_rows is None else f"{self.new_rows[0]} new rows after row {self.new_rows[1] - 1}"
-        return ", ".join(filter(None, (self.operation if self.operation != "as it is" else "", cut, chosen, new)))
+        operation = "" if self.operation == "as it is" else self.operation
+        made = "" if self.transform is None else self.transform.description
+        return ", ".join(filter(None, (operation, cut, chosen, new, made)))
 
 
 @dataclass(frozen=True)

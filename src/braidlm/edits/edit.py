@@ -52,6 +52,8 @@ class EditPlan:
     """Fills what the account calls fresh in another way than the model's initialisation."""
     unchanged_on: Tensor | None = None
     """Token ids [sequence, time] whose logits the edit promises not to change; by default it promises nothing."""
+    measure: Callable[[BraidForCausalLM], dict[str, Any]] | None = None
+    """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
 
 
 class Edit(ABC):
@@ -117,6 +119,7 @@ def carry_out(
         _check_unchanged(source, model, plan.unchanged_on)
     lineage = {
         **record,
+        **({} if plan.measure is None else {"measured": plan.measure(model)}),
         "sources": [{"name": name, **source.record()} for name, source in sources.items()],
         **plan.account.record(),
     }

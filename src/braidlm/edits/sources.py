@@ -15,6 +15,7 @@ from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import WEIGHTS, load_lineage
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.trained_length import LENGTH, trained_length
+from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -56,10 +57,16 @@ class _BraidSource(Source):
         model.check()
         self.path = model.folder / WEIGHTS
         with safe_open(self.path, "pt") as file:
-            kinds = {name: file.get_slice(name).get_dtype() for name in self.plain.tensors}
-        if odd := [f"{name} is of type {kind}" for name, kind in kinds.items() if kind not in FLOATS]:
+            types = {name: file.get_slice(name).get_dtype() for name in self.plain.tensors}
+        if kinds := untrainable(self.config.decoded.compression):
+            raise BraidError(
+                f"this model is quantised ({', '.join(kinds)}), and an edit needs weights",
+                str(model.folder),
+                "Edit the model that it was made of, which lineage.json names, and quantise the result.",
+            )
+        if odd := [f"{name} is of type {kind}" for name, kind in types.items() if kind not in FLOATS]:
             raise BraidError(f"these are no plain floating point numbers: {'; '.join(odd[:5])}", str(model.folder))
-        dtypes = sorted({FLOATS[kind] for kind in kinds.values()})
+        dtypes = sorted({FLOATS[kind] for kind in types.values()})
         self.notes = (
             [] if dtypes == ["float32"] else [f"weights are {' and '.join(dtypes)}; they are written as float32"]
         )
