@@ -1,0 +1,129 @@
+"""`braid edit factorize`: matrices as products of two narrow ones, by their largest singular values."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.edits.account import Derived, Part, Transform, account_table
+from braidlm.edits.before_after import compare
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.matrices import (
+    Matrix,
+    account_of,
+    compressed_config,
+    matrices_of,
+    parameters_text,
+    shared_once,
+)
+from braidlm.edits.sources import Source
+from braidlm.model.config.ranges import Count, Probability, Size
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A matrix as a product, and the share of its energy (the sum of its squares) that the product has."""
+
+    down: Tensor
+    up: Tensor
+    energy: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[-2]
+
+
+@edits.register("factorize")
+@dataclass(frozen=True)
+class Factorize(Edit):
+    """Which matrices become products, and of which rank."""
+
+    about: ClassVar[str] = "make matrices products of two narrow ones, with fewer parameters and FLOPs"
+
+    energy: Probability | None = None
+    """The share of a matrix's energy, the sum of its squares, that is kept at least; it decides each rank."""
+    rank: Size | None = None
+    """Instead of an energy: the rank of every matrix."""
+    modules: tuple[str, ...] = ("stages.*",)
+    """Addresses of linear layers or patterns of them: stages.*.feed.* takes those of feed-forward parts."""
+    text: str | None = None
+    """Held-out text, a file, folder or packed data: its bits per byte before and after are shown."""
+    tokens: Count = 100_000
+    """How many tokens of the text are read."""
+
+    def __post_init__(self) -> None:
+        if (self.energy is None) == (self.rank is None):
+            raise BraidError("give either the energy to keep or a rank", todo="`--energy 0.9` or `--rank 64`")
+
+    def plan(self, source: Source) -> EditPlan:
+        measure = compare(source, self.text, self.tokens)
+        matrices = matrices_of(source, self.modules)
+        factors = self._factors(source, shared_once(matrices))
+        chosen = [matrix for matrix in matrices if matrix.tensor in factors]
+        if not chosen:
+            raise BraidError(
+                "no matrix has fewer parameters as a product of two",
+                source.model.title,
+                "Keep less energy, or choose a lower rank.",
+            )
+        ranks = {matrix.address: factors[matrix.tensor].rank for matrix in chosen}
+        config = compressed_config(source.config, {"low_rank": {"ranks": ranks}})
+        derived: dict[str, Derived] = {}
+        once = shared_once(chosen)
+        for matrix in once:
+            own = factors[matrix.tensor]
+            derived[f"{matrix.layer}.down.weight"] = _half(matrix, own.down, "the factor that reads")
+            derived[f"{matrix.layer}.up.weight"] = _half(matrix, own.up, "the factor that writes")
+            derived[f"{matrix.layer}.up.bias"] = Derived((Part(SOURCE, f"{matrix.layer}.bias"),))
+        model, account = account_of(source, config, derived)
+        whole = len(shared_once(matrices)) - len(once)
+        notes = [f"{whole} matrices stay: as products they would have more parameters"] if whole else []
+        lines = [
+            f"Factorize {source.model.title}: {len(once)} matrices become products, {parameters_text(source, model)}",
+            *(f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once),
+            *account_table(account, ()),
+            *(f"  note: {note}" for note in (*source.notes, *notes)),
+        ]
+        return EditPlan(lines, config, account, measure=measure)
+
+    def _factors(self, source: Source, matrices: list[Matrix]) -> dict[str, Factors]:
+        """By the matrix's tensor; without those that would not become smaller."""
+        found = {}
+        with console.progress("singular values", len(matrices), "matrices") as advance:
+            for done, matrix in enumerate(matrices, start=1):
+                factors = factorised(matrix.rows(source.read(matrix.tensor)), self.energy, self.rank)
+                if factors.rank * (matrix.inputs + matrix.outputs) < matrix.inputs * matrix.outputs:
+                    found[matrix.tensor] = factors
+                advance(done, "")
+        return found
+
+
+def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
+    """Matrices [..., outputs, inputs] as up @ down of the smallest rank with this energy, or of a given one.
+
+    The members of a bank have one rank, which suffices for each of them. The factors are of equal norm.
+    """
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    squares = values.double().square()
+    share = squares.cumsum(-1) / squares.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    if energy is not None:
+        rank = int((share < energy).sum(-1).max().item()) + 1
+    assert rank is not None
+    rank = min(rank, values.shape[-1])
+    roots = values[..., :rank].sqrt()
+    up, down = left[..., :rank] * roots[..., None, :], right[..., :rank, :] * roots[..., None]
+    return Factors(down, up, share[..., rank - 1].min().item())
+
+
+def _half(matrix: Matrix, tensor: Tensor, text: str) -> Derived:
+    """One of the two factors, which the plan has computed."""
+    return Derived((Part(SOURCE, matrix.tensor),), transform=Transform(lambda _: matrix.rows(tensor), text))
+
+
+def _line(matrix: Matrix, factors: Factors) -> str:
+    bank = "" if matrix.members is None else f"{matrix.members} of "
+    shape = f"{bank}{matrix.inputs} x {matrix.outputs}"
+    return f"{matrix.address}: {shape}, rank {factors.rank}, {factors.energy:.1%} of the energy"
