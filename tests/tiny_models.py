@@ -34,7 +34,10 @@ def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, **architecture
 def randomised(model: Any, seed: int = 0) -> Any:
     """Replace all weights so that every part matters: scales differ from 1, biases from 0, and matrices are large."""
     generator = torch.Generator().manual_seed(seed)
+    codes = {p for m in model.modules() if getattr(m, "keeps_values", False) for p in m.parameters()}
     for name, parameter in sorted(model.named_parameters()):
+        if parameter in codes:  # they are random already
+            continue
         noise = torch.randn(parameter.shape, generator=generator)
         scale = parameter.ndim == 1 and not name.endswith("bias")
         parameter.copy_(1 + 0.2 * noise if scale else noise / parameter.shape[-1] ** 0.5)

@@ -23,12 +23,16 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "embedding": lambda part: {"embedding": part, "tie_embeddings": part["kind"] == "tokens"},
     "head": lambda part: {"head": part, "tie_embeddings": part["kind"] == "linear"},
     "initialisation": lambda part: {"initialisation": part},
+    "compression": lambda part: {"compression": [{part.pop("kind"): part}]},
 }
 """Where a part of each kind is in an architecture."""
 
 REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("stage", "project"): {"to": 16},
     ("stage", "parallel"): {"paths": 2},
+    ("compression", "low_rank"): {"ranks": {"stages.*": 4}},
+    ("compression", "int8"): {"modules": ["stages.*"]},
+    ("compression", "int4"): {"modules": ["stages.*"], "group": 8},
     ("rope scaling", "linear"): {"factor": 4.0},
     ("rope scaling", "llama3"): {"factor": 4.0, "original_context": 8},
     ("rope scaling", "yarn"): {"factor": 4.0, "original_context": 256},

@@ -23,8 +23,10 @@ from braidlm.training.step.objective import plain_losses
 from tiny_models import random_ids, tiny_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VARIANTS = {" ".join(filter(None, v[:3])): v for v in every_option() if v[0] != "initialisation"}
-"""An initialisation is no part of a forward pass."""
+VARIANTS = {
+    " ".join(filter(None, v[:3])): v for v in every_option() if v[0] != "initialisation" and v[1] not in ("int8", "int4")
+}
+"""An initialisation is no part of a forward pass, and quantised matrices have none in training."""
 ROUTED = [name for name in VARIANTS if "softmax experts" in name or "routed" in name or name.startswith("stage")]
 TOLERANCE = 2e-5
 """Of a relative error of a gradient in float32."""

@@ -13,14 +13,24 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.models.accounting import cost_of, model_cost, skeleton, stage_table
+from braidlm.core.models.accounting import cost_of, model_cost, skeleton, stage_table, weights_in
 from braidlm.core.models.folders import load_model, save_model
+from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
+    ("stage", "mixture_of_depths"): [
+        {},
+        {"layers": 4, "capacity": 0.25},
+        {"every": 1, "attention": {"heads": 2, "window": 3}},
+        {"attention": {"kind": "stick_breaking", "rest": "current", "current": False}, "feed": {"experts": 3}},
+        {"attention": {"experts": 3}, "feed": {"experts": {"names": 3, "router": {"compute": "sparse"}}}},
+        {"attention": {"experts": {"names": 3, "scope": "routed", "router": {"top_k": 1, "compute": "sparse"}}}},
+        {"attention": {"experts": {"names": 3, "keys": "shared"}}},
+    ],
     ("stage", "project"): [
         {"to": 16},
         {"to": 16, "bias": True},
@@ -90,6 +100,12 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("rope scaling", "linear"): [{"factor": 4.0}],
     ("rope scaling", "llama3"): [{"factor": 4.0, "original_context": 8}],
     ("rope scaling", "yarn"): [{"factor": 4.0, "original_context": 256}],
+    ("compression", "low_rank"): [{"ranks": {"stages.*.feed.*": 3, "stages.0.*": 8}}],
+    ("compression", "int8"): [
+        {"modules": ["stages.*", "embedding", "head"]},
+        {"modules": ["*.out", "head", "embedding"], "dynamic": True},
+    ],
+    ("compression", "int4"): [{"modules": ["stages.*"], "group": 8}],
     ("head", "linear"): [{}, {"bias": True}],
 }
 """Options that are tested too; other parts are tested with their defaults."""
@@ -135,6 +151,14 @@ def model(pristine: BraidForCausalLM) -> BraidForCausalLM:
 def logits(model: BraidForCausalLM, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     with torch.no_grad():
         return model(ids, attention_mask=mask, use_cache=False).logits
+
+@pytest.fixture
+def trained(model: BraidForCausalLM) -> BraidForCausalLM:
+    """The same for tests that train it; whole numbers cannot be trained."""
+    if untrainable(model.config.decoded.compression):
+        pytest.skip("a quantised model refuses to be trained")
+    return model
+
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -223,8 +247,8 @@ def test_evaluation_is_deterministic(pristine: BraidForCausalLM) -> None:
     assert torch.equal(logits(pristine, ids), logits(pristine, ids))
 
 
-def test_gradients_reach_every_parameter(model: BraidForCausalLM) -> None:
-    model.train()
+def test_gradients_reach_every_parameter(trained: BraidForCausalLM) -> None:
+    model = trained.train()
     ids = random_ids(4, 12)
     model(ids, labels=ids).loss.backward()
     for name, parameter in model.named_parameters():
@@ -256,7 +280,8 @@ def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, tmp_path: Any) 
     assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
-def test_activation_checkpointing_changes_neither_loss_nor_gradients(model: BraidForCausalLM) -> None:
+def test_activation_checkpointing_changes_neither_loss_nor_gradients(trained: BraidForCausalLM) -> None:
+    model = trained
     ids, results = random_ids(3, 10), []
     for on in (False, True):
         model.train().zero_grad()
@@ -292,7 +317,8 @@ def test_a_later_token_changes_nothing_before_it(pristine: BraidForCausalLM) -> 
 
 def test_cost_equals_the_sum_over_parameters_and_stages(pristine: BraidForCausalLM) -> None:
     cost = model_cost(pristine, 16)
-    assert cost.parameters == sum(p.numel() for p in pristine.parameters())
+    weights = {p: weights_in(m, n, p) for m in pristine.modules() for n, p in m.named_parameters(recurse=False)}
+    assert cost.parameters == sum(weights.values())
     assert 0 < cost.active_parameters <= cost.parameters
     assert cost.flops_per_token > cost_of(pristine.head, 16).flops_per_token > 0
     assert model_cost(skeleton(pristine.config), 16) == cost

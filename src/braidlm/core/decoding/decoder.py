@@ -117,7 +117,7 @@ class Decoder:
         limit = model.model.positions.limit
         self.model = model.eval()
         self.length = length if limit is None else min(length, limit)
-        parameter = next(model.parameters())
+        parameter = next(p for p in model.parameters() if p.is_floating_point())  # codes have not the stream's type
         shapes = [a.cache_shape for a in model.model.attentions]
         cached = sum(2 * heads * dim for heads, dim in shapes) * batch * self.length * parameter.element_size()
         check_memory(cached, parameter.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
