@@ -18,15 +18,15 @@ from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import SwiGLU
+from braidlm.model.initialisation import initialisations
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.objective import plain_losses
 from tiny_models import random_ids, tiny_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VARIANTS = {
-    " ".join(filter(None, v[:3])): v for v in every_option() if v[0] != "initialisation" and v[1] not in ("int8", "int4")
-}
+LEFT_OUT = [("initialisation", kind) for kind in initialisations] + [("compression", "int8"), ("compression", "int4")]
 """An initialisation is no part of a forward pass, and quantised matrices have none in training."""
+VARIANTS = {" ".join(filter(None, v[:3])): v for v in every_option() if v[:2] not in LEFT_OUT}
 ROUTED = [name for name in VARIANTS if "softmax experts" in name or "routed" in name or name.startswith("stage")]
 TOLERANCE = 2e-5
 """Of a relative error of a gradient in float32."""
