@@ -154,6 +154,8 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
         problems.append(f"attention is '{info.block.attention.kind}'; {title}'s is softmax")
     return problems
 
+    for choice in architecture.compression:
+        problems.append(f"matrices are compressed ({choice.kind}); {title} stores each as it is")
 
 def _wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
     """A problem if a part's kind is not the format's."""

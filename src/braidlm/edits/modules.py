@@ -82,6 +82,11 @@ class Layer:
 def layers_of(info: ModelInfo) -> list[Layer]:
     """The blocks one by one, and the other stages whole."""
     layers = []
+    if info.architecture.compression:
+        raise BraidError(
+            "matrices of this model are compressed, and this edit changes layers one by one",
+            todo="Edit the model before its matrices are compressed: factorize and quantize come last.",
+        )
     for number, (choice, stage) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
         options = encode(choice.options)
         if not isinstance(stage, BlockStage):

@@ -119,6 +119,10 @@ def check_alone(path: PathShape, where: str) -> None:
             problems.append(f"the {registry.noun} is '{choice.kind}', and such parts cannot be concatenated")
     if problems:
         raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
+    if any(isinstance(module, LowRank) for module in path.plain.model.modules()):
+        problems.append("its layers share weights with a LoRA of each (share.lora), which blocks of paths do not have")
+    if architecture.compression:
+        problems.append("its matrices are compressed: compose first, then factorize or quantize")
 
 
 def check_together(paths: Sequence[PathShape]) -> None:

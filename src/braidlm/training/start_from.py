@@ -13,6 +13,8 @@ from braidlm.data.loading.config import DataConfig, TokenizerConfig
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.model.compression.compression import untrainable
+from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import LoadedRecipe, Recipe
@@ -74,6 +76,16 @@ def check_length(context: int, length: int) -> None:
         raise BraidError(
             f"data.length is {length} and the model's context only {context}",
             todo="Raise model.context or lower data.length.",
+def check_not_quantised(architecture: Architecture, where: str) -> None:
+    """Refuse a model whose weights are whole numbers, which training cannot change."""
+    if kinds := untrainable(architecture.compression):
+        raise BraidError(
+            f"this model is quantised ({', '.join(kinds)}), and whole numbers cannot be trained",
+            where,
+            "Train the model that it was made of, and quantise the result: `braid edit quantize`.",
+        )
+
+
         )
 
 

@@ -32,7 +32,7 @@ from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, claimed
 from braidlm.training.saving.checkpoints import Checkpoints
-from braidlm.training.start_from import check_length, data_of, load_start
+from braidlm.training.start_from import check_length, check_not_quantised, data_of, load_start
 from braidlm.training.step.memory import check_positions
 from braidlm.training.step.objective import use_routing_losses
 from braidlm.training.step.parallel import Rank, join_group, wait_for_all
@@ -197,7 +197,11 @@ def _track(trainer: Trainer, folder: Path) -> bool:
 
 def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
-    if loaded.architecture is not None and loaded.recipe.start_from is None:
+    if loaded.recipe.start_from is not None:
+        start = open_model(loaded.recipe.start_from)
+        check_not_quantised(start.config.decoded, str(start.folder))
+    elif loaded.architecture is not None:
+        check_not_quantised(loaded.architecture, "model.compression")
         check_length(loaded.architecture.context, loaded.recipe.data.length)
         _check_memory(BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or 1), loaded, device)
 
