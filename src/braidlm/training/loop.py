@@ -17,9 +17,12 @@ from braidlm.core.models.runs import training_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
+from braidlm.data.loading.pauses import make_pauses
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, repetition, short
+from braidlm.training.distill.distillation import make_distillation
+from braidlm.training.distill.teachers import Teacher
 from braidlm.training.monitoring.progress import Progress, SpeedMeter, progress_note
 from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.monitoring.tracking import Tracker
@@ -30,6 +33,7 @@ from braidlm.training.saving.checkpoints import Checkpoints
 from braidlm.training.saving.state import StepState, explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.compute import Choices, choose_compute, use_compute
+from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.optimizers import LearningRate
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.precision import choose_dtype
@@ -52,24 +56,29 @@ class Trainer:
         checkpoints: Checkpoints,
         lineage: Callable[[dict[str, Any]], dict[str, Any]],
         rank: Rank,
+        teachers: Sequence[Teacher] = (),
     ):
         self.recipe, self.model, self.data, self.rank = recipe, model, data, rank
         self.checkpoints, self.lineage = checkpoints, lineage
         training = recipe.training
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
-        self.stepper = Stepper(model, training, rank, self.dtype, recipe.memory)
+        self.stepper = Stepper(model, training, rank, self.dtype, recipe.memory, self._distillation(teachers))
+        for loss in self.stepper.extra.values():
+            loss.read_tokenizer(data.tokenizer)
         self.state = StepState(model, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
+        pauses = make_pauses(recipe.data.pauses, recipe.data.length, data.tokenizer, recipe.seed)
         self.loader = Loader(
             data.train,
             chunkings.build(recipe.data.chunking),
-            recipe.data.length,
+            recipe.data.length - (pauses.count if pauses else 0),
             rows=training.batch,
             accumulation=training.accumulation,
             seed=recipe.seed,
             mix=recipe.data.mix,
             rank=rank.index,
             world=rank.world_size,
+            pauses=pauses,
         )
         self.held_out = {
             stream.name: validation_windows(stream, recipe.data.length, recipe.validation.tokens, rows=training.batch)
@@ -95,6 +104,17 @@ class Trainer:
         self.threads: int | None = None
         self.stop = StopSignal(rank)
         self._check()
+
+    def _distillation(self, teachers: Sequence[Teacher]) -> dict[str, ExtraLoss]:
+        """What teachers add to the loss."""
+        training, data = self.recipe.training, self.recipe.data
+        if training.distill is None:
+            return {}
+        shape = (training.batch * training.accumulation, data.length)
+        loss = make_distillation(
+            training.distill, teachers, self.model, self.data, shape, data.cache, self.rank, self.dtype
+        )
+        return {"distill": loss}
 
     def _check(self) -> None:
         """Find problems that would show only later in the run."""
@@ -189,7 +209,7 @@ class Trainer:
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)
         self.stepper.open_modules(self._opening())
-        self.stepper.begin_step(before.steps, share)
+        self.stepper.begin_step(before.steps, share, batch)
         report = self.stepper.step(
             batch.inputs,
             batch.labels,

@@ -29,6 +29,7 @@ from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
 from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
+from braidlm.training.distill.config import DistillConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
 
@@ -122,6 +123,8 @@ class TrainingConfig:
     is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
     lora: LoraTrainingConfig | None = None
     """Train adapters in place of the model's own weights; checkpoints have them merged, and beside them alone."""
+    distill: DistillConfig | None = None
+    """Learn from the probabilities of other models: `{teachers: [runs/a, runs/b]}`."""
 
     def __post_init__(self) -> None:
         check_losses(self.routing_losses or ())
@@ -206,6 +209,11 @@ class Recipe:
             raise BraidError(
                 "training.lora adapts a trained model",
                 todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
+            )
+        if self.data.pauses and self.training.distill is not None and self.training.distill.top_k is not None:
+            raise BraidError(
+                "training.distill.top_k stores what teachers say of text without pauses",
+                todo="Leave out top_k, so that the teachers read every step's sequences, or data.pauses.",
             )
         if self.training.memory and not self._keeps_rows:
             raise BraidError(

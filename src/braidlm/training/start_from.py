@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from braidlm.bridges.locate import find_tokenizer
+from braidlm.bridges.locate import find_tokenizer, locate_model
 from braidlm.bridges.opening import OpenModel, open_model
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
@@ -25,10 +25,16 @@ TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
 
 
 def data_of(recipe: Recipe) -> DataConfig:
-    """A recipe's data; text is prepared with the tokenizer of the model to start from, which fits no other tokens."""
+    """A recipe's data; text is prepared with the tokenizer of the model to start from, or else of the first teacher:
+    both fit no other tokens."""
     has_packed = any(data_set.path is not None for data_set in recipe.data.sets.values())
-    if recipe.start_from is None or has_packed:  # packed sets bring their tokenizer, which is compared when it is read
+    if has_packed:  # they bring their tokenizer, which is compared when it is read
         return recipe.data
+    if recipe.start_from is None:
+        distill = recipe.training.distill
+        if distill is None or recipe.data.tokenizer != TokenizerConfig():
+            return recipe.data
+        return replace(recipe.data, tokenizer=TokenizerConfig(str(locate_model(distill.teachers[0].model).path)))
     start, asked = open_model(recipe.start_from).folder, recipe.data.tokenizer
     own = find_tokenizer(start)
     if own is not None and asked == TokenizerConfig():
@@ -70,12 +76,6 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
     return start.load()
 
 
-def check_length(context: int, length: int) -> None:
-    """Refuse sequences that are longer than the model's context."""
-    if length > context:
-        raise BraidError(
-            f"data.length is {length} and the model's context only {context}",
-            todo="Raise model.context or lower data.length.",
 def check_not_quantised(architecture: Architecture, where: str) -> None:
     """Refuse a model whose weights are whole numbers, which training cannot change."""
     if kinds := untrainable(architecture.compression):
@@ -86,6 +86,12 @@ def check_not_quantised(architecture: Architecture, where: str) -> None:
         )
 
 
+def check_length(context: int, length: int) -> None:
+    """Refuse sequences that are longer than the model's context."""
+    if length > context:
+        raise BraidError(
+            f"data.length is {length} and the model's context only {context}",
+            todo="Raise model.context or lower data.length.",
         )
 
 

@@ -25,6 +25,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.distill.teachers import Teacher, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
 from braidlm.training.monitoring.progress import Progress
@@ -105,6 +106,8 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
         data = open_data(data_of(recipe))
     known = None if fresh else folder / ORDER
     data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
+    distill = recipe.training.distill
+    teachers = [] if distill is None else find_teachers(distill, data.tokenizer, recipe.data.length)
     torch.manual_seed(recipe.seed)
     model = _make_model(loaded, data, rank.device).to(rank.device)
     freeze(model, recipe.training.freeze)
@@ -113,7 +116,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep, adapter)
-    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data), rank)
+    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data, teachers), rank, teachers)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
@@ -240,7 +243,7 @@ def _special_ids(data: OpenData) -> dict[str, int | None]:
     return {"eos_token_id": tokenizer.eos_id, "bos_token_id": tokenizer.bos_id, "pad_token_id": pad}
 
 
-def _lineage_maker(loaded: LoadedRecipe, data: OpenData) -> Any:
+def _lineage_maker(loaded: LoadedRecipe, data: OpenData, teachers: list[Teacher]) -> Any:
     recipe = loaded.as_dict()
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     sources: list[dict[str, Any]] = [
@@ -248,6 +251,7 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData) -> Any:
     ]
     if loaded.recipe.start_from:
         sources.append(open_model(loaded.recipe.start_from).record())
+    sources += [teacher.record() for teacher in teachers]
 
     def lineage(training: dict[str, Any]) -> dict[str, Any]:
         return {

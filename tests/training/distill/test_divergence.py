@@ -83,7 +83,8 @@ def test_the_top_k_and_the_rest_are_a_coarser_distribution(
 
     def coarse(probabilities: torch.Tensor) -> torch.Tensor:
         kept = probabilities.gather(-1, best.indices)
-        return torch.cat((kept, (1 - kept.sum(-1, keepdim=True)).clamp(min=1e-12)), -1)
+        rest = probabilities.scatter(-1, best.indices, 0.0).sum(-1, keepdim=True)
+        return torch.cat((kept, rest.clamp(min=1e-300)), -1)
 
     p, q = coarse(teacher.double().exp()), coarse((own.double() / temperature).softmax(-1))
     expected = (p * (p.log() - q.log())).sum(-1)

@@ -36,11 +36,13 @@ def top_k_divergence(ids: Tensor, teacher: Tensor, logits: Tensor, temperature: 
     """
     scaled = logits.float() / temperature
     total = scaled.logsumexp(-1)
+    of_k = _expected_difference(teacher, scaled.gather(-1, ids) - total[..., None]).sum(-1)
+    if ids.shape[-1] == logits.shape[-1]:
+        return of_k
     # Not 1 - sum: the model may leave the others less than float32 resolves beside 1.
     others = scaled.scatter(-1, ids, torch.finfo(scaled.dtype).min).logsumexp(-1) - total
     left = 1.0 - teacher.exp().sum(-1)
     left = torch.where(left > ROUNDING, left, 0.0)
-    of_k = _expected_difference(teacher, scaled.gather(-1, ids) - total[..., None]).sum(-1)
     return of_k + _expected_difference(left.log(), others)
 
 

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from braidlm.data.loading.batches import Batch
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.config.ranges import NonNegative
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -59,6 +61,8 @@ class ExtraLoss(nn.Module):
     """Whether it reads the stream after each layer."""
     text_weight: float = 1.0
     """The factor of the text's own loss in the sum of all losses, where this one takes a share of its place."""
+    capturable: ClassVar[bool] = True
+    """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
 
     def __init__(self, config: Any, model: BraidForCausalLM):
         super().__init__()
@@ -66,6 +70,12 @@ class ExtraLoss(nn.Module):
 
     def forward(self, done: TrainingPass) -> Tensor:
         raise NotImplementedError("abstract: each extra loss computes its own")
+
+    def read_tokenizer(self, tokenizer: BraidTokenizer) -> None:
+        """Called once, before the first step."""
+
+    def read_batch(self, batch: Batch) -> None:
+        """Called before each step, with this process's rows."""
 
     def begin_step(self, step: int, share: float) -> bool:
         """Called before each step, with its number from 0 and the share of the training that is done.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from braidlm.data.loading.batches import Batch
 from braidlm.kernels.lower import lower
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
@@ -20,7 +21,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step.extra_losses import build_extra_losses
+from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses
 from braidlm.training.step.memory import Memory, empty_memory
 from braidlm.training.step.objective import BatchLosses, Objective, routers
 from braidlm.training.step.optimizers import make_adamw, set_learning_rate
@@ -72,18 +73,26 @@ class Stepper:
     """Runs optimizer steps for one model; nothing in a step waits for the device."""
 
     def __init__(
-        self, model: BraidForCausalLM, config: TrainingConfig, rank: Rank, dtype: torch.dtype, memory: int = 0
+        self,
+        model: BraidForCausalLM,
+        config: TrainingConfig,
+        rank: Rank,
+        dtype: torch.dtype,
+        memory: int = 0,
+        given: dict[str, ExtraLoss] | None = None,
     ):
-        """With `memory`, each row attends to that many tokens before its chunk."""
+        """With `memory`, each row attends to that many tokens before its chunk. `given` are extra losses that the
+        recipe does not list, by name."""
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         on_gpu = rank.device.type == "cuda"
+        self.extra = {**build_extra_losses(config.losses, model), **(given or {})}
+        """What is added to the text's loss."""
         self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
+        self.use_graph = self.use_graph and all(loss.capturable for loss in self.extra.values())
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
         self.memory = empty_memory(model, memory, config.batch * config.accumulation, rank.device, dtype)
         """What each row remembers between steps."""
-        self.extra = build_extra_losses(config.losses, model)
-        """What the recipe adds to the text's loss."""
         self.lowered = self._lower(model, dtype)
         self.use_compile = (on_gpu and self.lowered is None) if config.compile is None else config.compile
         objective = Objective(model, self.lowered, self.extra)
@@ -168,8 +177,10 @@ class Stepper:
         for router in self.growing:
             router.open(share)
 
-    def begin_step(self, step: int, share: float) -> None:
+    def begin_step(self, step: int, share: float, batch: Batch) -> None:
         """Tell the extra losses which step comes; a captured step is recorded again where they compute another."""
+        for loss in self.extra.values():
+            loss.read_batch(batch)
         changed = [loss.begin_step(step, share) for loss in self.extra.values()]
         if any(changed):
             self._record_again()

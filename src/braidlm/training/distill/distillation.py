@@ -1,0 +1,151 @@
+"""Distillation as an extra loss: teachers run in every step, or what they said is read from disk."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from braidlm.core import console
+from braidlm.data.loading.batches import Batch
+from braidlm.data.loading.open_data import OpenData
+from braidlm.model.heads.losses import IGNORED
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.distill.config import DistillConfig
+from braidlm.training.distill.divergence import divergence, top_k_divergence
+from braidlm.training.distill.slices import sliced_loss, slices_of
+from braidlm.training.distill.stored import StoragePlan, StoredTargets, Targets, open_targets
+from braidlm.training.distill.teachers import Teacher, Teachers
+from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
+from braidlm.training.step.parallel import Rank, wait_for_all
+
+
+class Distillation(ExtraLoss):
+    """temperature^2 x KL(teachers || model) of the next token, and what the hidden states differ by if asked for."""
+
+    config: DistillConfig
+
+    def __init__(self, config: DistillConfig, model: BraidForCausalLM):
+        super().__init__(config, model)
+        self.text_weight = 1.0 - config.weight
+
+    @torch.compiler.disable  # it computes its gradients itself
+    def forward(self, done: TrainingPass) -> Tensor:
+        used = [*done.model.head.parameters(), *self.parameters()]
+        rows, time = done.inputs.shape
+        slices = slices_of(rows, time, done.model.config.vocab_size)
+        loss = sliced_loss(self.evaluator(done), done.hidden, slices, [p for p in used if p.requires_grad])
+        return loss / done.count
+
+    def evaluator(self, done: TrainingPass) -> Any:
+        """The summed loss of some rows of a pass."""
+        raise NotImplementedError("abstract: teachers run, or are read")
+
+
+class OnlineDistillation(Distillation):
+    """The teachers read every batch."""
+
+    capturable = False  # a model of another package may wait for the device
+
+    def __init__(self, config: DistillConfig, model: BraidForCausalLM, teachers: Teachers):
+        super().__init__(config, model)
+        self.teachers = teachers
+        own, widths = model.model.width_out, teachers.widths if config.hidden else []
+        self.projections = nn.ModuleList(
+            nn.Identity() if width == own else nn.Linear(own, width, bias=False) for width in widths
+        )
+
+    def evaluator(self, done: TrainingPass) -> Any:
+        temperature, weight = self.config.temperature, self.config.hidden
+        real = done.labels != IGNORED
+
+        def evaluate(rows: Tensor, part: slice) -> Tensor:
+            lesson = self.teachers.read(done.inputs[part], hidden=weight > 0)
+            loss = temperature**2 * divergence(lesson.log_probabilities, done.model.head(rows), temperature)
+            for share, other, project in zip(self.teachers.weights, lesson.hidden, self.projections, strict=False):
+                loss = loss + weight * share * hidden_difference(project(rows), other)
+            return torch.where(real[part], loss, 0.0).sum()
+
+        return evaluate
+
+
+class StoredDistillation(Distillation):
+    """The teachers' most probable tokens were stored; a step reads those of its rows."""
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        model: BraidForCausalLM,
+        stored: Mapping[str, StoredTargets],
+        shape: tuple[int, int, int],
+    ):
+        """`shape` [rows of a step, time, k]; `stored` are those of each data set by its name."""
+        super().__init__(config, model)
+        self.stored = [stored[name] for name in sorted(stored)]
+        # A replayed step needs them in their place. They are no buffers, which data parallelism would make equal.
+        self.ids = torch.zeros(shape, dtype=torch.long, device=model.device)
+        self.logs = torch.zeros(shape, device=model.device)
+        self.next_row = 0
+
+    def read_batch(self, batch: Batch) -> None:
+        targets = Targets(np.empty(self.ids.shape, np.int64), np.empty(self.logs.shape, np.float32))
+        for index, stored in enumerate(self.stored):
+            rows = batch.whole.own_sources == index
+            if rows.any():
+                targets.ids[rows], targets.logs[rows] = stored.at(batch.whole.positions[rows])
+        self.ids.copy_(torch.from_numpy(targets.ids), non_blocking=True)
+        self.logs.copy_(torch.from_numpy(targets.logs), non_blocking=True)
+        self.next_row = 0
+
+    def evaluator(self, done: TrainingPass) -> Any:
+        # The micro-batches of a step come in the order of its rows.
+        begin, self.next_row = self.next_row, self.next_row + len(done.inputs)
+        ids, logs = (x[begin : self.next_row] for x in (self.ids, self.logs))
+        real, temperature = done.labels != IGNORED, self.config.temperature
+
+        def evaluate(rows: Tensor, part: slice) -> Tensor:
+            loss = top_k_divergence(ids[part], logs[part], done.model.head(rows), temperature)
+            return temperature**2 * torch.where(real[part], loss, 0.0).sum()
+
+        return evaluate
+
+
+def hidden_difference(own: Tensor, other: Tensor) -> Tensor:
+    """The mean squared difference [...] of two states [..., width], each with mean 0 and variance 1."""
+    one, two = (F.layer_norm(state.float(), state.shape[-1:]) for state in (own, other))
+    return (one - two).square().mean(-1)
+
+
+def make_distillation(
+    config: DistillConfig,
+    found: Sequence[Teacher],
+    model: BraidForCausalLM,
+    data: OpenData,
+    shape: tuple[int, int],
+    cache: str,
+    rank: Rank,
+    dtype: torch.dtype,
+) -> Distillation:
+    """The loss of a run whose steps have rows of `shape` in this process; what is to be stored is stored first."""
+    weights, vocab_size = [teacher.weight for teacher in found], data.tokenizer.vocab_size
+
+    def load() -> Teachers:
+        with torch.random.fork_rng(devices=[]):  # the run is the same whether they are loaded or not
+            models = [teacher.load(rank.device, dtype) for teacher in found]
+        return Teachers(models, weights, vocab_size, config.temperature)
+
+    console.say("Teachers: " + ", ".join(f"{teacher.name} ({teacher.weight:.0%})" for teacher in found) + ".")
+    if config.top_k is None:
+        return OnlineDistillation(config, model, load()).to(rank.device)
+    top_k = min(config.top_k, vocab_size)
+    facts = {"temperature": config.temperature, "teachers": [[teacher.sha256, teacher.weight] for teacher in found]}
+    plan = StoragePlan(Path(cache), shape[1], top_k, vocab_size, facts)
+    if rank.is_main:
+        stored = open_targets(data.train, plan, load, rank.device)
+    wait_for_all(rank)
+    if not rank.is_main:
+        stored = open_targets(data.train, plan, load, rank.device)
+    return StoredDistillation(config, model, stored, (*shape, top_k))
