@@ -96,6 +96,8 @@ PRESETS = {
     "molm-4b-k4": (4_142_526_464, modules(50_295, 1024, 24, (16, 1024), (32, 2048), False, False)),  # Table 1: 4B
     "molm-8b-k2": (8_182_046_720, modules(50_295, 1024, 48, (16, 1024), (32, 2048), False, False)),  # Table 1: 8B
     "modules-46m": (46_240_000, modules(16_384, 384, 8, (8, 256), (16, 256), True, True)),  # ours
+    "stlm-10m": (10_040_000, llama(50_257, 160, 6, 480)),  # ours: the paper names 10M and gives no shape
+    "stlm-100m": (101_404_160, llama(50_257, 640, 13, 1920)),  # ours: the paper names 100M and gives no shape
     "stlm-50m": (59_821_056, llama(50_257, 512, 10, 1536)),  # STLM, Table 2: 50M; its own Table 1 gives this
 }
 
