@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
+from braidlm.core.errors import BraidError
 from braidlm.edits.account import Account, Derived, Part
 from braidlm.edits.sources import Source
 from braidlm.model.config.braid_config import BraidConfig

@@ -19,6 +19,7 @@ from braidlm.model.config.strict import encode
 from braidlm.model.heads.embedding import embeddings
 from braidlm.model.heads.head import heads
 from braidlm.model.paths.parallel import PathConfig
+from braidlm.model.sharing import LowRank
 
 
 @dataclass(frozen=True)
