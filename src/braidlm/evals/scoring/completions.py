@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.core.decoding.generation import TextStream
+from braidlm.core.decoding.generation import TextStream, without_pauses
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
@@ -74,7 +74,7 @@ def complete(
     max_rows: int | None = None,
 ) -> list[Completion]:
     """A completion for each prompt of token ids, at most `max_rows` at once; greedy, unless `sampling` is given."""
-    sampling = sampling or Sampling(temperature=0)
+    sampling = without_pauses(sampling or Sampling(temperature=0), model.tokenizer)
     generator = _Generator(model, max_tokens)
     completions: list[Completion | None] = [None] * len(prompts)
     done = 0
@@ -109,7 +109,7 @@ class _RowSampling(Sampling):
     """Sampling with separate random numbers for each row."""
 
     def __init__(self, sampling: Sampling, indices: Sequence[int], steps: int, device: torch.device):
-        super().__init__(sampling.temperature, sampling.top_k, sampling.top_p, None)
+        super().__init__(sampling.temperature, sampling.top_k, sampling.top_p, None, sampling.never)
         seed = sampling.seed or 0
         self.step = 0
         self.uniform: Tensor | None = None
@@ -121,7 +121,7 @@ class _RowSampling(Sampling):
     def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """[rows] token ids by inverse transform sampling."""
         if self.uniform is None:
-            return logits.argmax(-1)
+            return self.allowed(logits).argmax(-1)
         cumulative = self.probabilities(logits).double().cumsum(-1)
         threshold = self.uniform[:, self.step : self.step + 1] * cumulative[:, -1:]
         self.step += 1
