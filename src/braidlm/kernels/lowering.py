@@ -22,6 +22,7 @@ from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
+from braidlm.model.mixture_of_depths import MixtureOfDepthsStage
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import LayerNorm, RMSNorm
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
@@ -65,7 +66,7 @@ class Lowered:
         positions = refusal(self.body.positions, self.body)
         self._add("embedding", self.body.embedding, positions and f"positions: {positions}")
         for index, stage in enumerate(self.body.stages):
-            if type(stage) in (BlockStage, ParallelStage):
+            if type(stage) in (BlockStage, MixtureOfDepthsStage, ParallelStage):
                 layers: Any = stage.layers
                 for number, layer in enumerate(layers):
                     self._add_layer(f"stages.{index}.layers.{number}", stage, layer)

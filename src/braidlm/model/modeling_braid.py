@@ -266,6 +266,7 @@ class BraidModel(BraidPreTrainedModel):
             causal=past == 0 and time > 1,
             cache=cache,
             rotations=rotations_for(self.head_dims, self.positions, position_ids, compute_dtype(hidden)),
+            real=None if padding is None else padding[:, -time:].bool(),
             record=record,
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"

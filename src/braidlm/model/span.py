@@ -35,7 +35,9 @@ class Span:
     rotations: dict[int, Rotation | None] = field(default_factory=dict)
     """By head size."""
     present: Tensor | None = None
-    """[member, batch, time]: the tokens that each path or expert sees; None: all of them."""
+    """[member or 1, batch, time]: the tokens that each path or expert sees; None: all of them."""
+    real: Tensor | None = None
+    """[batch, time]: false for padding; None: there is none."""
     eager: bool = False
     """Whether attention is computed by plain products."""
     record: LayerRecord | None = None

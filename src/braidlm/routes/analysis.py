@@ -17,7 +17,7 @@ from braidlm.model.paths.switches import path_names, switch_off_modules, use_pat
 from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
 from braidlm.routes.layers import Layer, find_layers, routing_modules
 from braidlm.routes.measures import counts_of, load_of, named_shares, tally, typical_tokens
-from braidlm.routes.report import DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
+from braidlm.routes.report import PASSED_BY, DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
 from braidlm.routes.texts import Text, Texts
 
 SHOWN = 120
@@ -128,7 +128,7 @@ def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], to
 
 def _prompt_routes(result: ModelRoutes, text: Text, choices: TokenChoices, tokenizer: BraidTokenizer) -> PromptRoutes:
     view = _view(tokenizer, text.ids, choices, result.layers)
-    at_last = [None if names is None else names[-1] for names in view.chosen]
+    at_last = [None if names is None or names[-1] == PASSED_BY else names[-1] for names in view.chosen]
     path = result.domains.get(text.domain) if text.domain else None
     return PromptRoutes(text.name, text.domain, path, at_last, _shares(result.layers, [choices]), view)
 
@@ -178,7 +178,9 @@ def _view(tokenizer: BraidTokenizer, ids: Sequence[int], choices: TokenChoices, 
     pieces = [stream.add(token) for token in ids]
     pieces[-1] += stream.finish()
     served = [_served(layer, choices, index) if layer.read_by else None for index, layer in enumerate(layers)]
-    return TokenView(pieces, [None if row is None else [next(iter(by)) for by in row] for row in served], served)
+    return TokenView(
+        pieces, [None if row is None else [next(iter(by), PASSED_BY) for by in row] for row in served], served
+    )
 
 
 def _served(layer: Layer, choices: TokenChoices, index: int) -> list[dict[str, float]]:

@@ -14,7 +14,7 @@ from braidlm.routes.layers import JoinRecords, Layer, record_joins, routing_modu
 from braidlm.routes.texts import Text
 
 NO_CHOICE = -1
-"""The index in a layer that cannot be read, and where a layer takes fewer choices than others."""
+"""The index in a layer that cannot be read, where it takes fewer choices than others, and of tokens that pass it by."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,11 @@ def _choices_in(
         return _top_1(closest_path(*records[layer.name], active))
     routing = routings[layer.name]
     if layer.top_k == 1:
-        return _top_1(routing.main_BT)
+        main_BT = routing.main_BT
+        return _top_1(main_BT if routing.present_BT is None else main_BT.masked_fill(~routing.present_BT, NO_CHOICE))
     weights_BTK, order_BTK = routing.weights_BTK.sort(dim=-1, descending=True, stable=True)
+    if routing.present_BT is not None:
+        weights_BTK = weights_BTK * routing.present_BT[..., None]
     chosen_BTK = routing.chosen_BTK.gather(-1, order_BTK)
     # With fewer active paths than top_k, the router fills up with others at weight 0.
     chosen_BTK = chosen_BTK.masked_fill(weights_BTK == 0, NO_CHOICE)
@@ -119,4 +122,4 @@ def _choices_in(
 
 def _top_1(choice_BT: Tensor) -> tuple[np.ndarray, np.ndarray]:
     chosen_BTK = choice_BT[..., None].cpu().numpy()
-    return chosen_BTK, np.ones(chosen_BTK.shape, np.float32)
+    return chosen_BTK, (chosen_BTK != NO_CHOICE).astype(np.float32)

@@ -85,7 +85,7 @@ def layer_labels(addresses: Sequence[str]) -> list[str]:
 
 def _parts(inside: str) -> list[str]:
     """The part of a layer that chooses: a path, its later blocks by number, attention or feed-forward."""
-    words = [word for word in inside.split(".") if word not in ("", "paths", "join", "router", "0")]
+    words = [word for word in inside.split(".") if word not in ("", "paths", "join", "router", "block", "0")]
     return [str(int(word) + 1) if word.isdecimal() else word for word in words]
 
 

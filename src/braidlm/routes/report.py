@@ -10,6 +10,8 @@ from braidlm.routes.measures import Tally
 
 MANY = 10
 """With more choices than this in a layer, loads are drawn as heat maps and not as bars, and colours repeat."""
+PASSED_BY = "none"
+"""Where a token has no choice, because it passes by the layer that would choose."""
 JSON_KEYS = {"active": "heard", "read_by": "how", "p_value": "luck"}
 """Fields whose key in `--json` has another name, which programs rely on."""
 

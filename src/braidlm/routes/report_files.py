@@ -137,6 +137,8 @@ def _tokens(model: ModelRoutes) -> Iterator[tuple[Any, ...]]:
     for name, view in views:
         for layer, served in zip(model.layers, view.served, strict=True):
             for position, (token, by) in enumerate(zip(view.tokens, served or [], strict=False)):
+                if not by:
+                    continue  # the token passes by
                 (choice, weight), *others = by.items()
                 yield name, position, token, layer.name, choice, weight, "; ".join(f"{n} {w:.3g}" for n, w in others)
 

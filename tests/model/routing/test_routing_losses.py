@@ -61,6 +61,7 @@ VALUES: dict[str, tuple[float, float, float]] = {
     "mutual_information": (0.0, 0.0, -math.log(3)),
     "load_concentration": (math.log(3), 0.0, math.log(3)),
     "z_loss": (0.0, 0.0, 0.0),
+    "cross_entropy": (math.log(3), 0.0, 0.0),
 }
 """Of each loss at EVEN, ONE_FOR_ALL, EACH_ITS_OWN. Minimised, so the plain names want the even and the printed load
 terms the collapsed."""

@@ -135,12 +135,12 @@ class Page:
     ) -> Self:
         """A text token by token, a row for each (label, [(token, name)]): every token in the colour of its name.
 
-        `names` are all names, in the order of their colours; those in `neutral` are grey.
+        `names` are all names, in the order of their colours; those in `neutral`, and any other, are grey.
         """
         styles = name_styles(names, neutral)
         legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in names)
         lines = "\n".join(
-            f"<dt>{_inline(label)}</dt><dd>{''.join(_token(text, name, styles[name]) for text, name in pieces)}</dd>"
+            f"<dt>{_inline(label)}</dt><dd>{''.join(_token(text, name, styles) for text, name in pieces)}</dd>"
             for label, pieces in rows
         )
         return self._add(f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(caption)}</figure>')
@@ -200,10 +200,10 @@ def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str
     return styles | {name: "grey" for name in names if name in neutral}
 
 
-def _token(text: str, name: str, style: str) -> str:
+def _token(text: str, name: str, styles: Mapping[str, str]) -> str:
     # A line break inside a token is made visible, and still breaks the line.
     shown = escape(text).replace("\n", "⏎\n") or "·"
-    return f'<span class="{style}" title="{escape(name)}">{shown}</span>'
+    return f'<span class="{styles.get(name, "grey")}" title="{escape(name)}">{shown}</span>'
 
 
 def _inline(text: str) -> str:

@@ -116,6 +116,6 @@ OF_MEANS: dict[Measure, Callable[[Means], Tensor]] = {
 
 def evaluate_means(measure: Measure, alike: list[Routing], real_BT: Tensor) -> Tensor:
     """A measure of every routing, from the means where it is a function of them."""
-    if measure not in OF_MEANS:
+    if measure not in OF_MEANS or alike[0].present_BT is not None:  # the means are of the same tokens for all
         return evaluate_together(measure, alike, real_BT)
     return OF_MEANS[measure](choice_means(alike, real_BT))

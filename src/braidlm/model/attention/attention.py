@@ -108,6 +108,8 @@ class AttentionHeads(nn.Module):
         self.drop = Dropout(dropout)
         self.query_share = 1.0
         """The share of the queries that is computed; less than 1 if a router chooses among experts."""
+        self.pair_share = 1.0
+        """The share of the pairs of query and key that there is; less than 1 if tokens pass by the layer."""
         self.cache_slot = 0
         """The index of this layer in the cache, set by the model."""
 
@@ -127,12 +129,25 @@ class AttentionHeads(nn.Module):
 
     def shown(self, weights: Tensor, span: Span) -> Tensor:
         """The attention weights as the caller sees them: [batch, head, time, key]."""
-        return weights
+        return weights if span.present is None else weights * span.present[0, :, None, :, None]
 
-    def pairs(self, length: int) -> int:
+    def mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
+        """The keys with zeros for absent ones, and a mask [batch, member, time, key] that hides these."""
+        present_BNS = key[..., 0] != ABSENT
+        if mask is None:
+            time, keys = span.time, key.shape[2]
+            mask = torch.ones(time, keys, dtype=torch.bool, device=key.device)
+            mask = mask.tril(keys - time) if span.causal else mask
+        # A token is present in all heads of a member or none.
+        allowed_BMTS = mask & present_BNS[:, :: self.kv_heads, None]
+        # An absent token may see no key at all: its output is not used, but NaN would spread through gradients.
+        allowed_BMTS = allowed_BMTS | ~allowed_BMTS.any(-1, keepdim=True)
+        return key.masked_fill(~present_BNS[..., None], 0.0), allowed_BMTS
+
+    def pairs(self, length: int) -> float:
         """The pairs of query and key in a sequence of `length`."""
         window = min(self.window or length, length)
-        return window * (window + 1) // 2 + (length - window) * window
+        return self.pair_share * (window * (window + 1) // 2 + (length - window) * window)
 
 
 class Attention(AttentionHeads):
@@ -195,7 +210,7 @@ class Attention(AttentionHeads):
             query_key_BTNH = rotate(query_key_BTNH)
         query, key = query_key_BTNH.split((self.heads, self.kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        mask, present = span.masks[self.window], span.present
+        mask, present = span.masks[self.window], self._present(span)
         folded = self._is_folded(span)
         if present is not None:
             key = key.masked_fill(~present.flatten(0, 1)[:, None, :, None], ABSENT)
@@ -204,7 +219,8 @@ class Attention(AttentionHeads):
         if span.cache is not None:
             key, value = span.cache.update(key, value, self.cache_slot)
         if present is not None:
-            key, mask = self._mask_absent_keys(key, mask, span)
+            key, mask = self.mask_absent_keys(key, mask, span)
+            mask = mask.repeat_interleave(self.heads, dim=1)
         output = self.weigh(query, key, value, mask, span)
         if folded:
             output = self._as_batch(output)
@@ -219,20 +235,12 @@ class Attention(AttentionHeads):
     def shown(self, weights: Tensor, span: Span) -> Tensor:
         if self.stack is not None and not self._is_folded(span):
             weights = self._as_heads(weights)
-        return weights if span.present is None else weights * self._present_queries(span.present)
+        present = self._present(span)
+        return weights if present is None else weights * self._present_queries(present)
 
-    def _mask_absent_keys(self, key: Tensor, mask: Tensor | None, span: Span) -> tuple[Tensor, Tensor]:
-        """The keys with zeros for absent ones, and a mask [batch, head, time, key] that hides these."""
-        present_BNS = key[..., 0] != ABSENT
-        if mask is None:
-            time, keys = span.time, key.shape[2]
-            mask = torch.ones(time, keys, dtype=torch.bool, device=key.device)
-            mask = mask.tril(keys - time) if span.causal else mask
-        # A token is present in all heads of a member or none.
-        allowed_BNTS = mask & present_BNS[:, :: self.kv_heads, None]
-        # An absent token may see no key at all: its output is not used, but NaN would spread through gradients.
-        allowed_BNTS = allowed_BNTS | ~allowed_BNTS.any(-1, keepdim=True)
-        return key.masked_fill(~present_BNS[..., None], 0.0), allowed_BNTS.repeat_interleave(self.heads, dim=1)
+    def _present(self, span: Span) -> Tensor | None:
+        """[member, batch, time]: the tokens that each member sees; None: all of them."""
+        return None if span.present is None else span.present.expand(self.stack or 1, -1, -1)
 
     def _present_queries(self, present_MBT: Tensor) -> Tensor:
         """[batch, member x head, time, 1]: whether a member sees the token, and so attends to anything for it."""

@@ -17,7 +17,7 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, weighted_sum
 from ..span import Span
-from .attention import AttentionExpertsConfig, AttentionHeads, attentions
+from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attentions
 
 
 class MixtureOfHeads(AttentionHeads):
@@ -74,9 +74,14 @@ class MixtureOfHeads(AttentionHeads):
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        mask = span.masks[self.window]
+        if span.present is not None:
+            key = key.masked_fill(~span.present[0, :, None, :, None], ABSENT)
         if span.cache is not None:
             key, value = span.cache.update(key, value, self.cache_slot)
-        output = self.weigh(query, key, value, span.masks[self.window], span).transpose(1, 2)
+        if span.present is not None:
+            key, mask = self.mask_absent_keys(key, mask, span)
+        output = self.weigh(query, key, value, mask, span).transpose(1, 2)
         return output.unflatten(2, (self.kv_heads, queries_BTEW.shape[2], -1)).transpose(2, 3).flatten(3)
 
     @property

@@ -22,6 +22,9 @@ class Rotation(Protocol):
 
     def __call__(self, heads_BTNH: Tensor) -> Tensor: ...
 
+    def at(self, index_BK: Tensor) -> "Rotation":
+        """The rotation of some tokens of each row."""
+
 
 class Positions(nn.Module):
     """The base class: positions are added to the embedding, or rotate queries and keys, or neither."""
@@ -104,16 +107,8 @@ class RotaryPositions(Positions):
         self._frequencies(head_dim, torch.device("cpu"))  # a scaling may refuse its options
 
     def rotation(self, head_dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        swap = self._swap
         cos, sin = (table.to(dtype)[:, :, None] for table in self.tables(head_dim, positions))
-
-        def rotate(heads_BTNH: Tensor) -> Tensor:
-            if len(cos) == 1:
-                return torch.addcmul(heads_BTNH * cos, swap(heads_BTNH), sin)
-            grouped = heads_BTNH.unflatten(0, (-1, len(cos)))  # the members of a stack are concatenated in the batch
-            return torch.addcmul(grouped * cos, swap(grouped), sin).flatten(0, 1)
-
-        return rotate
+        return PairRotation(cos, sin, self._swap)
 
     def moved_back(self, keys: Tensor, by: int) -> Tensor:
         cos, sin = self.tables(keys.shape[-1], torch.full((1, 1), -by, device=keys.device))
@@ -143,6 +138,27 @@ class RotaryPositions(Positions):
     @property
     def _swap(self) -> Callable[[Tensor], Tensor]:
         return _swap_halves if self.config.pairs == "half" else _swap_neighbours
+
+
+@dataclass(frozen=True)
+class PairRotation:
+    """Rotates pairs of channels: x becomes x cos + (x swapped in pairs) sin."""
+
+    cos: Tensor
+    """[batch or 1, time, 1, dim]."""
+    sin: Tensor
+    swap: Callable[[Tensor], Tensor]
+
+    def __call__(self, heads_BTNH: Tensor) -> Tensor:
+        if len(self.cos) == 1:
+            return torch.addcmul(heads_BTNH * self.cos, self.swap(heads_BTNH), self.sin)
+        grouped = heads_BTNH.unflatten(0, (-1, len(self.cos)))  # the members of a stack are concatenated in the batch
+        return torch.addcmul(grouped * self.cos, self.swap(grouped), self.sin).flatten(0, 1)
+
+    def at(self, index_BK: Tensor) -> "PairRotation":
+        row = torch.arange(len(index_BK), device=index_BK.device)[:, None]
+        cos, sin = (x.expand(len(index_BK), -1, -1, -1)[row, index_BK] for x in (self.cos, self.sin))
+        return PairRotation(cos, sin, self.swap)
 
 
 def _swap_halves(x: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class RoutedAttention(nn.Module):
 
     def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
         routing = self.router(normed)
-        sparse = is_sparse(self.compute, normed) and not span.needs_weights
+        # The rows of experts that attend to all tokens do not know which of these pass by.
+        sparse = is_sparse(self.compute, normed) and not span.needs_weights and span.present is None
         attend = self._sparse if sparse else self._dense
         return attend(normed, routing, span_for_scope(routing, span, self.scope)), (routing,)
 
@@ -64,7 +65,8 @@ def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:
     if scope == "all":
         return span
     chosen_BTN = torch.zeros_like(routing.probabilities_BTN, dtype=torch.bool).scatter(-1, routing.chosen_BTK, True)
-    return replace(span, present=chosen_BTN.permute(2, 0, 1))
+    present = chosen_BTN.permute(2, 0, 1)
+    return replace(span, present=present if span.present is None else present & span.present)
 
 
 def set_active_attention_share(attention: Any, share: float, scope: str) -> None:

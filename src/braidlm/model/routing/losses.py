@@ -27,59 +27,59 @@ Evaluator = Callable[[Measure, list[Routing], Tensor], Tensor]
 @routing_losses.register("token_entropy")
 def token_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
     """Keeps each token's probabilities soft: 0 when they are equal, log N when one of them is 1."""
-    return math.log(len(routing.choices)) - _mean(_entropy(routing.probabilities_BTN), real_BT)
+    return math.log(len(routing.choices)) - masked_mean(_entropy(routing.probabilities_BTN), real_BT)
 
 
 @routing_losses.register("token_entropy_as_printed")
 def token_entropy_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
     """PaPaformer's Eq. 8: makes each token's probabilities sharp, the opposite of what the paper's text says."""
-    return _mean(_entropy(routing.probabilities_BTN), real_BT)
+    return masked_mean(_entropy(routing.probabilities_BTN), real_BT)
 
 
 @routing_losses.register("token_entropy_as_coded")
 def token_entropy_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
     """PaPaformer's code: minus the entropy of the sampled weights, which is 0 whenever the sample is hard."""
-    return -_mean(_entropy(routing.weights_BTN), real_BT)
+    return -masked_mean(_entropy(routing.weights_BTN), real_BT)
 
 
 @routing_losses.register("load_balance")
 def load_balance(routing: Routing, real_BT: Tensor) -> Tensor:
     """Spreads tokens evenly: 0 when all choices are used equally, log N when one has all tokens."""
-    return math.log(len(routing.choices)) - _entropy(_mean(routing.probabilities_BTN, real_BT))
+    return math.log(len(routing.choices)) - _entropy(masked_mean(routing.probabilities_BTN, real_BT))
 
 
 @routing_losses.register("load_balance_as_printed")
 def load_balance_as_printed(routing: Routing, real_BT: Tensor) -> Tensor:
     """PaPaformer's Eq. 9: lowest when one choice has all tokens, so that it rewards collapse."""
-    return _entropy(_mean(routing.probabilities_BTN, real_BT))
+    return _entropy(masked_mean(routing.probabilities_BTN, real_BT))
 
 
 @routing_losses.register("load_balance_as_coded")
 def load_balance_as_coded(routing: Routing, real_BT: Tensor) -> Tensor:
     """PaPaformer's code: Eq. 9 on the sampled weights; it rewards collapse too."""
-    return _entropy(_mean(routing.weights_BTN, real_BT))
+    return _entropy(masked_mean(routing.weights_BTN, real_BT))
 
 
 @routing_losses.register("switch")
 def switch(routing: Routing, real_BT: Tensor) -> Tensor:
     """Switch Transformer's: N x the sum of mean probability x share of tokens; 1 when even, N when one has all."""
     selected = (routing.weights_BTN.detach() > 0).float()
-    share = _mean(selected / selected.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
-    return len(routing.choices) * (_mean(routing.probabilities_BTN, real_BT) * share).sum()
+    share = masked_mean(selected / selected.sum(-1, keepdim=True).clamp_min(1.0), real_BT)
+    return len(routing.choices) * (masked_mean(routing.probabilities_BTN, real_BT) * share).sum()
 
 
 @routing_losses.register("mutual_information")
 def mutual_information(routing: Routing, real_BT: Tensor) -> Tensor:
     """ModuleFormer's, for pretraining: minus the mutual information of tokens and choices. 0 when a choice says nothing
     about its token, -log N when every token is certain and all choices are used equally."""
-    tokens, together = (_entropy(p) for p in (routing.probabilities_BTN, _mean(routing.probabilities_BTN, real_BT)))
-    return _mean(tokens, real_BT) - together
+    together = masked_mean(routing.probabilities_BTN, real_BT)
+    return masked_mean(_entropy(routing.probabilities_BTN), real_BT) - _entropy(together)
 
 
 @routing_losses.register("load_concentration")
 def load_concentration(routing: Routing, real_BT: Tensor) -> Tensor:
     """ModuleFormer's, for fine-tuning before pruning: 0 when one choice has all tokens, log N when the use is even."""
-    return _entropy(_mean(routing.probabilities_BTN, real_BT))
+    return _entropy(masked_mean(routing.probabilities_BTN, real_BT))
 
 
 @routing_losses.register("z_loss")
@@ -87,7 +87,7 @@ def z_loss(routing: Routing, real_BT: Tensor) -> Tensor:
     """Keeps the router's scores small: the mean square of their log-sum-exp."""
     if routing.scores_BTN is None:
         raise BraidError(f"{routing.name}: z_loss needs the router's scores, which this router does not return")
-    return _mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
+    return masked_mean(routing.scores_BTN.float().logsumexp(-1).square(), real_BT)
 
 
 @routing_losses.register("new_rows")
@@ -129,7 +129,8 @@ def _group_by_shape(routings: Routings) -> list[list[Routing]]:
     groups: dict[object, list[Routing]] = {}
     for routing in routings:
         rows = None if routing.new_rows is None else routing.new_rows.shape
-        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, routing.scores_BTN is None, rows)
+        missing = (routing.scores_BTN is None, routing.present_BT is None)
+        shapes = (routing.probabilities_BTN.shape, routing.chosen_BTK.shape, missing, rows)
         groups.setdefault((shapes, len(routing.choices), tuple(sorted(routing.losses.items()))), []).append(routing)
     return list(groups.values())
 
@@ -137,18 +138,19 @@ def _group_by_shape(routings: Routings) -> list[list[Routing]]:
 def evaluate_each(measure: Measure, group: list[Routing], real_BT: Tensor) -> Tensor:
     """A measure of each routing of a group; on a GPU all at once, since small operations are slow there."""
     if not real_BT.is_cuda or torch.compiler.is_compiling():
-        return torch.stack([measure(routing, real_BT) for routing in group])
+        return torch.stack([measure(routing, routing.present_of(real_BT)) for routing in group])
     return evaluate_together(measure, group, real_BT)
 
 
 def evaluate_together(measure: Measure, group: list[Routing], real_BT: Tensor) -> Tensor:
     """A measure of each routing of a group, by one vectorised call."""
     names = ["probabilities_BTN", "chosen_BTK", "weights_BTK"]
-    names += [name for name in ("scores_BTN", "new_rows") if getattr(group[0], name) is not None]
+    names += [name for name in ("scores_BTN", "new_rows", "present_BT") if getattr(group[0], name) is not None]
 
     def evaluate_one(*tensors: Tensor) -> Tensor:
         changed: dict[str, Any] = dict(zip(names, tensors, strict=True))
-        return measure(replace(group[0], **changed), real_BT)
+        routing = replace(group[0], **changed)
+        return measure(routing, routing.present_of(real_BT))
 
     return torch.vmap(evaluate_one)(*(torch.stack([getattr(routing, name) for routing in group]) for name in names))
 
@@ -162,14 +164,14 @@ def check_losses(names: Iterable[str]) -> None:
 
 def usage(routing: Routing, real_BT: Tensor) -> Tensor:
     """Each choice's share [N] of the real tokens' weights."""
-    share = _mean(routing.weights_BTN, real_BT)
+    share = masked_mean(routing.weights_BTN, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 
 def load(routing: Routing, real_BT: Tensor) -> Tensor:
     """Each choice's share [N] of the real tokens' selections, unweighted."""
     selected = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
-    share = _mean(selected, real_BT)
+    share = masked_mean(selected, real_BT)
     return share / share.sum().clamp_min(1e-9)
 
 
@@ -178,7 +180,7 @@ def _entropy(probabilities: Tensor) -> Tensor:
     return -(probabilities.float() * probabilities.float().clamp_min(1e-9).log()).sum(-1)
 
 
-def _mean(values_BT: Tensor, real_BT: Tensor) -> Tensor:
+def masked_mean(values_BT: Tensor, real_BT: Tensor) -> Tensor:
     """The mean over real tokens; further dimensions stay."""
     real = real_BT.to(torch.float32)
     weighted = values_BT.float() * real[(...,) + (None,) * (values_BT.ndim - 2)]

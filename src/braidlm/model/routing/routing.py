@@ -29,6 +29,12 @@ class Routing:
     """The scores before the softmax, for losses that read them."""
     new_rows: Tensor | None = None
     """The router's parameters of choices that were inserted later, [new choice, inputs]."""
+    present_BT: Tensor | None = None
+    """The tokens that the router saw, where others pass by its layer; None: all of them."""
+
+    def present_of(self, real_BT: Tensor) -> Tensor:
+        """Those of some tokens that the router saw."""
+        return real_BT if self.present_BT is None else real_BT.bool() & self.present_BT
 
     @property
     def weights_BTN(self) -> Tensor:

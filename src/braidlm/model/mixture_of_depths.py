@@ -1,0 +1,204 @@
+"""Mixture of depths (arXiv 2404.02258): some tokens of a sequence go through a block, and the others pass by it.
+
+In training the tokens with the highest scores enter, a fixed share of each sequence: sizes are known in advance, and
+the cost falls with the share. Which these are depends on later tokens too. So a router learns beside it to tell from a
+token alone whether it enters, and decides in evaluation and generation.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention.attention import ABSENT, AttentionHeads
+from .block import Block, BlockConfig
+from .config.inheritance import inherit
+from .config.ranges import Layers, Probability
+from .errors import BraidError
+from .precision import compute_dtype
+from .routing.losses import masked_mean, routing_losses
+from .routing.router import RouterConfig, ScoreLinear, TopKRouter
+from .routing.routing import Routing, Routings
+from .span import Span
+from .stages import Stage, stage_kinds
+
+DEPTH_CHOICES = ("block", "around")
+PREDICTION_WEIGHT = 0.01
+"""Of the router's loss. Nothing else learns from it, so that only the clipping of gradients notices its size."""
+
+
+@routing_losses.register("cross_entropy")
+def cross_entropy(routing: Routing, real_BT: Tensor) -> Tensor:
+    """Teaches a router to predict what was chosen: 0 when it is certain of it, log N when it cannot tell."""
+    if routing.scores_BTN is None:
+        raise BraidError(f"{routing.name}: cross_entropy needs the router's scores, which this router does not return")
+    surprise_BTK = -routing.scores_BTN.float().log_softmax(-1).gather(-1, routing.chosen_BTK)
+    return masked_mean((routing.weights_BTK.detach() * surprise_BTK).sum(-1), real_BT)
+
+
+@stage_kinds.register("mixture_of_depths")
+class MixtureOfDepthsStage(Stage):
+    """Blocks in a row, some of which only a share of the tokens goes through; the others pass by."""
+
+    @dataclass
+    class Config(BlockConfig):
+        layers: Layers = 2
+        """Number of blocks in a row."""
+        capacity: Probability = 0.5
+        """Share of a sequence's tokens that enter such a block in training. The paper recommends 0.125."""
+        every: Layers = 2
+        """One block in so many is such a block, the last of them; all tokens go through the others."""
+
+        def __post_init__(self) -> None:
+            if self.every > self.layers:
+                what = f"every is {self.every}, and there are only {self.layers} layers: no token would pass by any"
+                raise BraidError(what, todo=f"Set every to at most {self.layers}.")
+
+    @classmethod
+    def inherit(cls, options: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+        """Options that a stage does not set come from the architecture's `block`."""
+        return inherit(template, options)
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        self.config, self.width_out = config, width
+        self.layers = nn.ModuleList()
+        for number in range(1, config.layers + 1):
+            block = Block(config, width)
+            self.layers.append(block if number % config.every else MixtureOfDepths(block, width, config.capacity))
+
+
+class MixtureOfDepths(nn.Module):
+    """A block that some tokens pass by. Those that enter it attend to each other alone, at their own positions.
+
+    What the block adds to a token is weighted by the sigmoid of its score, through which the scores learn.
+    """
+
+    def __init__(self, block: nn.Module, width: int, capacity: float):
+        super().__init__()
+        self.block, self.capacity = block, capacity
+        self.score = ScoreLinear(width, 1, bias=False)
+        config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={"cross_entropy": PREDICTION_WEIGHT})
+        self.router = TopKRouter(config, width, DEPTH_CHOICES)
+        scale_cost(block, capacity)
+
+    def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        # Detached: learning to predict the choice must not change what is chosen.
+        routing, score_BT = self.router(hidden.detach()), self._score(hidden)
+        if self.training:
+            entered_BT = self._highest(score_BT.detach(), span.real)
+            routing = replace(routing, chosen_BTK=(~entered_BT).long()[..., None])
+        else:
+            entered_BT = routing.chosen_BTK[..., 0] == DEPTH_CHOICES.index("block")
+        weight_BT = (score_BT.sigmoid() * entered_BT).to(hidden.dtype)
+        hidden, routings = self._run(hidden, weight_BT, entered_BT, span)
+        return hidden, (routing, *routings)
+
+    def _score(self, hidden: Tensor) -> Tensor:
+        """[batch, time], in float32 or wider as a router's."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+            return self.score(wide)[..., 0]  # type: ignore[no-any-return]
+
+    def _highest(self, score_BT: Tensor, real_BT: Tensor | None) -> Tensor:
+        """Whether a token's score is among the highest of its row; those of padding come last."""
+        if real_BT is not None:
+            score_BT = score_BT.masked_fill(~real_BT, -torch.inf)
+        highest_BK = score_BT.topk(self._count(score_BT.shape[1]), dim=1).indices
+        return torch.zeros_like(score_BT, dtype=torch.bool).scatter(1, highest_BK, True)
+
+    def _count(self, time: int) -> int:
+        """How many tokens of a row enter in training."""
+        return max(1, round(self.capacity * time))
+
+    def _run(self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        fixed = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+        if span.cache is not None and hidden.is_cpu and not fixed and not bool(entered_BT.any()):
+            self._skip(hidden, span)
+            return hidden, ()
+        # A cache has a place for every token, and attention weights are shown for every token.
+        if span.cache is not None or span.needs_weights or (fixed and not self.training):
+            return self.run_masked(hidden, weight_BT, entered_BT, span)
+        count = self._count(hidden.shape[1]) if self.training else max(1, int(entered_BT.sum(1).max()))
+        return self.run_gathered(hidden, weight_BT, entered_BT, count, span)
+
+    def run_gathered(
+        self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, count: int, span: Span
+    ) -> tuple[Tensor, Routings]:
+        """Run the block on the tokens that entered, at most `count` in a row; rows with fewer are filled with others,
+        which nothing sees and whose weight is 0.
+        """
+        batch, time = entered_BT.shape
+        index_BK = (~entered_BT).byte().argsort(dim=1, stable=True)[:, :count]  # in their order, then the others
+        flat_R = (index_BK + time * torch.arange(batch, device=hidden.device)[:, None]).flatten()
+        inside = hidden.flatten(0, 1).index_select(0, flat_R).view(batch, count, -1)
+        output, routings = self.block(inside, _gathered_span(span, index_BK, entered_BT))
+        weight_BK = weight_BT.gather(1, index_BK)
+        added_RW = ((output - inside) * weight_BK[..., None]).flatten(0, 1).to(hidden.dtype)
+        hidden = hidden.flatten(0, 1).index_add(0, flat_R, added_RW).view_as(hidden)
+        return hidden, tuple(_spread(routing, index_BK, entered_BT) for routing in routings)
+
+    def run_masked(self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """The reference for `run_gathered`: the block runs on all tokens, and those that pass by are hidden."""
+        output, routings = self.block(hidden, replace(span, present=entered_BT[None]))
+        hidden = hidden + ((output - hidden) * weight_BT[..., None]).to(hidden.dtype)
+        return hidden, tuple(replace(routing, present_BT=entered_BT) for routing in routings)
+
+    def _skip(self, hidden: Tensor, span: Span) -> None:
+        """Leave the block out for a step of generation in which no token enters; the cache counts absent ones."""
+        assert span.cache is not None
+        for attention in (module for module in self.block.modules() if hasattr(module, "cache_slot")):
+            heads, dim = attention.cache_shape  # type: ignore[misc]
+            size = (len(hidden), heads, hidden.shape[1], dim)
+            keys = torch.full(size, ABSENT, dtype=compute_dtype(hidden), device=hidden.device)
+            span.cache.update(keys, torch.zeros_like(keys), attention.cache_slot)  # type: ignore[arg-type]
+
+
+def scale_cost(block: nn.Module, capacity: float) -> None:
+    """Set the share of a block's parameters and products that is active for a token, for the accounting of costs."""
+    for module in block.modules():
+        for share in ("active_share", "product_share"):
+            setattr(module, share, capacity * getattr(module, share, 1.0))
+        if isinstance(module, AttentionHeads):
+            module.pair_share *= capacity**2
+
+
+def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:
+    """The span for some tokens of each row."""
+    there_BK = entered_BT.gather(1, index_BK)
+    return replace(
+        span,
+        positions=span.positions.expand(len(index_BK), -1).gather(1, index_BK),
+        masks={window: _gathered_mask(mask, index_BK, there_BK) for window, mask in span.masks.items()},
+        rotations={dim: None if rotate is None else rotate.at(index_BK) for dim, rotate in span.rotations.items()},
+        real=None,
+    )
+
+
+def _gathered_mask(mask: Tensor | None, index_BK: Tensor, there_BK: Tensor) -> Tensor | None:
+    """The mask [batch, 1, token, token] among some tokens of each row; without one they are in causal order."""
+    if mask is None:
+        return None
+    row = torch.arange(len(index_BK), device=index_BK.device)[:, None, None]
+    seen_BKK = mask.expand(len(index_BK), -1, -1, -1)[row, 0, index_BK[:, :, None], index_BK[:, None, :]]
+    seen_BKK = seen_BKK & there_BK[:, None]
+    # A token that only fills up may see no key at all: NaN would spread.
+    return (seen_BKK | ~seen_BKK.any(-1, keepdim=True))[:, None]
+
+
+def _spread(routing: Routing, index_BK: Tensor, entered_BT: Tensor) -> Routing:
+    """A routing of some tokens as one of all, in which the others are not present."""
+
+    def spread(values: Tensor) -> Tensor:
+        zeros = values.new_zeros(*entered_BT.shape, values.shape[-1])
+        return zeros.scatter(1, index_BK[..., None].expand_as(values), values)
+
+    return replace(
+        routing,
+        probabilities_BTN=spread(routing.probabilities_BTN),
+        chosen_BTK=spread(routing.chosen_BTK),
+        weights_BTK=spread(routing.weights_BTK),
+        scores_BTN=None if routing.scores_BTN is None else spread(routing.scores_BTN),
+        present_BT=entered_BT,
+    )
