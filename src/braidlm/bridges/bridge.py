@@ -105,7 +105,7 @@ class Bridge(ABC):
 
     def checked_mappings(self, info: ModelInfo) -> list[TensorMapping]:
         """The mappings of our model's tensors; a tensor without one cannot be stored in the format."""
-        tensors = info.tensors
+        tensors = info.uses
         mappings = [mapping for mapping in self.mappings(info) if mapping.braid in tensors]
         if unmapped := sorted(set(tensors) - {mapping.braid for mapping in mappings}):
             raise BraidError(f"{self.title} cannot hold these tensors: {bullet_list(unmapped)}")
@@ -113,7 +113,7 @@ class Bridge(ABC):
 
     def foreign_shapes(self, info: ModelInfo, mappings: list[TensorMapping]) -> Shapes:
         """The shape of every foreign tensor, found by converting tensors on the meta device."""
-        converted = (mapping.to_foreign(info.tensors[mapping.braid]) for mapping in mappings)
+        converted = (mapping.to_foreign(info.uses[mapping.braid]) for mapping in mappings)
         return {name: tuple(part.shape) for parts in converted for name, part in parts.items()}
 
 

@@ -59,7 +59,7 @@ class Export:
         self.zeros = self._missing_biases(shapes)
         if problems := compare_shapes(self.target.shapes, shapes | self.zeros):
             raise BraidError(f"the tensors do not fit {bridge.title}:{bullet_list(problems)}", str(folder))
-        notes = bridge.export_notes(info)
+        notes = bridge.export_notes(info) + info.copied_weights()
         if self.zeros:
             added = counted_patterns(self.zeros)
             notes.append(f"{bridge.title} always has biases; added as zeros (logits do not change): {added}")

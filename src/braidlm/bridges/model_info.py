@@ -12,6 +12,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
 
+BODY = "model."
+"""The beginning of the names of all tensors but the head's."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -31,8 +33,14 @@ class ModelInfo:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the model on the meta device; a tied head is the embedding and not listed."""
+        """Every tensor of the model on the meta device under the name that it is saved under."""
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.tied}
+
+    @cached_property
+    def uses(self) -> dict[str, Tensor]:
+        """The same, and what layers share under the names of every layer; a tied head is not listed."""
+        tied = {name for name in self.model.tied if not name.startswith(BODY)}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
 
     @cached_property
     def is_stack(self) -> bool:
@@ -86,7 +94,8 @@ class ModelInfo:
         """The options of a stage's blocks. Defaults that follow from the width are made explicit, so that equal blocks
         compare equal however their recipes were written, and keep their sizes in a composed model."""
         options = encode(self.architecture.stages[stage].options)
-        options.pop("layers")
+        for of_stage in ("layers", "share"):
+            options.pop(of_stage)
         block = self.model.model.stages[stage].layers[0]
         attention = getattr(block.attention, "bank", block.attention)
         for part, key, value in (
@@ -115,6 +124,12 @@ class ModelInfo:
                 )
         return problems
 
+    def copied_weights(self) -> list[str]:
+        """A note if layers share weights, because formats have weights of each layer."""
+        if any(name.startswith(BODY) for name in self.model.tied):
+            return ["layers share weights; each has a copy of its own there (logits do not change)"]
+        return []
+
     def uneven_dropout(self) -> list[str]:
         """A note if stages have different dropout, because formats have one rate for all."""
         if len({str(encode(stage.options.dropout)) for stage in self.architecture.stages}) > 1:
@@ -139,6 +154,8 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
     problems += _wrong_kind("the norm is", info.block.norm.kind, norm, title)
     problems += _wrong_kind("the feed-forward is", info.block.feed.kind, feed, title)
     problems += info.unequal_blocks("norm", "attention", "feed", windows=False)
+    for choice in architecture.compression:
+        problems.append(f"matrices are compressed ({choice.kind}); {title} stores each as it is")
     if encode(architecture.norm) != encode(info.block.norm):
         problems.append(f"the norm before the head differs from that of the blocks; {title} has one kind throughout")
     if architecture.embedding.kind != "tokens":
@@ -154,8 +171,6 @@ def stack_problems(info: ModelInfo, title: str, positions: str, norm: str, feed:
         problems.append(f"attention is '{info.block.attention.kind}'; {title}'s is softmax")
     return problems
 
-    for choice in architecture.compression:
-        problems.append(f"matrices are compressed ({choice.kind}); {title} stores each as it is")
 
 def _wrong_kind(what: str, kind: str, expected: str, title: str) -> list[str]:
     """A problem if a part's kind is not the format's."""

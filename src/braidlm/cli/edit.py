@@ -12,6 +12,7 @@ EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
+  braid edit share runs/stories --what feeds --layers interior --lora 8 --out models/shared
 """
 
 

@@ -17,6 +17,7 @@ OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "stacked": torch.stack,
     "stacked, transposed": lambda parts: torch.stack([part.t() for part in parts]),
     "added up": lambda parts: torch.stack(parts).sum(0),
+    "averaged": lambda parts: torch.stack(parts).mean(0),
 }
 """By name, how several tensors become one."""
 
@@ -30,7 +31,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class Transform:
     """What an edit makes of a tensor; it must take meta tensors, whose shapes the account checks."""
 
@@ -38,6 +38,7 @@ class Transform:
     description: str
 
 
+@dataclass(frozen=True)
 class Derived:
     """A tensor computed from source tensors."""
 
@@ -49,9 +50,9 @@ class Derived:
     """Which rows of the one part are taken, in this order; all by default."""
     new_rows: tuple[int, int] | None = None
     """How many rows of zeros are inserted into the one part, and after how many of its own; the edit fills them."""
-
     transform: Transform | None = None
     """What is computed of the result; by default nothing."""
+
     def compute(self, read: Callable[[Part], Tensor]) -> Tensor:
         """The tensor; its parts are read for it and not kept."""
         parts = [read(part) for part in self.parts]
@@ -121,7 +122,10 @@ class Account:
             if isinstance(origin, Fresh):
                 tensors[name] = "fresh"
                 continue
-            tensors[name] = {"from": {part.source: part.tensor for part in origin.parts}}
+            used: dict[str, list[str]] = {}
+            for part in origin.parts:
+                used.setdefault(part.source, []).append(part.tensor)
+            tensors[name] = {"from": {source: own[0] if len(own) == 1 else own for source, own in used.items()}}
             if origin.description:
                 tensors[name]["how"] = origin.description
         left_out: dict[str, dict[str, str]] = {}

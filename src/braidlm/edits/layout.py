@@ -126,6 +126,9 @@ def _notes(paths: Sequence[PathShape], architecture: dict[str, Any]) -> list[str
     if len(set(contexts.values())) > 1:
         each = ", ".join(f"'{name}' has {context}" for name, context in contexts.items())
         notes.append(f"the shorter context counts, {architecture['context']} tokens: {each}")
+    sharing = [path.name for path in paths if path.plain.copied_weights()]
+    if sharing:
+        notes.append(f"layers of {', '.join(sharing)} share weights; here each has a copy of its own")
     tied = [path.name for path in paths if path.architecture.tie_embeddings]
     if tied and not architecture["tie_embeddings"]:
         notes.append(f"the head is not tied, since not every path's is; of {', '.join(tied)} it takes the embedding")

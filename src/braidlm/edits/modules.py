@@ -82,14 +82,20 @@ class Layer:
 
 def layers_of(info: ModelInfo) -> list[Layer]:
     """The blocks one by one, and the other stages whole."""
-    layers = []
     if info.architecture.compression:
         raise BraidError(
             "matrices of this model are compressed, and this edit changes layers one by one",
             todo="Edit the model before its matrices are compressed: factorize and quantize come last.",
         )
+    layers = []
     for number, (choice, stage) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
         options = encode(choice.options)
+        if options.get("share") is not None:
+            raise BraidError(
+                "the layers of this stage share weights, and this edit changes layers one by one",
+                f"stages.{number}",
+                "Edit the model before its layers share: `braid edit share` comes last.",
+            )
         if not isinstance(stage, BlockStage):
             layers.append(Layer(choice.kind, options, f"model.stages.{number}"))
             continue

@@ -46,6 +46,10 @@ class PathShape:
         """The addresses of its blocks, in order."""
         return self.plain.layers
 
+    def saved(self, tensor: str) -> str:
+        """The name that a tensor is saved under; layers may share it."""
+        return str(self.plain.model.tied.get(tensor, tensor))
+
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options of its blocks, with sizes that follow from the width made explicit."""
@@ -115,15 +119,15 @@ def check_alone(path: PathShape, where: str) -> None:
             "Compose models that were trained alone.",
         )
     problems = path.plain.unequal_blocks()
+    if any(isinstance(module, LowRank) for module in path.plain.model.modules()):
+        problems.append("its layers share weights with a LoRA of each (share.lora), which blocks of paths do not have")
+    if architecture.compression:
+        problems.append("its matrices are compressed: compose first, then factorize or quantize")
     for registry, choice in ((embeddings, architecture.embedding), (heads, architecture.head)):
         if not registry[choice.kind].composed:
             problems.append(f"the {registry.noun} is '{choice.kind}', and such parts cannot be concatenated")
     if problems:
         raise BraidError(f"this model cannot be a path: {'; '.join(problems)}", where)
-    if any(isinstance(module, LowRank) for module in path.plain.model.modules()):
-        problems.append("its layers share weights with a LoRA of each (share.lora), which blocks of paths do not have")
-    if architecture.compression:
-        problems.append("its matrices are compressed: compose first, then factorize or quantize")
 
 
 def check_together(paths: Sequence[PathShape]) -> None:

@@ -51,7 +51,7 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int
 
 def _end(name: str, operation: str, paths: Sequence[PathShape]) -> Derived:
     """A tensor of the embedding or the head, from those of the paths that have it; a tied head's is the embedding's."""
-    own = {path.name: path.plain.model.tied.get(name, name) for path in paths}
+    own = {path.name: path.saved(name) for path in paths}
     own = {path.name: own[path.name] for path in paths if own[path.name] in path.plain.tensors}
     return Derived(parts_of(list(own), list(own.values())), operation)
 
@@ -77,13 +77,14 @@ def _layer(
         for number, block in enumerate(layer.stack):
             blocks = [here[path.name][number] for path in paths]
             for name, operation in _stacked_tensors(block):
-                parts = parts_of([path.name for path in paths], [f"{own}.{name}" for own in blocks])
+                saved = [path.saved(f"{own}.{name}") for path, own in zip(paths, blocks, strict=True)]
+                parts = parts_of([path.name for path in paths], saved)
                 yield f"{address}.stack.{number}.{name}", Derived(parts, operation)
     if layer.paths is not None:
         for path in paths:
             for number, block in enumerate(layer.blocks(path.name)):
                 for name in block.state_dict():
-                    part = Part(path.name, f"{here[path.name][number]}.{name}")
+                    part = Part(path.name, path.saved(f"{here[path.name][number]}.{name}"))
                     yield f"{address}.paths.{path.name}.{number}.{name}", Derived((part,))
     for own, kind in (("enter", "projections"), ("join", "joins")):
         module = getattr(layer, own)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import adaptable, choose_matrices, lora, split_stacks
@@ -88,12 +89,22 @@ class Adapter:
 
 
 def _chosen(model: BraidForCausalLM, config: LoraTrainingConfig) -> list[str]:
-    """The matrices that get adapters: those that are not frozen, and those of routers only if they are named."""
+    """The matrices that get adapters: those that are not frozen, and those of routers only if they are named.
+
+    A matrix that layers share gets none, since what one layer adds could not be merged into it.
+    """
+    shared = {name.rpartition(".")[0] for both in model.tied.items() for name in both}
     if config.targets is None:
-        names = adaptable(model)
+        names = [name for name in adaptable(model) if name not in shared]
     else:
         with errors_at(TARGETS):
             names = choose_matrices(model, config.targets)
+        if taken := [name for name in names if name in shared]:
+            raise BraidError(
+                f"layers share these matrices, and no adapter of one layer can be merged into them: {listed(taken)}",
+                TARGETS,
+                "Choose others, or let layers share with a LoRA of each: `braid edit share MODEL --lora 8`.",
+            )
     trained = [name for name in names if model.get_submodule(name).weight.requires_grad]
     if not trained:
         raise BraidError(

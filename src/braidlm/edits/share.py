@@ -1,0 +1,127 @@
+"""`braid edit share`: layers of a trained model that have the same weights from now on, to be tuned together.
+
+A shared tensor is the average of those of all layers, or the first layer's. With a LoRA, each layer keeps the best
+low-rank approximation of what its own matrices had beside the shared ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.modules import layers_of, moved, stages_of, with_stages
+from braidlm.edits.sources import Source
+from braidlm.edits.tensor_origins import targets
+from braidlm.model.config.ranges import Size
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.sharing import LowRankLinear, LowRankStackedLinear
+
+LEFT_OUT = "the first layer's is shared"
+
+
+@edits.register("share")
+@dataclass(frozen=True)
+class Share(Edit):
+    """What layers share, and where its weights come from."""
+
+    about: ClassVar[str] = "let layers share feed-forward parts, attentions or whole blocks, for fewer parameters"
+
+    what: Literal["feeds", "attentions", "blocks"]
+    """What the layers of each stage share: feed-forward parts, attentions, or blocks with their norms and routers."""
+    layers: Literal["all", "interior"] = "all"
+    """Which layers share: all of a stage, or all but its first and its last."""
+    by: Literal["average", "first"] = "average"
+    """Whether a shared tensor is the average of the layers' own, or the first layer's."""
+    lora: Size | None = None
+    """Rank of a low-rank addition of each layer, which keeps as much of the layer's own matrices as it can."""
+
+    def plan(self, source: Source) -> EditPlan:
+        stages, addresses = stages_of(layers_of(source.plain))
+        sharing = [number for number, stage in enumerate(stages) if self._share(stage)]
+        if not sharing:
+            least = f"at least {self._least} {'layers' if self.layers == 'all' else 'layers, of which 2 are interior'}"
+            raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.model.title)
+        config = with_stages(source.config, stages, source.config.frozen)
+        model = skeleton(config)
+        before = {
+            name: origin.parts[0].tensor
+            for name, origin in moved(list(model.state_dict()), SOURCE, addresses).derived.items()
+        }
+        account = self._account(model, before, source)
+        lines = [self._title(source, model), *account_table(account, ())]
+        lines += [f"  note: {note}" for note in (*source.notes, *self._notes(stages, sharing))]
+        finish = partial(_fit_low_rank, source=source, before=before) if self.lora else None
+        return EditPlan(lines, config, account, finish=finish)
+
+    @property
+    def _least(self) -> int:
+        return 2 if self.layers == "all" else 4
+
+    def _share(self, stage: dict[str, Any]) -> bool:
+        """Let a stage share, if it can and has layers enough."""
+        ((_, options),) = stage.items()
+        paths = options.get("paths") or [{"depth": None}]  # blocks in a row are as one path
+        if "share" not in options or min(path["depth"] or options["layers"] for path in paths) < self._least:
+            return False
+        options["share"] = {"kind": self.what, "layers": self.layers, "lora": self.lora}
+        return True
+
+    def _account(self, model: BraidForCausalLM, before: Mapping[str, str], source: Source) -> Account:
+        account, known = Account(), source.plain.tensors
+        uses: dict[str, list[str]] = {}
+        for name in model.state_dict():
+            uses.setdefault(model.tied.get(name, name), []).append(before[name])
+        for name in targets(model):
+            own = [Part(SOURCE, tensor) for tensor in uses[name] if tensor in known]
+            if not own:
+                account.origins[name] = Fresh("low-rank additions", name.rpartition(".lora.")[0] + ".lora")
+            elif self.by == "average":
+                account.origins[name] = Derived(tuple(own), "averaged" if len(own) > 1 else "as it is")
+            else:
+                account.origins[name] = Derived((own[0],))
+                account.left_out |= dict.fromkeys(own[1:], LEFT_OUT)
+        account.check(targets(model), {SOURCE: known})
+        return account
+
+    def _title(self, source: Source, model: BraidForCausalLM) -> str:
+        before = sum(tensor.numel() for tensor in source.plain.tensors.values())
+        after = sum(tensor.numel() for tensor in targets(model).values())
+        return (
+            f"Share {self.what} of {self.layers} layers of {source.model.title}: {after:,} parameters in place of "
+            f"{before:,} ({after / before:.1%})"
+        )
+
+    def _notes(self, stages: list[dict[str, Any]], sharing: list[int]) -> list[str]:
+        kinds = [next(iter(stages[number])) for number in sharing]
+        notes = [f"stages.{n} ({kind}) shares {self.what}" for n, kind in zip(sharing, kinds, strict=True)]
+        if self.lora:
+            notes.append("a LoRA begins as the best approximation of what its layer's own matrices had beside these")
+        return [*notes, "the model predicts less well now: train it on, with `braid train RECIPE start_from=DIR`"]
+
+
+def _fit_low_rank(model: BraidForCausalLM, source: Source, before: Mapping[str, str]) -> None:
+    """Give each low-rank addition the largest singular values of what its layer's own matrix had beside the shared."""
+    for address, module in model.named_modules():
+        if isinstance(module, (LowRankLinear, LowRankStackedLinear)):
+            own = source.read(before[f"{address}.weight"])
+            _set_product(module, own - module.weight)
+
+
+def _set_product(module: LowRankLinear | LowRankStackedLinear, lost: Tensor) -> None:
+    """The rows of `down` are of length 1, also where nothing is lost, so that training can change `up`."""
+    down: Any = module.lora.down.weight
+    up: Any = module.lora.up.weight
+    stacked = isinstance(module, LowRankStackedLinear)
+    left, values, right = torch.linalg.svd(lost.transpose(-1, -2) if stacked else lost, full_matrices=False)
+    if stacked:
+        down, up = down.transpose(-1, -2), up.transpose(-1, -2)
+    rank = min(down.shape[-2], values.shape[-1])  # beyond it there is nothing to approximate
+    down[..., :rank, :] = right[..., :rank, :]
+    up[..., :rank] = left[..., :rank] * values[..., None, :rank]
