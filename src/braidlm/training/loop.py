@@ -295,7 +295,9 @@ class Trainer:
             if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
                 console.warn(warning)
         if self.metrics.extra:
-            record["extra_losses"] = self.metrics.extra
+            read = {name: loss.readings() for name, loss in self.stepper.extra.items()}
+            others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
+            record["extra_losses"] = self.metrics.extra | others
         self.last["loss"] = record["loss"]
         if tracker is not None:
             tracker.record("train", self.progress.steps, **record)

@@ -84,6 +84,10 @@ class ExtraLoss(nn.Module):
         """
         return False
 
+    def readings(self) -> dict[str, float]:
+        """Numbers that the run's metrics record beside the loss; it may wait for the device."""
+        return {}
+
     def end_step(self) -> None:
         """Called after each update of the weights; must not wait for the device (it is part of a captured step)."""
 
