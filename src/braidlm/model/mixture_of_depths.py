@@ -6,7 +6,7 @@ token alone whether it enters, and decides in evaluation and generation.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from .attention.attention import ABSENT, AttentionHeads
 from .block import Block, BlockConfig
 from .config.inheritance import inherit
 from .config.ranges import Layers, Probability
+from .config.registry import Choice
+from .config.strict import PartOf
 from .errors import BraidError
 from .precision import compute_dtype
 from .routing.losses import masked_mean, routing_losses
 from .routing.router import RouterConfig, ScoreLinear, TopKRouter
 from .routing.routing import Routing, Routings
 from .span import Span
-from .stages import Stage, stage_kinds
+from .stages import Stage, share_weights, sharings, stage_kinds
 
 DEPTH_CHOICES = ("block", "around")
 PREDICTION_WEIGHT = 0.01
@@ -49,6 +51,8 @@ class MixtureOfDepthsStage(Stage):
         """Share of a sequence's tokens that enter such a block in training. The paper recommends 0.125."""
         every: Layers = 2
         """One block in so many is such a block, the last of them; all tokens go through the others."""
+        share: Annotated[Choice, PartOf(sharings)] | None = None
+        """What the blocks share: `feeds`, `attentions` or `blocks`; by default each has weights of its own."""
 
         def __post_init__(self) -> None:
             if self.every > self.layers:
@@ -63,9 +67,10 @@ class MixtureOfDepthsStage(Stage):
     def __init__(self, config: Config, width: int):
         super().__init__()
         self.config, self.width_out = config, width
+        blocks = [Block(config, width) for _ in range(config.layers)]
+        share_weights(config.share, [blocks])
         self.layers = nn.ModuleList()
-        for number in range(1, config.layers + 1):
-            block = Block(config, width)
+        for number, block in enumerate(blocks, start=1):
             self.layers.append(block if number % config.every else MixtureOfDepths(block, width, config.capacity))
 
 
