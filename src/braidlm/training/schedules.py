@@ -143,3 +143,17 @@ class TriangleDropout(Schedule):
         within = min(progress, 1.0) * self.config.cycles % 1.0
         height = 1 - abs(2 * within - 1)
         return math.floor(height * self.config.levels + 0.5) / self.config.levels
+
+
+@dropout_schedules.register("exponential")
+class ExponentialDropout(Schedule):
+    """From none to the configured rates as 2^progress - 1, slowly at first (LayerSkip), in `levels` even steps."""
+
+    @dataclass
+    class Config:
+        levels: Count = 10
+        """How many steps the curve is made of."""
+
+    def __call__(self, progress: float) -> float:
+        levels: int = self.config.levels
+        return 2.0 ** (min(int(progress * (levels + 1)), levels) / levels) - 1

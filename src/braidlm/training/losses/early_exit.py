@@ -1,0 +1,77 @@
+"""The early-exit loss (LayerSkip, arXiv 2404.16710): the one last norm and head learn to read earlier layers too."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from braidlm.core.decoding.exits import early_layers
+from braidlm.core.errors import BraidError
+from braidlm.model.config.ranges import Choices, Range
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
+
+
+@dataclass
+class EarlyExitConfig(ExtraLossConfig):
+    """The options of the early-exit loss."""
+
+    scale: Annotated[float, Range(above=0, at_most=1000)] = 0.2
+    """How much earlier layers count (the paper's e_scale): layer l of L has the weight scale x l(l - 1)/2, against
+    L - 1 + scale x (L - 1)(L - 2)/2 of the last, whose factor is 1."""
+    curriculum: Literal["rotate", "gradual", "all"] = "rotate"
+    """Which layers count in a step: every `every`-th, in turns; from the last towards the first, all of them from the
+    middle of the training on; or all from the beginning."""
+    every: Choices = 4
+    """In turns of how many steps the layers count."""
+
+
+@extra_losses.register("early_exit")
+class EarlyExitLoss(ExtraLoss):
+    """The next-token losses after earlier layers, weighted by their depth, so that the model can be left there."""
+
+    Config = EarlyExitConfig
+    needs_layers = True
+    weights: Tensor
+
+    def __init__(self, config: EarlyExitConfig, model: BraidForCausalLM):
+        super().__init__(config, model)
+        self.depth = model.config.decoded.depth
+        self.exits = [layer for layer in early_layers(model) if layer > 1]  # the first one's weight is 0
+        if not self.exits:
+            raise BraidError(
+                "the model has no layer between its first and its last that it can be left after",
+                "training.losses: early_exit",
+                "Give it more layers at the head's width, or leave out the loss.",
+            )
+        self.enabled: list[float] = []
+        """The weight of each exit in this step; 0 for those that do not count."""
+        self.register_buffer("weights", torch.zeros(len(self.exits)), persistent=False)
+        self.begin_step(0, 0.0)
+
+    def weight_of(self, layer: int) -> float:
+        """Of a layer, counted from 1, relative to that of the last."""
+        scale, last = self.config.scale, self.depth
+        return scale * layer * (layer - 1) / 2 / (last - 1 + scale * (last - 1) * (last - 2) / 2)  # type: ignore[no-any-return]
+
+    def counts(self, layer: int, step: int, share: float) -> bool:
+        """Whether the curriculum has a layer, counted from 1, in a step."""
+        if self.config.curriculum == "rotate":
+            return (layer - step) % self.config.every == 0  # type: ignore[no-any-return]
+        return self.config.curriculum == "all" or self.depth - layer <= 2 * self.depth * share
+
+    def begin_step(self, step: int, share: float) -> bool:
+        self.enabled = [self.weight_of(layer) * self.counts(layer, step, share) for layer in self.exits]
+        self.weights.copy_(torch.tensor(self.enabled))  # what a captured step reads
+        return False
+
+    def forward(self, done: TrainingPass) -> Tensor:
+        body, total = done.model.model, torch.zeros((), device=done.hidden.device)
+        # A captured or compiled step is the same every time, so that it computes all exits and weighs some with 0.
+        always = done.hidden.is_cuda or torch.compiler.is_compiling()
+        for index, layer in enumerate(self.exits):
+            if always or self.enabled[index]:
+                loss = done.model.head.loss(body.norm(done.layers[layer]), done.labels, done.count)
+                total = total + self.weights[index] * loss
+        return total
