@@ -11,6 +11,7 @@ _HOMES = {
     "compose": "braidlm.edits.compose",
     "edit": "braidlm.edits.edit",
     "eval": "braidlm.evals.evaluate",
+    "exit_curve": "braidlm.evals.exit_curve",
     "prune_curve": "braidlm.studies.pruning.curve",
     "routes": "braidlm.routes.routes",
     "generate": "braidlm.serving.generate",

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.pruning import add_pruning, pruning_options, show_curves
+from braidlm.cli.pruning import APART, add_pruning, pruning_options, show_curves
 from braidlm.cli.settings import add_settings, add_without, settings_from
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.names import find_sources
-from braidlm.model.config.ranges import CountOrZero
+from braidlm.model.config.ranges import CountOrZero, Layers
 
 if TYPE_CHECKING:
     from braidlm.evals.babylm.predictions import WrittenFiles
@@ -25,6 +25,7 @@ EPILOG = """examples:
   braid eval runs/moep --harness hellaswag,piqa
   braid eval runs/moep runs/gpt2 blimp_fast --all-checkpoints --out dynamics
   braid eval runs/modules bits_per_byte --data bits_per_byte=dev.txt --prune-text train.txt --out curve
+  braid eval runs/skip bits_per_byte --data bits_per_byte=dev.txt --exits --out exits
   braid eval runs/moep babylm_full glue_babylm --data ~/babylm --leaderboard submission
 
 a word that is the name of a task, or of a suite of tasks (`braid list tasks`), is that; a model folder of such a name
@@ -50,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--paths", nargs="+", metavar="PATH", help="use only these paths of the models")
     add_without(add)
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
+    add(
+        "--exits",
+        nargs="*",
+        type=number(Layers),
+        metavar="LAYER",
+        help="score the models after each of these layers (default: every layer), as a curve",
+    )
     add(
         "--out",
         default="evaluation",
@@ -92,6 +100,9 @@ def run(args: argparse.Namespace) -> None:
     if (pruning := pruning_options(args)) is not None:
         show_curves(models, tasks, pruning, options)
         return
+    if args.exits is not None:
+        _show_exits(args, models, tasks, options)
+        return
     evaluation = evaluate(
         models, tasks, all_checkpoints=args.all_checkpoints, paths=args.paths, without=args.without, **options
     )
@@ -102,6 +113,21 @@ def run(args: argparse.Namespace) -> None:
     _show(evaluation, args.out)
     if written is not None:
         _show_leaderboard(written, args.ewok_text)
+
+
+def _show_exits(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> None:
+    """Score the models after each layer, then show the points as a table or as JSON."""
+    from rich.markup import escape
+
+    from braidlm.evals.exit_curve import exit_curve
+    from braidlm.evals.reports.exit_curve import EXIT_PAGE
+
+    if mixed := [name for name in APART if getattr(args, name)]:
+        raise BraidError(f"--exits cannot be combined with --{mixed[0].replace('_', '-')}")
+    curves = exit_curve(models, tasks, args.exits or None, **options)
+    show_json(curves.facts())
+    table(curves.columns, [[*map(escape, row)] for row in curves.rows()], keep=2)
+    show(f"{options['out']}/{EXIT_PAGE}")
 
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:

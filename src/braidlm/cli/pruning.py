@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PREFIX = "prune_"
 APART = ("paths", "without", "all_checkpoints", "leaderboard")
-"""Options of the verb that are of no use for pruned models."""
+"""Options of the verb that are of no use for curves."""
 
 
 def add_pruning(parser: argparse.ArgumentParser) -> None:
