@@ -41,6 +41,9 @@ class Settings:
     """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all."""
     window: Length | None = None
     """Tokens of a text that are read at once; by default as many as in training, else the model's context."""
+    pauses: CountOrZero = 0
+    """Pause tokens between a question and its answer, for models trained with them (data.pauses): in multiple choice,
+    last words, maths and code. They are never scored."""
     shots: CountOrZero | None = None
     """Examples before each question of maths and of MBPP; by default as many as the task's paper gave."""
     finetune: Literal["full", "lora"] = "full"

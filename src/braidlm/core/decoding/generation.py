@@ -7,6 +7,7 @@ import torch
 
 from braidlm.core.decoding.decoder import Decoder, Sampling
 from braidlm.core.decoding.exits import decoding_loop
+from braidlm.core.decoding.pauses import pause_tokens
 from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.ranges import Length
@@ -138,13 +139,3 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str], pauses: int = 0
     if not all(encoded):
         raise BraidError("an empty prompt needs a tokenizer with a token that begins or ends a text")
     return [[*ids, *pause_tokens(tokenizer, pauses)] for ids in encoded]
-
-
-def pause_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
-    """So many pause tokens, which only the tokenizer of a model that was trained with them has."""
-    if count and tokenizer.pause_id is None:
-        raise BraidError(
-            "this model has no pause token: it was not trained with pauses",
-            todo="Leave out the pauses, or train a model with data.pauses.",
-        )
-    return [] if tokenizer.pause_id is None else [tokenizer.pause_id] * count

@@ -97,7 +97,7 @@ def _completions(
 
     budget = token_budget(model, MAX_TOKENS)
     shots, samples = model.settings.shots, model.settings.code_samples
-    prompts = [prompt_ids(model.tokenizer, problem.prompt(shots)) for problem in problems]
+    prompts = [prompt_ids(model.tokenizer, problem.prompt(shots), model.settings.pauses) for problem in problems]
     fitted = [ids if budget.prompt is None else ids[-budget.prompt :] for ids in prompts]
     completions = complete(
         model,

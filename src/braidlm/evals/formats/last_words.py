@@ -29,7 +29,7 @@ class LastWords(TaskItems[tuple[str, str]]):
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent, and the perplexity of the words."""
-        requests, trees = self._prepare(model.scorer, model.tokenizer)
+        requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
         scores = model.scorer.score_trees(trees, advance, margins=True)
         right = is_greedy(model.scorer, requests, scores)
         rate = float(right.mean())
@@ -45,6 +45,6 @@ class LastWords(TaskItems[tuple[str, str]]):
         )
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
-        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.items])
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
+        requests = requests_for(tokenizer, [spaces_moved(*passage) for passage in self.items], pauses=pauses)
         return requests, scorer.build_trees(requests)

@@ -93,7 +93,7 @@ class MathsProblems(TaskItems[Question]):
         from braidlm.evals.scoring.completions import prompt_ids
 
         for used in range(shots, -1, -1):
-            ids = prompt_ids(model.tokenizer, self.format.prompt(question.text, used))
+            ids = prompt_ids(model.tokenizer, self.format.prompt(question.text, used), model.settings.pauses)
             if max_length is None or len(ids) <= max_length:
                 break
         return ids, used

@@ -62,7 +62,7 @@ class MultipleChoice(TaskItems[Question]):
 
     def evaluate(self, task: str, model: EvaluatedModel, advance: ProgressCallback | None = None) -> TaskResult:
         """Accuracy in percent over all questions."""
-        requests, trees = self._prepare(model.scorer, model.tokenizer)
+        requests, trees = self._prepare(model.scorer, model.tokenizer, model.settings.pauses)
         scores = model.scorer.score_trees(trees, advance)
         bytes_ = np.array([len(text.removeprefix(" ").encode()) for q in self.items for _, text in q.options])
         lengths = {"per token": np.maximum(np.diff(scores.bounds), 1), "per byte": np.maximum(bytes_, 1)}
@@ -111,9 +111,9 @@ class MultipleChoice(TaskItems[Question]):
         return 100 * float(counts.max()) / self.count
 
     @cached_per_tokenizer
-    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer) -> tuple[list[Request], PrefixTrees]:
+    def _prepare(self, scorer: Scorer, tokenizer: BraidTokenizer, pauses: int) -> tuple[list[Request], PrefixTrees]:
         texts = [spaces_moved(*option) for question in self.items for option in question.options]
-        requests = requests_for(tokenizer, texts, self.begin)
+        requests = requests_for(tokenizer, texts, self.begin, pauses)
         return requests, scorer.build_trees(requests)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.decoding.generation import TextStream, without_pauses
+from braidlm.core.decoding.pauses import pause_tokens
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
@@ -59,9 +60,10 @@ def token_budget(model: EvaluatedModel, max_tokens: int) -> TokenBudget:
     return TokenBudget(context - new, new)
 
 
-def prompt_ids(tokenizer: BraidTokenizer, prompt: str) -> list[int]:
-    """A prompt's tokens, begun as the tokenizer begins a text; an empty prompt is the BOS (or EOS) token."""
-    return strip_final_specials(tokenizer.backend.encode(prompt)) or [begin_id(tokenizer)]
+def prompt_ids(tokenizer: BraidTokenizer, prompt: str, pauses: int = 0) -> list[int]:
+    """A prompt's tokens, begun as the tokenizer begins a text (an empty one is BOS or EOS), and pauses."""
+    ids = strip_final_specials(tokenizer.backend.encode(prompt)) or [begin_id(tokenizer)]
+    return [*ids, *pause_tokens(tokenizer, pauses)]
 
 
 def complete(

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
+from braidlm.core.decoding.pauses import pause_tokens
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 
@@ -29,15 +30,23 @@ class Request(NamedTuple):
 
 
 def requests_for(
-    tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str]], begin: Begin = "tokenizer"
+    tokenizer: BraidTokenizer, texts: Sequence[tuple[str, str]], begin: Begin = "tokenizer", pauses: int = 0
 ) -> list[Request]:
     """A request for each (context, continuation): the tokens of the whole that reach into the continuation are scored.
 
     Context and continuation are encoded together, as a model reads them; a continuation includes its leading space.
+    `pauses` pause tokens stand between the two.
     """
+    waiting = pause_tokens(tokenizer, pauses)
     bos = begin_id(tokenizer) if begin == "bos" else None
     plain = tokenizer.backend.num_special_tokens_to_add(False) == 0
-    return [_request(encoding, len(context), bos, plain) for encoding, context in _encoded(tokenizer, texts)]
+    requests = [_request(encoding, len(context), bos, plain) for encoding, context in _encoded(tokenizer, texts)]
+    if not waiting:
+        return requests
+    return [
+        Request([*ids[:first], *waiting, *ids[first:]], first + len(waiting)) if context else Request(ids, first)
+        for (ids, first), (context, _) in zip(requests, texts, strict=True)
+    ]
 
 
 def sentence_requests(tokenizer: BraidTokenizer, sentences: Sequence[str], begin: Begin = "tokenizer") -> list[Request]:
