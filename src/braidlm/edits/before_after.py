@@ -18,7 +18,7 @@ from braidlm.evals.formats.held_out_text import HeldOutText, read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
 
-ROUNDS = 5
+ROUNDS = 3
 """How often speeds are measured; old and new model take turns, and the median counts."""
 FORWARD = 256
 """Tokens of a sequence whose forward pass is timed."""

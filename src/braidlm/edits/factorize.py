@@ -108,7 +108,8 @@ def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
     """
     left, values, right = torch.linalg.svd(rows, full_matrices=False)
     squares = values.double().square()
-    share = squares.cumsum(-1) / squares.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    total = squares.sum(-1, keepdim=True)
+    share = torch.where(total > 0, squares.cumsum(-1) / total, 1.0)  # any rank is enough for zeros
     if energy is not None:
         rank = int((share < energy).sum(-1).max().item()) + 1
     assert rank is not None
