@@ -13,6 +13,7 @@ from braidlm.model.config.ranges import Length
 
 HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"
 MEMORY = {
+    "weights_compressed": "weights, compressed",
     "weights_float32": "weights, float32",
     "weights_bfloat16": "weights, bf16",
     "training_adamw": "training state, AdamW",
@@ -57,7 +58,8 @@ def _print_model(facts: dict[str, Any]) -> None:
         ("context", f"{facts['context']:,} tokens"),
         ("vocabulary", f"{facts['vocab_size']:,}{assumed}"),
         ("forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"),
-        *((text, size(facts["memory"][key])) for key, text in MEMORY.items()),
+        *([("compression", ", ".join(facts["compression"]))] if facts["compression"] else []),
+        *((text, size(facts["memory"][key])) for key, text in MEMORY.items() if key in facts["memory"]),
         ("training on a GPU", facts["kernels"]["summary"]),
         *_run_rows(facts.get("run") or {}),
         *_lineage_rows(facts["lineage"] or {}),

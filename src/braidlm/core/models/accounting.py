@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from braidlm.core.errors import BraidError
+from braidlm.core.models.memory import weights_bytes
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.registry import Choice
@@ -125,6 +126,7 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
         raise BraidError(f"length {length} is more than the model's {limit} learned positions")
     length = length or config.max_position_embeddings
     cost = model_cost(model, length)
+    forms = [choice.kind for choice in config.decoded.compression]
     cached = sum(2 * heads * size for heads, size in (attention.cache_shape for attention in model.model.attentions))
     return {
         **vars(cost),
@@ -134,7 +136,9 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
         "context": config.max_position_embeddings,
         "layers": config.num_hidden_layers,
         "stages": stage_table(model, length),
+        "compression": forms,
         "memory": {
+            **({"weights_compressed": weights_bytes(model)} if forms else {}),
             "weights_float32": 4 * cost.parameters,
             "weights_bfloat16": 2 * cost.parameters,
             "training_adamw": training_bytes(cost.parameters),

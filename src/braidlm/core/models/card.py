@@ -7,6 +7,7 @@ from typing import Any
 from braidlm.core.console import count
 from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.core.models.licence import licence_of, source_licences
+from braidlm.core.models.memory import weights_bytes
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -44,7 +45,7 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
         USE,
         "## Parts",
         _table(("part", "layers", "parameters", "active per token"), _parts(model)),
-        *([ADAPTERS] if any(parameter.ndim == 3 for parameter in model.parameters()) else []),
+        *([ADAPTERS] if any(p.ndim == 3 and p.requires_grad for p in model.parameters()) else []),
         *_origin(lineage),
     ]
     return "\n\n".join(sections) + "\n"
@@ -91,8 +92,10 @@ def _front_matter(lineage: dict[str, Any]) -> str:
 
 def _facts(config: BraidConfig, model: BraidForCausalLM) -> list[tuple[str, Any]]:
     cost, architecture = model_cost(model), config.decoded
+    forms = ", ".join(choice.kind for choice in architecture.compression)
     return [
         ("parameters", f"{cost.parameters:,}"),
+        *([("compression", f"{forms}: {weights_bytes(model):,} bytes of weights")] if forms else []),
         ("active per token", f"{cost.active_parameters:,}"),
         ("forward FLOPs per token", f"{count(float(cost.flops_per_token))} at {architecture.context} tokens"),
         ("width", architecture.width),
