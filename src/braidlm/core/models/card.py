@@ -8,6 +8,7 @@ from braidlm.core.console import count
 from braidlm.core.models.accounting import model_cost, stage_table
 from braidlm.core.models.licence import licence_of, source_licences
 from braidlm.core.models.memory import weights_bytes
+from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -45,10 +46,15 @@ def model_card(name: str, config: BraidConfig, model: BraidForCausalLM, lineage:
         USE,
         "## Parts",
         _table(("part", "layers", "parameters", "active per token"), _parts(model)),
-        *([ADAPTERS] if any(p.ndim == 3 and p.requires_grad for p in model.parameters()) else []),
+        *([ADAPTERS] if _has_trainable_stacks(model) else []),
         *_origin(lineage),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _has_trainable_stacks(model: BraidForCausalLM) -> bool:
+    stacks = any(parameter.ndim == 3 for parameter in model.parameters())
+    return stacks and not untrainable(model.config.decoded.compression)
 
 
 def exported_card(name: str, lineage: dict[str, Any]) -> str:
