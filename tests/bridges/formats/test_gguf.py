@@ -175,9 +175,8 @@ ERRORS = {"f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 127}
 
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("architecture", [LLAMA, GPT2], ids=["llama", "gpt2"])
-@torch.no_grad()
 def test_types(tmp_path, architecture, dtype):
-    ours = saved_braid(tmp_path / "braid", architecture)
+    saved_braid(tmp_path / "braid", architecture)
     for kind in ("f32", dtype):
         convert(tmp_path / "braid", tmp_path / f"{kind}.gguf", to="gguf", dtype=kind)
     exact, file = (File(tmp_path / f"{kind}.gguf") for kind in ("f32", dtype))
@@ -190,8 +189,6 @@ def test_types(tmp_path, architecture, dtype):
             error = (file.tensors[name] - tensor).abs().amax(-1) / tensor.abs().amax(-1)
             assert 0 < error.max() <= ERRORS[dtype], name
     assert file.fields["general.file_type"] == {"f16": 1, "bf16": 32, "q8_0": 7}[dtype]
-    ids = torch.arange(20)
-    assert (file.logits(ids) - ours(ids[None]).logits[0]).abs().max() <= 60 * ERRORS[dtype]
     assert (tmp_path / f"{dtype}.gguf").stat().st_size < (tmp_path / "f32.gguf").stat().st_size
 
 

@@ -12,12 +12,12 @@ import torch
 from gguf_models import GPT2, LLAMA, MODELS, saved_braid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from braidlm.bridges.convert import convert
 from braidlm.bridges.formats.gguf.vocabulary import PRE_TOKENIZERS
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
-from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
+from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer
 
 pytest.importorskip("gguf")
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -64,6 +64,22 @@ def test_greedy_texts(tmp_path, architecture):
         assert list(islice(theirs.generate(prompt, temp=0.0, repeat_penalty=1.0), 12)) == list(text)
 
 
+def merging_everything() -> Tokenizer:
+    """A BPE that was trained on texts not divided into words: where words begin and end decides about most tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), list(SpecialTokens().order)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, show_progress=False, special_tokens=special, initial_alphabet=alphabet
+    )
+    characters = sorted(set("".join(TEXTS)))
+    backend.train_from_iterator(
+        [*TEXTS, *(a + b for a in characters for b in characters if not (a + b).isalpha())], trainer
+    )
+    return backend
+
+
 @pytest.fixture(scope="module", params=["bytes", *PRE_TOKENIZERS])
 def tokenizers(request, tmp_path_factory) -> tuple[BraidTokenizer, Any]:
     """A tokenizer of ours with a way to divide texts, and llama.cpp's from the file."""
@@ -71,12 +87,13 @@ def tokenizers(request, tmp_path_factory) -> tuple[BraidTokenizer, Any]:
         ours = bytes_tokenizer()
     else:
         steps, ignore_merges = PRE_TOKENIZERS[request.param]
-        facts = json.loads(train_bpe(TEXTS * 3, 700).to_str())
+        facts = json.loads(merging_everything().to_str())
         full = {"ByteLevel": {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}}
         filled = [{**full.get(step["type"], {"invert": False}), **step} for step in steps]
         facts["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": filled}
         facts["model"]["ignore_merges"] = ignore_merges
         ours = BraidTokenizer(Tokenizer.from_str(json.dumps(facts)), SpecialTokens())
+    ours.backend.add_tokens(["<word>"])
     folder = tmp_path_factory.mktemp("tokens")
     saved_braid(folder / "braid", LLAMA, ours, rows=ours.vocab_size + 2)
     convert(folder / "braid", folder / "model.gguf", to="gguf")
@@ -88,7 +105,11 @@ def their_tokens(model: Any, text: str) -> list[int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(" \n\t\r'") | st.sampled_from("".join(TEXTS)) | st.sampled_from(["'ll", "123", "  "])))
+@given(
+    st.lists(
+        st.sampled_from(" \n\t\r'") | st.sampled_from("".join(TEXTS)) | st.sampled_from(["'ll", "123", "  ", "<word>"])
+    )
+)
 def test_tokens_of_mixed_texts(tokenizers, pieces):
     ours, theirs = tokenizers
     text = "".join(pieces)

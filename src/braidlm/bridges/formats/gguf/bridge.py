@@ -54,14 +54,18 @@ class GgufBridge(ExportingBridge):
         return GgufTarget(info, architecture, needed, self.dtype)
 
     def export_notes(self, info: ModelInfo) -> list[str]:
-        """Nothing of dropout, which no file for inference has."""
+        """The types of what is not f32; dropout is not mentioned, which no file for inference has."""
+        if self.dtype == "f32":
+            return []
+        notes = [f"matrices are written as {self.dtype}; vectors and learned positions stay f32"]
         shapes = self.foreign_shapes(info, self.checked_mappings(info)).items()
         others = {
             shape[-1] for name, shape in shapes if stored_type(name, shape, self.dtype) not in ("f32", self.dtype)
         }
-        widths = ", ".join(map(str, sorted(others)))
-        f16 = f"{self.dtype} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16"
-        return [f16] if others else []
+        if others:
+            widths = ", ".join(map(str, sorted(others)))
+            notes.append(f"{self.dtype} needs rows of a multiple of {BLOCK}; matrices with rows of {widths} are f16")
+        return notes
 
 
 def _architecture(info: ModelInfo) -> LlamaCppArchitecture:
