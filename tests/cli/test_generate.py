@@ -181,3 +181,55 @@ def test_a_dash_reads_the_prompt_from_standard_input(braid, model_folder: Path, 
     monkeypatch.setattr("sys.stdin", io.StringIO("One day\n"))
     result = braid("generate", model_folder, "-", "--max-tokens", 2, "--json").json()
     assert result["texts"][0]["prompt"] == "One day"
+
+
+@pytest.fixture(scope="module")
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers."""
+    config = BraidConfig(
+        {"width": 16, "context": 64, "block": {"attention": {"heads": 2}}, "stages": [{"block": {"layers": 4}}]},
+        vocab_size=bytes_tokenizer().vocab_size,
+    )
+    folder = tmp_path_factory.mktemp("deep") / "model"
+    return save_model(randomised(BraidForCausalLM(config)), folder, bytes_tokenizer(), {"made_by": "a test"})
+
+
+def test_speculation_gives_the_same_text(braid, deep_folder: Path):
+    prompts = ("Hello", "a much longer prompt")
+    options = ("--greedy", "--max-tokens", 20, "--json")
+    plain = braid("generate", deep_folder, *prompts, *options).json()
+    for early in (("--speculate", 3), ("--speculate", 2, "--exit-layer", 3)):
+        drafted = braid("generate", deep_folder, *prompts, *options, *early).json()
+        assert drafted["texts"] == plain["texts"]
+        assert 0 <= drafted["accepted"] <= 1
+        assert drafted["mean_layer"] is None
+    assert plain["accepted"] is None
+    assert "of the drafted tokens were accepted)" in braid("generate", deep_folder, "Hello", "--speculate", 3).out
+
+
+def test_early_exits_are_told(braid, deep_folder: Path):
+    left = braid("generate", deep_folder, "Hello", "--greedy", "--max-tokens", 5, "--exit-layer", 2, "--top-next", 1)
+    assert "(left after layer 2)" in left.out
+    options = ("--greedy", "--max-tokens", 5, "--exit-layer", 2, "--top-next", 1, "--json")
+    result = braid("generate", deep_folder, "Hello", *options).json()
+    assert result["mean_layer"] == 2
+    first = result["texts"][0]["next"][0]["text"]
+    assert result["texts"][0]["text"].startswith(first), "the shown probabilities are those of the exit too"
+    unsure = braid("generate", deep_folder, "Hello", "--max-tokens", 5, "--exit-confidence", 1.0, "--json").json()
+    assert unsure["mean_layer"] == 4
+    assert "on average)" in braid("generate", deep_folder, "Hello", "--exit-confidence", 0.05).out
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--exit-layer", 5), "the model cannot be left after layer 5"),
+        (("--exit-layer", 4, "--speculate", 2), "only a layer before the last"),
+        (("--exit-confidence", 0.5, "--speculate", 2), "either leave early when the model is sure, or are drafts"),
+    ],
+)
+def test_exits_that_a_model_does_not_have_are_told(braid, deep_folder: Path, tmp_path: Path, options, text: str):
+    assert text in braid("generate", deep_folder, "Hello", *options).err
+    (tmp_path / "prompts.txt").write_text("Hello\n")
+    study = braid("generate", "--prompts", tmp_path / "prompts.txt", "--models", deep_folder, *options)
+    assert (study.code, text in study.err) == (2, True)
