@@ -111,7 +111,7 @@ def _derived(matrix: Matrix, group: int | None) -> dict[str, Derived]:
 def codes_of_8_bits(rows: Tensor) -> Codes:
     """Symmetric codes from -128 to 127, with a factor for each output."""
     scale = (rows.abs().amax(-1, keepdim=True) / 127.5).clamp_min(torch.finfo(rows.dtype).eps)
-    return Codes((rows / scale).round().clamp(-128, 127).to(torch.int8), scale)
+    return Codes((rows * (1 / scale)).round().clamp(-128, 127).to(torch.int8), scale)
 
 
 def codes_of_4_bits(rows: Tensor, group: int) -> Codes:
@@ -120,5 +120,5 @@ def codes_of_4_bits(rows: Tensor, group: int) -> Codes:
     low, high = grouped.amin(-1).clamp_max(0), grouped.amax(-1).clamp_min(0)
     scale = ((high - low) / 15).clamp_min(torch.finfo(rows.dtype).eps)
     zero = (-low / scale).round().clamp(0, 15)
-    codes = ((grouped / scale[..., None]).round() + zero[..., None]).clamp(0, 15).to(torch.uint8).flatten(-2)
+    codes = ((grouped * (1 / scale[..., None])).round() + zero[..., None]).clamp(0, 15).to(torch.uint8).flatten(-2)
     return Codes(codes[..., 0::2] | codes[..., 1::2] << 4, scale, zero.to(torch.uint8))
