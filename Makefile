@@ -34,7 +34,7 @@ $(VENV)/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,plot,track,eval,kernels,dev]'
+	$(BIN)/pip $(PIP) -c constraints.txt -e '.[data,plot,track,eval,kernels,device,dev]'
 	touch $@ $(VENV)/.ready-demo
 
 # What a version needs of its own; torch and all else that it can share are found in .venv, after its own packages.
