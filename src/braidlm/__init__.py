@@ -15,6 +15,7 @@ _HOMES = {
     "prune_curve": "braidlm.studies.pruning.curve",
     "routes": "braidlm.routes.routes",
     "generate": "braidlm.serving.generate",
+    "compare": "braidlm.studies.comparing.compare",
     "convert": "braidlm.bridges.convert",
     "show": "braidlm.studies.show",
     "load": "braidlm.bridges.opening",

@@ -21,6 +21,7 @@ VERBS = (
     "eval",
     "routes",
     "generate",
+    "compare",
     "convert",
     "show",
     "list",

@@ -1,0 +1,1 @@
+"""Comparisons: several recipes trained on identical batches, one table and a page."""

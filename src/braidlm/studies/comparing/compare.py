@@ -1,0 +1,174 @@
+"""`braid compare`: several recipes trained on identical batches, each in a run folder of its own."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from braidlm.core import console
+from braidlm.core.devices import choose_device
+from braidlm.core.errors import BraidError, check_folder_name, collecting
+from braidlm.core.files import write_json
+from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.memory import check_training_fits
+from braidlm.core.models.names import StrPath
+from braidlm.core.models.runs import read_metrics
+from braidlm.core.reading import read_json
+from braidlm.core.recipes import compose_recipe
+from braidlm.core.report import figures
+from braidlm.data.loading.open_data import open_data
+from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.studies.comparing.peak_memory import PeakMemory
+from braidlm.studies.comparing.report import write_comparison
+from braidlm.studies.comparing.results import Comparison, measured
+from braidlm.studies.comparing.sameness import check_same_batches, differences
+from braidlm.studies.study import is_study
+from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
+from braidlm.training.run_folder import check_folder, identity
+from braidlm.training.start_from import data_of
+from braidlm.training.train import Run, train
+
+OUT = "runs/compare"
+MEMORY = "memory.json"
+"""In the folder of the runs: the peak of each run's memory, which only the process that trained it knows."""
+
+
+def compare(
+    recipes: Sequence[str | dict[str, Any]],
+    overrides: list[str] | None = None,
+    out: StrPath = OUT,
+    device: str | None = None,
+    fresh: bool = False,
+) -> Comparison:
+    """Train recipes (names, files, or their contents) on the same batches and write one table and a page into `out`.
+
+    `overrides` are for all of them. The same call again goes on where it was stopped, or writes the page of what is
+    there; `fresh` starts over.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BraidError("a comparison runs in one process", todo="Train its recipes one by one, then `braid eval`.")
+    figures.check_drawing()
+    loaded = _load(recipes, overrides)
+    check_same_batches(loaded)
+    first = next(iter(loaded.values())).recipe
+    place, runs_folder = torch.device(choose_device(device or "auto")), Path(out) / f"seed-{first.seed}"
+    contents = {name: one.as_dict() | {"name": name, "out": str(runs_folder / name)} for name, one in loaded.items()}
+    _check(loaded, contents, place, fresh)
+    open_data(data_of(first))  # preparing it is no part of a run
+    if place.type == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
+        _warm_up(contents[next(iter(contents))], place)  # on a GPU torch counts its tensors and nothing else
+    runs = {name: _train(name, content, place, fresh) for name, content in contents.items()}
+    peaks = _peaks(runs_folder)
+    models = [measured(name, run, peaks.get(name), first.data.length) for name, run in runs.items()]
+    kept = {name: identity(content, content) for name, content in contents.items()}
+    comparison = Comparison(Path(out), models, _settings(first, place), differences(kept))
+    write_comparison(comparison, contents)
+    return comparison
+
+
+def _load(recipes: Sequence[str | dict[str, Any]], overrides: list[str] | None) -> dict[str, LoadedRecipe]:
+    """The recipes by names that differ: their own, or else the names of their files."""
+    if len(recipes) < 2:
+        raise BraidError("a comparison needs at least two recipes", todo="`braid train` trains one.")
+    if any(override.startswith("out=") for override in overrides or []):
+        raise BraidError("each run has a folder of its own here", "out", "Name the folder of them all: --out DIR.")
+    problems: list[str] = []
+    loaded: list[tuple[str, LoadedRecipe]] = []
+    for number, recipe in enumerate(recipes, 1):
+        label = f"recipe {number}" if isinstance(recipe, dict) else str(recipe)
+        try:
+            loaded.append((label, _load_one(recipe, overrides)))
+        except BraidError as error:
+            problems += [f"{label}: {line}" for line in error.what.split("\n")]
+    if problems:
+        raise BraidError("\n".join(problems), todo="Nothing was started.")
+    own = [one.recipe.name for _, one in loaded]
+    names = own if len(set(own)) == len(own) else [label.replace("/", "-").removesuffix(".yaml") for label, _ in loaded]
+    for name in names:
+        check_folder_name("name", name)
+        if names.count(name) > 1:
+            raise BraidError(f"two recipes are called '{name}'", todo="Give each a `name` of its own.")
+    return dict(zip(names, (one for _, one in loaded), strict=True))
+
+
+def _load_one(recipe: str | dict[str, Any], overrides: list[str] | None) -> LoadedRecipe:
+    if isinstance(recipe, dict):
+        if overrides:
+            raise BraidError("overrides change a recipe that is named; change the content itself")
+        return decode_recipe(recipe)
+    if is_study(compose_recipe(recipe, overrides)):
+        raise BraidError("this is a study, which compares its own models: `braid train` runs it")
+    return load_recipe(recipe, overrides)
+
+
+def _check(
+    loaded: Mapping[str, LoadedRecipe], contents: Mapping[str, dict[str, Any]], device: torch.device, fresh: bool
+) -> None:
+    """Find what would stop a run before the first one begins."""
+    problems: list[str] = []
+    for name, one in loaded.items():
+        own: list[str] = []
+        with collecting(own):
+            check_folder(Path(contents[name]["out"]), contents[name], fresh)
+        if one.architecture is not None and one.recipe.start_from is None:
+            with collecting(own):
+                config = BraidConfig(one.architecture, one.vocab_size or DEFAULT_VOCAB_SIZE)
+                check_training_fits(skeleton(config), device)
+        problems += [f"{name}: {problem}" for problem in own]
+    if problems:
+        raise BraidError(
+            "\n".join(problems), todo="Nothing was started. --out DIR chooses another folder, --fresh starts anew."
+        )
+
+
+def _warm_up(content: dict[str, Any], device: torch.device) -> None:
+    """Train one step elsewhere, so that the first run does not pay for what torch loads on demand."""
+    short = {
+        "training": content["training"] | {"budget": "1 steps"},
+        "samples": content["samples"] | {"prompts": []},
+        "validation": content["validation"] | {"tokens": 1},
+    }
+    with tempfile.TemporaryDirectory(prefix="braid-compare-") as scratch, console.silence():
+        _stop_with(train(content | short | {"out": scratch}, device=str(device)))
+
+
+def _stop_with(run: Run) -> None:
+    """If the user stopped a run, which has saved, the comparison stops too."""
+    if run.stopped_by is not None:
+        raise run.stopped_by
+
+
+def _train(name: str, content: dict[str, Any], device: torch.device, fresh: bool) -> Run:
+    """Train one recipe, or what is left of it, and keep the peak of its memory."""
+    run_folder = Path(content["out"])
+    before = 0 if fresh else len(read_metrics(run_folder, "train"))
+    console.say(f"\n{name}: {content['training']['budget']}")
+    with PeakMemory(device) as memory:
+        run = train(content, device=str(device), fresh=fresh)
+    if memory.bytes is not None and len(read_metrics(run_folder, "train")) > before:
+        peaks = _peaks(run_folder.parent)
+        earlier = peaks.get(name, 0) if before else 0
+        write_json(run_folder.parent / MEMORY, peaks | {name: max(memory.bytes, earlier)})
+    _stop_with(run)
+    return run
+
+
+def _peaks(folder: Path) -> dict[str, int]:
+    path = folder / MEMORY
+    return read_json(path) if path.is_file() else {}
+
+
+def _settings(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {
+        "data": ", ".join(recipe.data.sets),
+        "budget": str(recipe.training.budget),
+        "sequences per step": recipe.training.batch * recipe.training.accumulation,
+        "length": recipe.data.length,
+        "seed": recipe.seed,
+        "device": f"{name}, torch {torch.__version__}",
+    }
