@@ -121,6 +121,6 @@ def _check_tokenizer(name: str, folder: Path, tokenizer: BraidTokenizer) -> None
             "this teacher has another tokenizer than the data, and its probabilities are of other tokens: "
             + "; ".join(differences(tokenizer, own)),
             name,
-            f"Prepare the data with the teacher's: data.tokenizer={name}, or `braid prepare SOURCE --tokenizer {name} "
-            "--out DIR`; all teachers need the same one.",
+            f"Prepare the data with the teacher's: data.tokenizer={folder}, or `braid prepare SOURCE --tokenizer "
+            f"{folder} --out DIR`; all teachers need the same one.",
         )
