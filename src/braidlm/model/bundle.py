@@ -3,13 +3,18 @@
 Transformers of every version copies and opens one file; the package may have rooms. Imports of other packages come
 first, each once; imports among our own files and their docstrings give way to a comment that names the file.
 
-A part is reached by its name in the configuration alone. So the file has what `modeling_braid.py` imports, and of the
-files that register parts those whose names the configuration, or the default one, contains.
+The file has what the configuration can reach, and no more: a part is reached by its name in the configuration alone,
+and everything else by its name in the code. So it holds the Auto classes, the parts whose names the configuration or
+the default one contains, and the definitions that these mention.
 """
 
 import ast
 import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +39,11 @@ License: Apache-2.0.
 @cache
 def bundle(names: frozenset[str]) -> str:
     """The text of the file, for a configuration that contains these names."""
-    sources = [source_file(path) for path in in_order(names)]
-    defined: dict[str, Path] = {}
-    for source in sources:
-        for name in source.names:
-            if name in defined:
-                raise RuntimeError(
-                    f"'{name}' is defined in {defined[name]} and in {source.path}: the model is one file"
-                )
-            defined[name] = source.path
-    first, *rest = (source.body for source in sources)
-    body = "\n".join([*_merged_imports(sources), first.removeprefix("\n"), *rest, ""])
+    # transformers compares a configuration with the default one, which the folder's code must be able to make.
+    reached = reachable(names | names_in(BraidConfig().architecture))
+    sources = [source for source in in_order() if source.definitions_in(reached)]
+    bodies = [source.body(reached) for source in sources]
+    body = "\n".join([*_merged_imports(sources, "\n".join(bodies)), bodies[0].removeprefix("\n"), *bodies[1:], ""])
     return HEADER.format(version=__version__, digest=hashlib.sha256(body.encode()).hexdigest()) + body
 
 
@@ -57,8 +56,28 @@ def names_in(value: Any) -> frozenset[str]:
     return frozenset({value} if isinstance(value, str) else ())
 
 
-def in_order(names: frozenset[str]) -> list[Path]:
-    """The files of the package that a configuration with these names needs, each after the files that it imports."""
+def reachable(names: frozenset[str]) -> frozenset[str]:
+    """The names of the definitions that a configuration with these names needs."""
+    defined: dict[str, Definition] = {}
+    for source in in_order():
+        for definition in source.definitions:
+            for name in definition.names:
+                if name in defined:
+                    raise RuntimeError(f"'{name}' is defined in {defined[name].path} and in {source.path}")
+                defined[name] = definition
+    named = (definition for definition in defined.values() if definition.registered & names)
+    waiting = [*source_file(LAST).definitions, *named]
+    reached: set[str] = set()
+    while waiting:
+        definition = waiting.pop()
+        if not reached.issuperset(definition.names):
+            reached |= definition.names
+            waiting += [defined[name] for name in definition.mentioned if name in defined]
+    return frozenset(reached)
+
+
+def in_order() -> list["SourceFile"]:
+    """The files of the package, each after the files that it imports; the Auto classes are the last."""
     order: list[Path] = []
 
     def visit(path: Path) -> None:
@@ -67,13 +86,29 @@ def in_order(names: frozenset[str]) -> list[Path]:
                 visit(imported)
             order.append(path)
 
-    # transformers compares a configuration with the default one, which the folder's code must be able to make.
-    names |= names_in(BraidConfig().architecture)
     for path in sorted(ROOT.rglob("*.py")):
-        if source_file(path).registered & names:
+        if path not in (LAST, Path(__file__)) and path.name != "__init__.py":
             visit(path)
     visit(LAST)
-    return order
+    return [source_file(path) for path in order]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What one statement at the top level of a file defines."""
+
+    path: Path
+    names: frozenset[str]
+    mentioned: frozenset[str]
+    """The names in it, those in annotations that are texts too."""
+    registered: frozenset[str]
+    """The names in a configuration that reach it: `@registry.register("name")`."""
+    lines: range
+    """Where it stands, with its decorators and with the comments before it and the docstring after it."""
+    space: int
+    """The number of empty lines before it."""
+    is_block: bool
+    """Whether it is a function or a class, which two empty lines follow."""
 
 
 class SourceFile:
@@ -81,9 +116,10 @@ class SourceFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self.text = path.read_text(encoding="utf-8")
-        self.tree = ast.parse(self.text)
+        self.lines = path.read_text(encoding="utf-8").split("\n")
+        self.tree = ast.parse("\n".join(self.lines))
         self.imports = [node for node in self.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        self.definitions = list(self._definitions())
 
     @property
     def imported_files(self) -> list[Path]:
@@ -98,36 +134,45 @@ class SourceFile:
 
     @property
     def registered(self) -> frozenset[str]:
-        """The names under which it registers parts: `@registry.register("name")`."""
-        decorators = [d for node in self.tree.body for d in getattr(node, "decorator_list", ())]
-        calls = [d for d in decorators if isinstance(d, ast.Call) and getattr(d.func, "attr", None) == "register"]
-        return frozenset(call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))  # type: ignore[misc]
+        """The names under which it registers parts."""
+        return frozenset().union(*(definition.registered for definition in self.definitions))
 
     @property
     def outside(self) -> list[ast.Import | ast.ImportFrom]:
         """The imports of other packages."""
         return [node for node in self.imports if isinstance(node, ast.Import) or not node.level]
 
-    @property
-    def names(self) -> list[str]:
-        """What the file defines at its top level."""
-        found: list[str] = []
-        for node in self.tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                found.append(node.name)
-            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found += [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
-        return found
+    def definitions_in(self, reached: frozenset[str]) -> list[Definition]:
+        """Those of its definitions that are reached."""
+        return [definition for definition in self.definitions if definition.names <= reached]
 
-    @property
-    def body(self) -> str:
-        """The text without docstring and imports, under a comment that says what it is."""
-        docstring = self.tree.body[0]
-        dropped = {n for node in (docstring, *self.imports) for n in range(node.lineno, (node.end_lineno or 0) + 1)}
-        lines = [line for number, line in enumerate(self.text.split("\n"), start=1) if number not in dropped]
+    def body(self, reached: frozenset[str]) -> str:
+        """The text of the definitions that are reached, under a comment that says what the file is."""
         about = (ast.get_docstring(self.tree) or "").split("\n")[0]
-        return f"\n\n# {self.path.relative_to(ROOT)}\n# {about}\n\n\n" + "\n".join(lines).strip("\n")
+        text, after_block = "", False
+        for definition in self.definitions_in(reached):
+            lines = self.lines[definition.lines.start : definition.lines.stop]
+            text += "\n" * (2 if after_block else definition.space) + "\n".join(lines) + "\n"
+            after_block = definition.is_block
+        return f"\n\n# {self.path.relative_to(ROOT)}\n# {about}\n\n\n" + text.strip("\n")
+
+    def _definitions(self) -> Iterator[Definition]:
+        statements = [node for node in self.tree.body if node not in self.imports]
+        for node, following in zip_longest(statements, statements[1:]):
+            if _is_docstring(node):
+                continue
+            names = _defined_names(node)
+            if not names:
+                raise RuntimeError(f"{self.path}:{node.lineno}: the model's files only define names")
+            first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]) - 1
+            while self.lines[first - 1].startswith("#"):
+                first -= 1
+            last = following if following is not None and _is_docstring(following) else node
+            lines = range(first, last.end_lineno or 0)
+            space = sum(1 for _ in takewhile(lambda line: not line, reversed(self.lines[:first])))
+            is_block = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            registered = _registered_names(node)
+            yield Definition(self.path, names, _mentioned_names(node), registered, lines, space, is_block)
 
 
 @cache
@@ -136,13 +181,41 @@ def source_file(path: Path) -> SourceFile:
     return SourceFile(path)
 
 
-def _merged_imports(sources: list[SourceFile]) -> list[str]:
-    """The imports of other packages, each once, in the order that import sorters use."""
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _defined_names(node: ast.stmt) -> frozenset[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return frozenset({node.name})
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return frozenset(n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def _mentioned_names(node: ast.stmt) -> frozenset[str]:
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    for inner in ast.walk(node):
+        for annotation in (getattr(inner, "annotation", None), getattr(inner, "returns", None)):
+            for part in ast.walk(annotation) if annotation is not None else ():
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    names.update(re.findall(r"\w+", part.value))
+    return frozenset(names)
+
+
+def _registered_names(node: ast.stmt) -> frozenset[str]:
+    decorators: list[Any] = getattr(node, "decorator_list", [])
+    calls = [d for d in decorators if isinstance(d, ast.Call) and getattr(d.func, "attr", None) == "register"]
+    return frozenset(call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))  # type: ignore[misc]
+
+
+def _merged_imports(sources: list[SourceFile], text: str) -> list[str]:
+    """The imports of other packages that the text uses, each once, in the order that import sorters use."""
+    used = set(re.findall(r"\w+", text))
     plain: set[str] = set()
     names: dict[str, set[str]] = {}
     for source in sources:
         for node in source.outside:
-            spelled = {alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names}
+            spelled = {_spelled(alias) for alias in node.names if (alias.asname or alias.name).split(".")[0] in used}
             if isinstance(node, ast.ImportFrom):
                 names.setdefault(node.module or "", set()).update(spelled)
             else:
@@ -150,9 +223,13 @@ def _merged_imports(sources: list[SourceFile]) -> list[str]:
     groups: dict[bool, list[str]] = {True: [], False: []}
     for name in sorted(plain):
         groups[_is_third_party(name)].append(f"import {name}")
-    for module in sorted(names):
+    for module in sorted(module for module, spelled in names.items() if spelled):
         groups[_is_third_party(module)].append(_import_from(module, sorted(names[module], key=_sort_key)))
     return [*groups[False], "", *groups[True]]
+
+
+def _spelled(alias: ast.alias) -> str:
+    return alias.name + (f" as {alias.asname}" if alias.asname else "")
 
 
 def _sort_key(name: str) -> tuple[int, str]:

@@ -6,10 +6,6 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from .errors import BraidError, did_you_mean
-from .paths.joins import Join
-from .paths.parallel import ParallelLayer
-from .paths.project import ProjectStage
-from .paths.switches import routed_blocks
 from .routing.router import TopKRouter
 
 Freezable = Literal["paths", "joins", "blocks", "routers", "embedding", "head"]
@@ -32,15 +28,11 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
 
 
 def _contents(model: Any, part: str) -> Iterator[nn.Module | nn.Parameter]:
-    body, layers = getattr(model, "model", model), [m for m in model.modules() if isinstance(m, ParallelLayer)]
+    body = getattr(model, "model", model)
     if part == "paths":
-        yield from (part for layer in layers for part in (layer.stack, layer.paths) if part is not None)
-        yield from (part.bank for block in routed_blocks(model) for part in (block.attention, block.feed))
+        yield from (path for stage in body.stages for path in stage.paths_and_joins()[0])
     elif part == "joins":
-        yield from (m for m in model.modules() if isinstance(m, (Join, ProjectStage)))
-        yield from (layer.enter for layer in layers if layer.enter is not None)
-        for block in routed_blocks(model):
-            yield from (block.attention.router, block.feed.router, block.attention_norm, block.feed_norm)
+        yield from (join for stage in body.stages for join in stage.paths_and_joins()[1])
         yield body.norm
     elif part == "blocks":
         yield from _outside_routers(body.stages)

@@ -84,7 +84,7 @@ class MixtureOfDepths(nn.Module):
         super().__init__()
         self.block, self.capacity = block, capacity
         self.score = ScoreLinear(width, 1, bias=False)
-        config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={"cross_entropy": PREDICTION_WEIGHT})
+        config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={cross_entropy.__name__: PREDICTION_WEIGHT})
         self.router = TopKRouter(config, width, DEPTH_CHOICES)
         scale_cost(block, capacity)
 

@@ -13,6 +13,7 @@ from .config.inheritance import inherit
 from .config.ranges import Layers
 from .config.registry import Choice, Registry
 from .config.strict import PartOf
+from .routing.router import TopKRouter
 from .routing.routing import Routings
 from .span import Span
 
@@ -28,6 +29,8 @@ class Stage(nn.Module):
 
     width_out: int
     layers: nn.ModuleList
+    names: tuple[str, ...] = ()
+    """Of its paths, if it has any."""
     gradient_checkpointing = False
     """Set by transformers' `gradient_checkpointing_enable`: only the stream between layers is kept for the backward."""
 
@@ -56,6 +59,17 @@ class Stage(nn.Module):
             if span.record is not None:
                 span.record.end_layer(hidden)
         return hidden, routings
+
+    def use_paths(self, active: frozenset[str]) -> None:
+        """Make only these of its paths active."""
+
+    def path_routers(self) -> Iterable[TopKRouter]:
+        """Its routers that choose among paths; all others choose among modules."""
+        return ()
+
+    def paths_and_joins(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """What belongs to its paths, and what brings a stream to them and joins them: each can be frozen."""
+        return [], []
 
 
 def share_weights(choice: Choice | None, rows: Iterable[Sequence[nn.Module]]) -> None:

@@ -19,7 +19,7 @@ from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
 from ..routing.dispatch import Compute, is_sparse, sort_by_expert
 from ..routing.experts import set_active_share
-from ..routing.router import RouterConfig
+from ..routing.router import RouterConfig, TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
@@ -121,6 +121,33 @@ class ParallelStage(Stage):
         layers: Any = self.layers
         rows = [(layer.stack,) if layer.stack is not None else tuple(layer.paths.values()) for layer in layers]
         share_weights(config.share, ([block for some in row for block in some] for row in zip(*rows, strict=True)))
+
+    def use_paths(self, active: frozenset[str]) -> None:
+        """An inactive path adds nothing to the output of its join."""
+        for layer in self.layers:
+            if isinstance(layer, ParallelLayer):
+                layer.join.inactive = frozenset(layer.names) - active
+        for router in self.path_routers():
+            router.inactive = frozenset(self.names) - active
+
+    def path_routers(self) -> Iterator[TopKRouter]:
+        for layer in self.layers:
+            if isinstance(layer, ParallelLayer):
+                yield from (module for module in layer.join.modules() if isinstance(module, TopKRouter))
+            else:
+                yield from (layer.attention.router, layer.feed.router)
+
+    def paths_and_joins(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        paths: list[Any] = []
+        joining: list[Any] = []
+        for layer in self.layers:
+            if isinstance(layer, ParallelLayer):
+                paths += [layer.stack, layer.paths]
+                joining += [layer.enter, layer.join]
+            else:
+                paths += [layer.attention.bank, layer.feed.bank]
+                joining += [layer.attention.router, layer.feed.router, layer.attention_norm, layer.feed_norm]
+        return [part for part in paths if part is not None], [part for part in joining if part is not None]
 
 
 class ParallelLayer(nn.Module):

@@ -87,6 +87,9 @@ class ProjectStage(Stage):
         else:
             self.experts = ExpertProjection(config.experts, width, config.to, config.bias)
 
+    def paths_and_joins(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        return [], [self]
+
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         if self.experts is not None:
             return self.experts(hidden)

@@ -2,20 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
-from ..block import Block
 from ..errors import BraidError, did_you_mean
 from ..routing.router import TopKRouter
-from .joins import Join
-from .parallel import ParallelStage
+from ..stages import Stage
 
 
 def path_names(model: nn.Module) -> tuple[str, ...]:
     """The names of all paths of a model, each once."""
-    return tuple(dict.fromkeys(name for stage in parallel_stages(model) for name in stage.names))
+    return tuple(dict.fromkeys(name for stage in _stages(model) for name in stage.names))
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
@@ -28,10 +25,8 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
     if known and not active:
         raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
-    for join in (module for module in model.modules() if isinstance(module, Join)):
-        join.inactive = frozenset(join.names) - active
-    for router in _path_routers(model):
-        router.inactive = frozenset(router.choices) & (set(known) - active)
+    for stage in _stages(model):
+        stage.use_paths(frozenset(active))
 
 
 def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
@@ -40,7 +35,7 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
     A name is that of a module or a pattern, in every layer or, after a colon, in a part of the model: `german*`,
     `stages.0.layers.3:expert_2`. The weight of what is off goes to the others, in proportion to their own.
     """
-    of_paths = set(_path_routers(model))
+    of_paths = {router for stage in _stages(model) for router in stage.path_routers()}
     routers = [m for m in model.modules() if isinstance(m, TopKRouter) and m not in of_paths]
     off: dict[TopKRouter, set[str]] = {router: set() for router in routers}
     parts = [router.address.removesuffix(".router") for router in routers]
@@ -65,19 +60,5 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
         router.inactive = frozenset(inactive)
 
 
-def parallel_stages(model: nn.Module) -> Iterator[ParallelStage]:
-    """The stages whose layers are parallel paths."""
-    return (module for module in model.modules() if isinstance(module, ParallelStage))
-
-
-def _path_routers(model: nn.Module) -> Iterator[TopKRouter]:
-    """The routers that choose among paths; all others choose among modules."""
-    for join in (module for module in model.modules() if isinstance(module, Join)):
-        yield from (module for module in join.modules() if isinstance(module, TopKRouter))
-    for block in routed_blocks(model):
-        yield from (block.attention.router, block.feed.router)
-
-
-def routed_blocks(model: nn.Module) -> Iterator[Any]:
-    """Blocks whose attention experts and feed-forward experts are the paths."""
-    return (layer for stage in parallel_stages(model) for layer in stage.layers if isinstance(layer, Block))
+def _stages(model: nn.Module) -> Iterator[Stage]:
+    return (module for module in model.modules() if isinstance(module, Stage))
