@@ -29,6 +29,7 @@ MODELS = {
     "llama": LLAMA,
     "interleaved pairs": {**LLAMA, "positions": {"pairs": "interleaved", "theta": 500.0}},
     "untied, biased, other sizes": {**LLAMA, "tie_embeddings": False, "block": BIASED},
+    "shared weights": {**LLAMA, "stages": [{"block": {"layers": 3, "share": "blocks"}}]},
     "linear scaling": {**LLAMA, "positions": {"scaling": {"kind": "linear", "factor": 3.0}}},
     "llama3 scaling": {**LLAMA, "positions": {"scaling": LLAMA3}},
     "yarn scaling": {**LLAMA, "positions": {"scaling": YARN}},

@@ -14,7 +14,8 @@ from torch import Tensor
 from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, save_model
-from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.data.tokenizing.build import SpecialTokens, bytes_tokenizer
+from braidlm.data.tokenizing.tokenizer import byte_characters
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -234,6 +235,28 @@ def test_metadata(tmp_path):
     }
     assert {name: fields[f"llama.{name}"] for name in sizes} == sizes
     assert fields["llama.attention.layer_norm_rms_epsilon"] == np.float32(1e-5)
+
+
+def test_the_tokenizer_of_the_file(tmp_path):
+    tokenizer = bytes_tokenizer(SpecialTokens.parse(["eos=<end>", "pad=<pad>", "<pause>"]))
+    tokenizer.settings["chat_template"] = "{{ messages }}"
+    saved_braid(tmp_path / "braid", LLAMA, tokenizer)
+    convert(tmp_path / "braid", tmp_path / "model.gguf", to="gguf")
+    fields = File(tmp_path / "model.gguf").fields
+    expected = {
+        "ggml.model": "gpt2",
+        "ggml.pre": "gpt-2",
+        "ggml.eos_token_id": 256,
+        "ggml.bos_token_id": 256,
+        "ggml.padding_token_id": 257,
+        "ggml.suppress_tokens": [258],
+        "ggml.add_bos_token": False,
+        "ggml.add_eos_token": False,
+        "chat_template": "{{ messages }}",
+    }
+    assert {name: fields[f"tokenizer.{name}"] for name in expected} == expected
+    assert fields["tokenizer.ggml.tokens"] == [*byte_characters(), "<end>", "<pad>", "<pause>", "[PAD259]"]
+    assert fields["tokenizer.ggml.token_type"] == [1] * 256 + [3, 3, 3, 5]
 
 
 REFUSED = [

@@ -53,6 +53,8 @@ class Vocabulary:
         writer.add_bos_token_id(tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id)
         if tokenizer.pad_id is not None:
             writer.add_pad_token_id(tokenizer.pad_id)
+        if tokenizer.pause_id is not None:  # no model was trained to predict it
+            writer.add_array("tokenizer.ggml.suppress_tokens", [tokenizer.pause_id])
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         if isinstance(template := tokenizer.settings.get("chat_template"), str):
