@@ -159,6 +159,15 @@ def test_a_quantised_folder_is_not_trained_edited_or_converted(tmp_path: Path) -
         convert(tmp_path / "small", tmp_path / "out", to="llama")
 
 
+def test_a_factorised_model_is_quantised_and_not_factorised_again(tmp_path: Path) -> None:
+    edit("factorize", model_folder(tmp_path / "source"), tmp_path / "narrow", rank=4)
+    edit("quantize", tmp_path / "narrow", tmp_path / "small")
+    feed = load_model(tmp_path / "small").model.stages[0].layers[0].feed
+    assert isinstance(feed.out.up, QuantisedMatrix)
+    with pytest.raises(BraidError, match="no matrix has fewer parameters"):
+        edit("factorize", tmp_path / "narrow", tmp_path / "out", rank=1)
+
+
 def test_embedding_and_head_may_stay(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "source")
     edit("quantize", source, tmp_path / "out", embedding=False, modules=("stages.*.feed.*",))

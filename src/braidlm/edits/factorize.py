@@ -20,6 +20,7 @@ from braidlm.edits.matrices import (
     shared_once,
 )
 from braidlm.edits.sources import Source
+from braidlm.model.compression.low_rank import FactorisedLinear
 from braidlm.model.config.ranges import Count, Probability, Size
 
 
@@ -60,7 +61,7 @@ class Factorize(Edit):
 
     def plan(self, source: Source) -> EditPlan:
         measure = compare(source, self.text, self.tokens)
-        matrices = matrices_of(source, self.modules)
+        matrices = [m for m in matrices_of(source, self.modules) if not _is_factor(source, m)]
         factors = self._factors(source, shared_once(matrices))
         chosen = [matrix for matrix in matrices if matrix.tensor in factors]
         if not chosen:
@@ -122,6 +123,12 @@ def factorised(rows: Tensor, energy: float | None, rank: int | None) -> Factors:
 def _half(matrix: Matrix, tensor: Tensor, text: str) -> Derived:
     """One of the two factors, which the plan has computed."""
     return Derived((Part(SOURCE, matrix.tensor),), transform=Transform(lambda _: matrix.rows(tensor), text))
+
+
+def _is_factor(source: Source, matrix: Matrix) -> bool:
+    """Whether a matrix is one of the two that an earlier edit made of one."""
+    parent = matrix.address.rpartition(".")[0]
+    return isinstance(source.plain.model.model.get_submodule(parent), FactorisedLinear)
 
 
 def _line(matrix: Matrix, factors: Factors) -> str:

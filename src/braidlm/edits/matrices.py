@@ -14,7 +14,7 @@ from braidlm.edits.account import Account, Derived, Part
 from braidlm.edits.edit import SOURCE
 from braidlm.edits.sources import Source
 from braidlm.edits.tensor_origins import targets
-from braidlm.model.compression.low_rank import FactorisedLinear, sizes_of
+from braidlm.model.compression.low_rank import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
@@ -55,8 +55,7 @@ class Matrix:
 def matrices_of(source: Source, patterns: Sequence[str]) -> list[Matrix]:
     """The matrices of the layers whose addresses fit one of these patterns; every pattern must fit some."""
     named = [(a, m) for a, m in source.plain.model.model.named_modules() if type(m) in (nn.Linear, StackedLinear)]
-    inner = {child for m in source.plain.model.modules() if isinstance(m, FactorisedLinear) for child in m.children()}
-    free = [(a, m) for a, m in named if "router" not in a.split(".") and m not in inner]
+    free = [(a, m) for a, m in named if "router" not in a.split(".")]
     for pattern in patterns:
         if not any(fnmatchcase(address, pattern) for address, _ in free):
             raise BraidError(
