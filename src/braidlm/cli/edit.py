@@ -7,11 +7,14 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: insert modules, prune it for a task"
+HELP = "make a new model of one: insert modules, prune, share, factorize, quantize, sparsify"
 EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
+  braid edit factorize runs/stories --energy 0.9 --text dev.txt --out models/narrow
+  braid edit quantize runs/stories --scheme int8 --text dev.txt --out models/int8
+  braid edit sparsify runs/stories --pattern 2:4 --text dev.txt --out models/sparse
   braid edit share runs/stories --what feeds --layers interior --lora 8 --out models/shared
 """
 
