@@ -142,7 +142,9 @@ class BraidModel(BraidPreTrainedModel):
         for slot, attention in enumerate(self.attentions):
             attention.cache_slot = slot
         for name, module in self.named_modules():
-            module.writes_stream = name.endswith((".attention.out", ".feed.out", ".bank.out", ".shared.out"))
+            module.writes_stream = name.removesuffix(".up").endswith(
+                (".attention.out", ".feed.out", ".bank.out", ".shared.out")
+            )
             if hasattr(module, "address"):
                 module.address = name
         self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
