@@ -60,7 +60,8 @@ class Sharing:
         if isinstance(own, LowRank) or (isinstance(own, TopKRouter) and not self.shares_routers):
             return
         for name, parameter in first.named_parameters(recurse=False):
-            setattr(own, name, parameter)
+            # While transformers 4 opens a folder, setting an attribute would make another parameter of it.
+            own._parameters[name] = parameter
         for name, child in own.named_children():
             self._share(child, first.get_submodule(name))
 
