@@ -74,6 +74,20 @@ def check_exit(stages: nn.ModuleList, width: int, layer: int) -> None:
         )
 
 
+def chosen_exit(config: Any, stages: nn.ModuleList, width: int) -> int | None:
+    """The layer that passes end after, if not the last: `num_hidden_layers` of a BraidConfig, which transformers
+    changes for the drafts of `assistant_early_exit`."""
+    layer, depth = config.num_hidden_layers, config.decoded.depth
+    if layer == depth:
+        return None
+    try:
+        check_exit(stages, width, layer)
+    except BraidError:
+        config.num_hidden_layers = depth  # transformers would not set it back
+        raise
+    return layer  # type: ignore[no-any-return]
+
+
 def run_layers(
     stages: nn.ModuleList, hidden: Tensor, span: Span, first: int = 0, last: int | None = None
 ) -> tuple[Tensor, Routings]:

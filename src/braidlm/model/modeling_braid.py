@@ -24,7 +24,7 @@ from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
-from .layer_skip import add_layer_dropout, check_exit, run_layers
+from .layer_skip import add_layer_dropout, chosen_exit, run_layers
 from .norms import norms
 from .paths.switches import switch_off_modules, use_paths
 from .precision import compute_dtype
@@ -223,17 +223,8 @@ class BraidModel(BraidPreTrainedModel):
 
     @property
     def exit_layer(self) -> int | None:
-        """The layer that passes end after, if not the last: `config.num_hidden_layers`, which transformers changes for
-        the drafts of `assistant_early_exit`."""
-        layer, depth = self.config.num_hidden_layers, self.config.decoded.depth
-        if layer == depth:
-            return None
-        try:
-            check_exit(self.stages, self.width_out, layer)
-        except BraidError:
-            self.config.num_hidden_layers = depth  # transformers would leave it so
-            raise
-        return layer
+        """The layer that passes end after, if not the last."""
+        return chosen_exit(self.config, self.stages, self.width_out)
 
     def span(
         self,
