@@ -93,7 +93,8 @@ class Trainer:
         self.usage_monitor = UsageMonitor(_choices(model))
         # A chunk's tokens see half of it on average, and all of the memory.
         seen = recipe.data.length + 2 * recipe.memory
-        self.speed = SpeedMeter(model_cost(model, seen).flops_per_token, rank.device, rank.world_size)
+        flops = model_cost(model, seen).flops_per_token * recipe.data.length // self.loader.length  # pauses cost too
+        self.speed = SpeedMeter(flops, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
         self.recorded: int | None = None

@@ -25,7 +25,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.distill.teachers import Teacher, find_teachers
+from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
 from braidlm.training.monitoring.progress import Progress
@@ -120,7 +120,7 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
-        resumed = _resume(trainer, checkpoints, rank)
+        resumed = _resume(trainer, checkpoints, rank, teachers)
         return _run(trainer, folder, checkpoints, resumed)
 
 
@@ -158,13 +158,14 @@ def _check_trainable(model: BraidForCausalLM) -> None:
         raise BraidError("everything is frozen: there is nothing to train", todo=todo)
 
 
-def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank) -> str | None:
+def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank, teachers: list[Teacher]) -> str | None:
     """Resume from the newest good checkpoint, if there is one."""
     if rank.is_main:
         checkpoints.remove_leftovers()
     wait_for_all(rank)
     name = checkpoints.newest_good()
     if name is not None:
+        check_same_teachers(teachers, checkpoints.models / name)
         trainer.restore(name)
     wait_for_all(rank)
     if rank.is_main:

@@ -164,6 +164,23 @@ def test_another_tokenizer_is_refused_before_anything_is_written(stories: Path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_teacher_that_was_trained_on_is_noticed(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run as a teacher is its newest checkpoint."""
+    short = {"schedule": "constant", "warmup": 0}
+
+    def teach(steps: int) -> Path:
+        training = {**short, "budget": f"{steps} steps"}
+        return train(tiny_recipe({"stories": stories}, tmp_path / "teacher", training=training)).folder
+
+    teacher = teach(2)
+    stopped_after(5, monkeypatch, recipe(stories, tmp_path / "run", teacher))
+    teach(4)
+    with pytest.raises(BraidError, match="another model now"):
+        train(recipe(stories, tmp_path / "run", teacher))
+
+
 def test_stored_targets_are_of_text_without_pauses(stories: Path, tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="without pauses"):
         decode_recipe(recipe(stories, tmp_path / "run", tmp_path, distill={"top_k": 4}, data={"pauses": 0.1}))

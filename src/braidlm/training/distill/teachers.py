@@ -13,12 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from braidlm.bridges.locate import find_tokenizer, locate_model
 from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import check_weights, errors_of_transformers, load_config, load_model
+from braidlm.core.models.folders import check_weights, errors_of_transformers, load_config, load_lineage, load_model
 from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
 from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.divergence import averaged_log_probabilities
+
+TEACHER = "teacher"
+"""The role of a source in a lineage."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Teacher:
     def record(self) -> dict[str, Any]:
         """Which model it is, for the lineage of what it taught."""
         licence = licence_record(self.folder)
-        return {"model": self.name, "role": "teacher", "weight": self.weight, "sha256": self.sha256, **licence}
+        return {"model": self.name, "role": TEACHER, "weight": self.weight, "sha256": self.sha256, **licence}
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The model in memory, frozen."""
@@ -105,6 +108,19 @@ def _find(config: TeacherConfig, weight: float, tokenizer: BraidTokenizer, lengt
             "Lower data.length, or take a teacher that reads more.",
         )
     return Teacher(location.name, folder, model_hash(folder), weight)
+
+
+def check_same_teachers(teachers: Sequence[Teacher], checkpoint: Path) -> None:
+    """Refuse to go on with other teachers than a checkpoint had: a run that teaches may have been trained on."""
+    sources = (load_lineage(checkpoint) or {}).get("sources") or []
+    before = [source.get("sha256") for source in sources if source.get("role") == TEACHER]
+    for had, teacher in zip(before, teachers, strict=False):
+        if had != teacher.sha256:
+            raise BraidError(
+                "this teacher is another model now than when the run began",
+                str(teacher.folder),
+                "Go on with the one that it was, by its own folder, or begin a new run with another folder (out=DIR).",
+            )
 
 
 def _check_tokenizer(name: str, folder: Path, tokenizer: BraidTokenizer) -> None:
