@@ -121,7 +121,7 @@ def test_those_with_the_highest_scores_enter_and_padding_comes_last() -> None:
     mask[1, :5] = 0
     _, (routing,) = layer(hidden, model.model.span(hidden, mask))
     entered = routing.chosen_BTK[..., 0] == 0
-    scores = layer.score(hidden)[..., 0]
+    scores = layer.score(hidden / hidden.square().mean(-1, keepdim=True).sqrt())[..., 0]
     assert scores[0][entered[0]].min() > scores[0][~entered[0]].max()
     assert entered[1, 5:].all()
 

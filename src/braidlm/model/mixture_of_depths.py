@@ -77,20 +77,24 @@ class MixtureOfDepthsStage(Stage):
 class MixtureOfDepths(nn.Module):
     """A block that some tokens pass by. Those that enter it attend to each other alone, at their own positions.
 
-    What the block adds to a token is weighted by the sigmoid of its score, through which the scores learn.
+    What the block adds to a token is weighted by the sigmoid of its score, through which the scores learn. Scores and
+    router read the stream normalised.
     """
 
     def __init__(self, block: nn.Module, width: int, capacity: float):
         super().__init__()
-        self.block, self.capacity = block, capacity
+        self.capacity = capacity
         self.score = ScoreLinear(width, 1, bias=False)
         config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={cross_entropy.__name__: PREDICTION_WEIGHT})
         self.router = TopKRouter(config, width, DEPTH_CHOICES)
+        self.block = block
         scale_cost(block, capacity)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        # Detached: learning to predict the choice must not change what is chosen.
-        routing, score_BT = self.router(hidden.detach()), self._score(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            normed = _normalised(hidden)
+            score_BT = self.score(normed)[..., 0]
+        routing = self.router(normed.detach())  # learning to predict the choice must not change what is chosen
         if self.training:
             entered_BT = self._highest(score_BT.detach(), span.real)
             routing = replace(routing, chosen_BTK=(~entered_BT).long()[..., None])
@@ -99,12 +103,6 @@ class MixtureOfDepths(nn.Module):
         weight_BT = (score_BT.sigmoid() * entered_BT).to(hidden.dtype)
         hidden, routings = self._run(hidden, weight_BT, entered_BT, span)
         return hidden, (routing, *routings)
-
-    def _score(self, hidden: Tensor) -> Tensor:
-        """[batch, time], in float32 or wider as a router's."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-            return self.score(wide)[..., 0]  # type: ignore[no-any-return]
 
     def _highest(self, score_BT: Tensor, real_BT: Tensor | None) -> Tensor:
         """Whether a token's score is among the highest of its row; those of padding come last."""
@@ -167,6 +165,12 @@ def scale_cost(block: nn.Module, capacity: float) -> None:
             setattr(module, share, capacity * getattr(module, share, 1.0))
         if isinstance(module, AttentionHeads):
             module.pair_share *= capacity**2
+
+
+def _normalised(hidden: Tensor) -> Tensor:
+    """The stream at one scale, in float32 or wider: of the raw stream a router learns the choice far more slowly."""
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
 
 
 def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:
