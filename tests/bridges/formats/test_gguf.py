@@ -1,7 +1,9 @@
 """GGUF out: the bits of every tensor, the metadata, logits computed from the file alone, and refusals that say why."""
 
+import errno
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from gguf_models import GPT2, LLAMA, MODELS, ROWS, saved_braid
 from torch import Tensor
 
 from braidlm.bridges.convert import convert
+from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, save_model
 from braidlm.data.tokenizing.build import SpecialTokens, bytes_tokenizer
@@ -301,6 +304,36 @@ def test_wrong_commands(tmp_path, monkeypatch):
         with pytest.raises(BraidError) as error:
             convert(tmp_path / "braid", **options)
         assert text in str(error.value)
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(BraidError, match=r"braidlm\[device\]"):
         convert(tmp_path / "braid", to="gguf", dry_run=True)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "VERBS", ("convert",))
+    saved_braid(tmp_path / "braid", LLAMA)
+    words = [
+        "convert",
+        str(tmp_path / "braid"),
+        "--to",
+        "gguf",
+        "--dtype",
+        "f16",
+        "--out",
+        str(tmp_path / "model.gguf"),
+    ]
+
+    def fill_the_disk(self, **options):
+        self.fout[0].write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_tensors_to_file", fill_the_disk)
+        assert command.main(words) == 2
+    assert "model.gguf: the disk is full; nothing was written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["braid"]
+    assert command.main(words) == 0
+    out = capsys.readouterr().out
+    assert "2 x model.stages.*.layers.*.feed.out.weight -> blk.*.ffn_down.weight" in out
+    assert "note: matrices are written as f16; vectors and learned positions stay f32" in out
+    assert File(tmp_path / "model.gguf").types["blk.1.ffn_down.weight"] == "F16"

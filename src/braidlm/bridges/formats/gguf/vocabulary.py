@@ -4,7 +4,7 @@ from typing import Any
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, byte_characters
 
-_LETTERS = (
+_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTES = {"type": "ByteLevel"}
@@ -12,7 +12,7 @@ _GPT2 = {"type": "ByteLevel", "use_regex": True}
 
 
 def _split(digits: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": _LETTERS.replace("DIGITS", digits)}, "behavior": "Isolated"}
+    return {"type": "Split", "pattern": {"Regex": _PATTERN.replace("DIGITS", digits)}, "behavior": "Isolated"}
 
 
 PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
