@@ -277,9 +277,12 @@ def test_a_position_belongs_to_its_order() -> None:
 
 
 @pytest.mark.parametrize("kind", ["length", "surprisal"])
-def test_the_record_is_readable_and_is_read_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_readable_and_is_read_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     stream = ordered(kind)
     record_orders([stream], tmp_path)
+    assert f"toy: 60 documents by {kind}, the lowest first (sorted, in 10 parts)" in capsys.readouterr().out
     lines = [line.split("\t") for line in (tmp_path / "toy.tsv").read_text().splitlines()]
     assert lines[0] == ["document", "score", "tokens", "part"]
     assert [int(line[0]) for line in lines[1:]] == stream.order.documents.tolist()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from braidlm.core.console import say
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json, read_text
@@ -79,6 +80,12 @@ class OrderedStream(TokenStream):
         """What the order is, as plain data."""
         return {**encode(self.choice), "seed": self.seed, "sha256": self.order.sha256}
 
+    def summary(self) -> str:
+        """The order in a sentence."""
+        first = "highest" if self.choice.options.descending else "lowest"
+        pacing = f"{self.choice.options.pacing.kind}, in {len(self.parts)} parts"
+        return f"{self.name}: {self.documents:,} documents by {self.choice.kind}, the {first} first ({pacing})"
+
     def table(self) -> str:
         """Every document with its score, its tokens and the first part that it is in."""
         part = np.zeros(len(self.lengths), np.int64)
@@ -113,8 +120,10 @@ def order_documents(order: Order, stream: TokenStream, seed: int) -> DocumentOrd
 
 
 def record_orders(streams: Sequence[TokenStream], folder: Path) -> None:
-    """Write the orders of these streams, unless they are there already."""
+    """Write the orders of these streams, unless they are there already, and say what they are."""
     ordered = [stream for stream in streams if isinstance(stream, OrderedStream)]
+    for stream in ordered:
+        say(f"{stream.summary()}; in {folder / stream.name}.tsv.")
     facts = {stream.name: _record(stream) for stream in ordered}
     with contextlib.suppress(BraidError):
         if all((folder / f"{name}.tsv").is_file() for name in facts) and read_json(folder / RECORD) == facts:
