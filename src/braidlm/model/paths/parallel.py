@@ -124,30 +124,31 @@ class ParallelStage(Stage):
 
     def use_paths(self, active: frozenset[str]) -> None:
         """An inactive path adds nothing to the output of its join."""
-        for layer in self.layers:
-            if isinstance(layer, ParallelLayer):
-                layer.join.inactive = frozenset(layer.names) - active
+        for layer in self._joined_layers():
+            layer.join.inactive = frozenset(layer.names) - active
         for router in self.path_routers():
             router.inactive = frozenset(self.names) - active
 
     def path_routers(self) -> Iterator[TopKRouter]:
-        for layer in self.layers:
-            if isinstance(layer, ParallelLayer):
-                yield from (module for module in layer.join.modules() if isinstance(module, TopKRouter))
-            else:
-                yield from (layer.attention.router, layer.feed.router)
+        for layer in self._joined_layers():
+            yield from (module for module in layer.join.modules() if isinstance(module, TopKRouter))
+        for block in self._routed_blocks():
+            yield from (block.attention.router, block.feed.router)
 
     def paths_and_joins(self) -> tuple[list[nn.Module], list[nn.Module]]:
-        paths: list[Any] = []
-        joining: list[Any] = []
-        for layer in self.layers:
-            if isinstance(layer, ParallelLayer):
-                paths += [layer.stack, layer.paths]
-                joining += [layer.enter, layer.join]
-            else:
-                paths += [layer.attention.bank, layer.feed.bank]
-                joining += [layer.attention.router, layer.feed.router, layer.attention_norm, layer.feed_norm]
+        paths = [part for layer in self._joined_layers() for part in (layer.stack, layer.paths)]
+        joining = [part for layer in self._joined_layers() for part in (layer.enter, layer.join)]
+        for block in self._routed_blocks():
+            paths += [block.attention.bank, block.feed.bank]
+            joining += [block.attention.router, block.feed.router, block.attention_norm, block.feed_norm]
         return [part for part in paths if part is not None], [part for part in joining if part is not None]
+
+    def _joined_layers(self) -> list["ParallelLayer"]:
+        return [layer for layer in self.layers if isinstance(layer, ParallelLayer)]
+
+    def _routed_blocks(self) -> list[Any]:
+        """Its blocks whose attention experts and feed-forward experts are the paths."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
 
 
 class ParallelLayer(nn.Module):
