@@ -48,6 +48,9 @@ def measure(model: Any, body: Any, classifier: Any, batch: dict[str, Tensor]) ->
     model.eval()
     with torch.no_grad():
         measured["generated"] = model.generate(**batch, max_new_tokens=NEW_TOKENS, do_sample=False)
+        first = {name: rows[:1] for name, rows in batch.items()}  # transformers drafts for one text at a time
+        drafted = model.generate(**first, max_new_tokens=NEW_TOKENS, do_sample=False, assistant_early_exit=1)
+        measured["drafted"] = drafted
         output = body(**batch, output_hidden_states=True, output_attentions=True)
         measured |= {f"hidden.{layer}": states for layer, states in enumerate(output.hidden_states)}
         measured |= {f"attentions.{layer}": weights for layer, weights in enumerate(output.attentions)}

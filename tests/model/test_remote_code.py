@@ -44,6 +44,8 @@ def test_every_tiny_folder_works_without_braidlm(tmp_path: Path) -> None:
     for name in TINY:
         _assert_same_numbers(name, saved, measured[name])
         _assert_same_decoding(name, saved.models[name], measured[name]["generated"])
+        drafted = measured[name]["drafted"][0].tolist()
+        assert drafted == measured[name]["generated"][0].tolist()[: len(drafted)], f"{name}: drafts by the first layer"
         _assert_facts(name, saved, facts[name])
         _assert_saved_again(tmp_path / "alone" / name, saved.models[name], facts[name])
 
