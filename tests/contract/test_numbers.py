@@ -25,9 +25,10 @@ from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, ra
 from braidlm.studies.study import Study
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
+from braidlm.training.step.extra_losses import extra_losses
 
 ROOTS = [Architecture, BlockConfig, Recipe, Study, Settings, Sampling, ReadOptions, Limit]
-REGISTRIES = [*registries().values(), chunkings, orders, pacings, schedules, dropout_schedules]
+REGISTRIES = [*registries().values(), chunkings, orders, pacings, schedules, dropout_schedules, extra_losses]
 
 
 def configs() -> Iterator[type]:

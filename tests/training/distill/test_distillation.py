@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from teaching import braid_teacher, transformers_teacher
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
+from tiny_runs import finish, records, stopped_after, tiny_recipe, torchrun, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
@@ -148,6 +148,25 @@ def test_stored_targets_train_as_online_ones(stories: Path, teacher: Path, tmp_p
         run = train(recipe(stories, tmp_path / name, teacher, distill={"weight": 1.0, **distill}))
         losses.append(records(run.folder, "train")[-1]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"hidden": 0.5}, {"top_k": 8}])
+def test_two_processes_learn_what_one_does(
+    options: dict[str, Any], stories: Path, teacher: Path, tmp_path: Path
+) -> None:
+    other = transformers_teacher(tmp_path / "gpt2", stories)
+
+    def asked(name: str, rows: int) -> dict[str, Any]:
+        training = {"batch": rows, "budget": "4 steps", "threads": 1}
+        return recipe(stories, tmp_path / name, teacher, other, distill=options, training=training)
+
+    one = train(asked("one", 4))
+    finish(torchrun("train", written(asked("two", 2), tmp_path), "--device", "cpu"))
+    for single, shared in zip(*(records(tmp_path / name, "train") for name in ("one", "two")), strict=True):
+        assert shared["loss"] == pytest.approx(single["loss"], rel=1e-4)
+        assert shared["extra_losses"] == pytest.approx(single["extra_losses"], rel=1e-3)
+    assert one.finished
 
 
 def test_text_is_prepared_with_the_tokenizer_of_the_teacher(stories: Path, teacher: Path, tmp_path: Path) -> None:
