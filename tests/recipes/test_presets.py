@@ -81,9 +81,17 @@ def modules(
     return (1 if tied else 2) * vocab * width + layers * layer + 2 * width
 
 
+def byte_ends(width: int, byte_width: int = 128, hidden: int = 384, layers: int = 2, piece: int = 12) -> int:
+    """A tied embedding and head of bytes; a head has a vector of its own for the end of a token."""
+    blocks = layers * (4 * byte_width * byte_width + 3 * byte_width * hidden + 2 * byte_width) + byte_width
+    embedding = (256 + 16) * byte_width + piece * byte_width + blocks + byte_width * width
+    return embedding + (width + 1) * piece * byte_width + blocks + byte_width
+
+
 PRESETS = {
     "gpt2": (124_439_808, gpt2(50_257, 1024, 768, 12)),  # 124M: the real GPT-2 small
     "llama": (123_551_232, llama(50_257, 768, 12, 2048)),  # ours: no paper's
+    "llama-bytes": (87_123_072, llama(0, 768, 12, 2048) + byte_ends(768)),  # STLM's ends on our Llama
     "gpt2-28m": (27_782_400, gpt2(16_384, 512, 384, 12)),  # MoEP, Table 2: 28M
     "rotary-28m": (27_585_792, gpt2(16_384, 0, 384, 12)),  # ours: GPT-2 28M without learned positions
     "routed-28m": (54_900_672, routed(16, 248, 512)),  # ours

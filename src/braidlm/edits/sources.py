@@ -42,7 +42,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor, in float32."""
+        """One tensor, in float32; a table of whole numbers as it is."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -57,7 +57,8 @@ class _BraidSource(Source):
         model.check()
         self.path = model.folder / WEIGHTS
         with safe_open(self.path, "pt") as file:
-            types = {name: file.get_slice(name).get_dtype() for name in self.plain.tensors}
+            weights = [name for name, tensor in self.plain.tensors.items() if tensor.is_floating_point()]
+            types = {name: file.get_slice(name).get_dtype() for name in weights}
         if kinds := untrainable(self.config.decoded.compression):
             raise BraidError(
                 f"this model is quantised ({', '.join(kinds)}), and an edit needs weights",
@@ -73,7 +74,8 @@ class _BraidSource(Source):
 
     def read(self, name: str) -> Tensor:
         with safe_open(self.path, "pt") as file:  # an open file would keep all it has read in memory
-            return file.get_tensor(name).float()
+            tensor = file.get_tensor(name)
+        return tensor.float() if self.plain.tensors[name].is_floating_point() else tensor
 
     def record(self) -> dict[str, Any]:
         folder = self.model.folder

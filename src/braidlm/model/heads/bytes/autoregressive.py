@@ -79,7 +79,7 @@ class AutoregressiveByteHead(ByteHead):
         for position, level in enumerate(tree):
             inputs = slots[:, position, None]
             if position:
-                inputs = inputs + self.symbols(level.last)
+                inputs = inputs + self.vectors_of(level.last)
                 past = [_of_parents(keys_values, rows, level.parents) for keys_values in past]
             stepped, past = self.blocks.step(inputs.flatten(0, 1)[:, None], past)
             found = self.all_symbols(stepped[:, 0]).view(rows, -1)

@@ -41,7 +41,7 @@ class SymbolBlock(nn.Module):
     def __init__(self, config: ByteConfig, causal: bool):
         super().__init__()
         width = config.width
-        self.heads, self.causal, self.size = config.heads, causal, config.piece
+        self.config, self.causal = config, causal
         self.attention_norm, self.feed_norm = RMSNorm(RMSNorm.Config(), width), RMSNorm(RMSNorm.Config(), width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -61,8 +61,8 @@ class SymbolBlock(nn.Module):
         return self._add(hidden, F.scaled_dot_product_attention(query, key, value)), (key, value)
 
     def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
-        query, key, value = qkv.split(self.heads, dim=1)
+        qkv = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3 * self.config.heads, -1)).transpose(1, 2)
+        query, key, value = qkv.split(self.config.heads, dim=1)
         return query, key, value
 
     def _add(self, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ class SymbolBlock(nn.Module):
 
     def score_flops(self, length: int) -> int:
         """FLOPs of the attention without its projections, of the symbols of one token."""
-        size = self.size
+        size = self.config.piece
         pairs = size * (size + 1) // 2 if self.causal else size * size
-        return 4 * self.out.in_features * pairs
+        return 4 * self.config.width * pairs
 
 
 class SymbolBlocks(nn.Module):
@@ -106,3 +106,10 @@ class SymbolBlocks(nn.Module):
             hidden, keys_values = block.step(hidden, past[index] if past else None)  # type: ignore[operator]
             present.append(keys_values)
         return self.norm(hidden), present
+
+
+def scale_by_inputs(end: nn.Module) -> None:
+    """Let all matrices begin at 1 / sqrt(inputs): the small standard deviation of wide models leaves bytes too weak."""
+    for module in end.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.no_residual = True  # type: ignore[assignment]

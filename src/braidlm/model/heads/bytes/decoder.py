@@ -11,7 +11,7 @@ from ...errors import BraidError
 from ..embedding import Embedding
 from ..head import Head
 from ..losses import IGNORED
-from .blocks import ByteConfig, SymbolBlocks
+from .blocks import ByteConfig, SymbolBlocks, scale_by_inputs
 from .embedding import ByteEmbedding
 from .remembered import Remembered
 from .spelling import END, NOTHING, SYMBOLS, Spelling
@@ -36,12 +36,14 @@ class ByteHead(Head):
 
     def __init__(self, config: ByteConfig, width: int, vocab_size: int):
         super().__init__()
-        self.config = config
+        self.config, self.width = config, width
         self.spelling = Spelling(vocab_size, config.piece, config.bytes_per_token)
         self.slots = nn.Linear(width, config.piece * config.width)
         self.blocks = SymbolBlocks(config, self.causal)
         self.symbols = nn.Embedding(SYMBOLS, config.width)
         self.end = nn.Linear(config.width, 1, bias=False)
+        self.end.product_share = config.piece  # type: ignore[assignment]  # it is applied to every symbol
+        scale_by_inputs(self)
         self.recalled: Remembered[Tensor] = Remembered()
 
     def read_tokenizer(self, tokens: Sequence[bytes | None]) -> None:
@@ -76,8 +78,8 @@ class ByteHead(Head):
         return F.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
 
     def vectors_of(self, symbols: Tensor) -> Tensor:
-        """The vector of each symbol; that of the end and of nothing is 0."""
-        return self.symbols(symbols.clamp(max=SYMBOLS - 1)) * (symbols < SYMBOLS)[..., None]
+        """The vector of each symbol, as large as a slot; that of the end and of nothing is 0."""
+        return self.symbols(symbols.clamp(max=SYMBOLS - 1)) * self.config.width**0.5 * (symbols < SYMBOLS)[..., None]
 
     def spelled(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities [row, piece] of the symbols of each token's first piece, 0 where there is none."""
@@ -94,7 +96,7 @@ class ByteHead(Head):
         if later is None:
             return None
         size = self.config.piece
-        slots = self.slots_of(self.slots.weight.new_zeros(1, self.slots.in_features))
+        slots = self.slots_of(self.symbols.weight.new_zeros(1, self.width))
         context = slots + self.vectors_of(later.symbols[:, :size])
         own = self.inputs(slots.expand(len(later.tokens), -1, -1), later.symbols[:, size - 1 : -1])
         hidden = self.blocks(torch.cat((context, own.to(context.dtype)), dim=1))
@@ -117,7 +119,7 @@ class ByteHead(Head):
     def _later_sums(self, tokens: Tensor | None) -> Tensor:
         later = self.spelled_later(tokens)
         if later is None:
-            return self.end.weight.new_empty(0)
+            return self.symbols.weight.new_empty(0)
         found, owners = later
         return found.new_zeros(len(self.spelling.lengths)).index_add(0, owners, found.sum(-1))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...precision import compute_dtype
 from ..embedding import Embedding, embeddings
-from .blocks import ByteConfig, SymbolBlocks
+from .blocks import ByteConfig, SymbolBlocks, scale_by_inputs
 from .remembered import Remembered
 from .spelling import SYMBOLS, Spelling
 
@@ -37,12 +37,13 @@ class ByteEmbedding(Embedding):
 
     def __init__(self, config: Config, vocab_size: int, width: int):
         super().__init__()
-        self.config = config
+        self.config, self.width = config, width
         self.spelling = Spelling(vocab_size, config.piece, config.bytes_per_token)
         self.symbols = nn.Embedding(SYMBOLS, config.width)
         self.positions = nn.Embedding(config.piece, config.width)
         self.blocks = SymbolBlocks(config, causal=False)
         self.out = nn.Linear(config.width, width, bias=False)
+        scale_by_inputs(self)
         self.recalled: Remembered[TokenVectors] = Remembered()
 
     def read_tokenizer(self, tokens: Sequence[bytes | None]) -> None:
@@ -102,9 +103,9 @@ class ByteEmbedding(Embedding):
 
     def _nothing_known(self, dtype: torch.dtype) -> TokenVectors:
         """Room for all vectors; on a GPU all are computed at once, since a captured step cannot wait for any."""
-        count, weight = len(self.spelling.lengths), self.out.weight
-        vectors = torch.empty(count, weight.shape[0], dtype=dtype, device=weight.device)
-        if weight.is_cuda:
-            for tokens in torch.arange(count, device=weight.device).split(256 * GROUP):
+        count, device = len(self.spelling.lengths), self.spelling.lengths.device
+        vectors = torch.empty(count, self.width, dtype=dtype, device=device)
+        if vectors.is_cuda:
+            for tokens in torch.arange(count, device=device).split(256 * GROUP):
                 vectors[tokens] = self.encode(tokens).to(dtype)
-        return TokenVectors(vectors, torch.zeros(-(-count // GROUP), dtype=torch.bool, device=weight.device))
+        return TokenVectors(vectors, torch.zeros(-(-count // GROUP), dtype=torch.bool, device=device))
