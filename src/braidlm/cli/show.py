@@ -57,6 +57,7 @@ def _print_model(facts: dict[str, Any]) -> None:
         ("width", f"{facts['width']:,}"),
         ("context", f"{facts['context']:,} tokens"),
         ("vocabulary", f"{facts['vocab_size']:,}{assumed}"),
+        *_ends_row(facts["ends"]),
         ("forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"),
         *([("compression", ", ".join(facts["compression"]))] if facts["compression"] else []),
         *((text, size(facts["memory"][key])) for key, text in MEMORY.items() if key in facts["memory"]),
@@ -66,6 +67,13 @@ def _print_model(facts: dict[str, Any]) -> None:
         *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),
     ]
     table(("", ""), about)
+
+
+def _ends_row(ends: dict[str, float] | None) -> list[tuple[str, str]]:
+    if ends is None:
+        return []
+    shares = f"{ends['of_untied_tables']:.1%} of untied tables of tokens, {ends['of_tied_tables']:.1%} of a tied one"
+    return [("embedding and head", f"{ends['parameters']:,} parameters: {shares}")]
 
 
 def _print_study(facts: dict[str, Any]) -> None:

@@ -112,6 +112,19 @@ def _sharing(choice: Choice) -> str:
     return f"{choice.kind} of {options.layers} layers{lora}"
 
 
+def _ends(config: BraidConfig, rows: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The parameters of embedding and head, and their shares of tables of tokens, where they are fewer than one."""
+    parameters = sum(row["parameters"] for row in rows if row["name"] in ("embedding", "head"))
+    table = config.vocab_size * config.hidden_size
+    if parameters >= table:
+        return None
+    return {
+        "parameters": parameters,
+        "of_tied_tables": parameters / table,
+        "of_untied_tables": parameters / (2 * table),
+    }
+
+
 def training_bytes(parameters: int) -> int:
     """Weights, gradients and AdamW's two moments in float32; activations come on top."""
     return 16 * parameters
@@ -127,6 +140,7 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
     length = length or config.max_position_embeddings
     cost = model_cost(model, length)
     forms = [choice.kind for choice in config.decoded.compression]
+    stages = stage_table(model, length)
     cached = sum(2 * heads * size for heads, size in (attention.cache_shape for attention in model.model.attentions))
     return {
         **vars(cost),
@@ -135,7 +149,8 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
         "width": config.hidden_size,
         "context": config.max_position_embeddings,
         "layers": config.num_hidden_layers,
-        "stages": stage_table(model, length),
+        "stages": stages,
+        "ends": _ends(config, stages),
         "compression": forms,
         "memory": {
             **({"weights_compressed": weights_bytes(model)} if forms else {}),
