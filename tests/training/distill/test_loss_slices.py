@@ -26,10 +26,13 @@ def test_gradients_are_those_of_the_whole(size: int) -> None:
     def evaluate(rows: Tensor, part: slice) -> Tensor:
         return (head(rows).logsumexp(-1) * weights[part]).sum()
 
+    unused = nn.Parameter(torch.ones(2))
     parameters = list(head.parameters())
     whole = evaluate(hidden, slice(0, 5)) * 3
     sliced = sliced_loss(evaluate, hidden, slices_of(5, 4, 7, size * 28), parameters) * 3
     torch.testing.assert_close(sliced, whole)
+    wide = sliced_loss(evaluate, hidden, slices_of(5, 4, 7, 28), [*parameters, unused])
+    assert torch.autograd.grad(wide, unused)[0].tolist() == [0.0, 0.0]
     for found, expected in zip(
         torch.autograd.grad(sliced, [hidden, *parameters]),
         torch.autograd.grad(whole, [hidden, *parameters]),

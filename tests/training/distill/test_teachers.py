@@ -42,9 +42,9 @@ def test_probabilities_of_both_kinds_are_averaged(both: tuple[Path, Path], stori
             model(ids).logits for model in (load_model(both[0]), AutoModelForCausalLM.from_pretrained(both[1]))
         )
     expected = 0.75 * (one / 2).softmax(-1) + 0.25 * (other / 2).softmax(-1)
-    lesson = teachers.read(ids, hidden=True)
-    torch.testing.assert_close(lesson.log_probabilities.exp(), expected, rtol=1e-4, atol=1e-6)
-    assert [hidden.shape[-1] for hidden in lesson.hidden] == teachers.widths == [16, 12]
+    said = teachers.read(ids, hidden=True)
+    torch.testing.assert_close(said.log_probabilities.exp(), expected, rtol=1e-4, atol=1e-6)
+    assert [hidden.shape[-1] for hidden in said.hidden] == teachers.widths == [16, 12]
 
 
 def test_teachers_are_frozen(both: tuple[Path, Path], stories: Path) -> None:

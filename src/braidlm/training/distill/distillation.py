@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.distill.divergence import divergence, top_k_divergence
-from braidlm.training.distill.slices import sliced_loss, slices_of
+from braidlm.training.distill.slices import Evaluator, sliced_loss, slices_of
 from braidlm.training.distill.stored import StoragePlan, StoredTargets, Targets, open_targets
 from braidlm.training.distill.teachers import Teacher, Teachers
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
@@ -40,7 +39,7 @@ class Distillation(ExtraLoss):
         loss = sliced_loss(self.evaluator(done), done.hidden, slices, [p for p in used if p.requires_grad])
         return loss / done.count
 
-    def evaluator(self, done: TrainingPass) -> Any:
+    def evaluator(self, done: TrainingPass) -> Evaluator:
         """The summed loss of some rows of a pass."""
         raise NotImplementedError("abstract: teachers run, or are read")
 
@@ -58,14 +57,14 @@ class OnlineDistillation(Distillation):
             nn.Identity() if width == own else nn.Linear(own, width, bias=False) for width in widths
         )
 
-    def evaluator(self, done: TrainingPass) -> Any:
+    def evaluator(self, done: TrainingPass) -> Evaluator:
         temperature, weight = self.config.temperature, self.config.hidden
         real = done.labels != IGNORED
 
         def evaluate(rows: Tensor, part: slice) -> Tensor:
-            lesson = self.teachers.read(done.inputs[part], hidden=weight > 0)
-            loss = temperature**2 * divergence(lesson.log_probabilities, done.model.head(rows), temperature)
-            for share, other, project in zip(self.teachers.weights, lesson.hidden, self.projections, strict=False):
+            said = self.teachers.read(done.inputs[part], hidden=weight > 0)
+            loss = temperature**2 * divergence(said.log_probabilities, done.model.head(rows), temperature)
+            for share, other, project in zip(self.teachers.weights, said.hidden, self.projections, strict=False):
                 loss = loss + weight * share * hidden_difference(project(rows), other)
             return torch.where(real[part], loss, 0.0).sum()
 
@@ -100,7 +99,7 @@ class StoredDistillation(Distillation):
         self.logs.copy_(torch.from_numpy(targets.logs), non_blocking=True)
         self.next_row = 0
 
-    def evaluator(self, done: TrainingPass) -> Any:
+    def evaluator(self, done: TrainingPass) -> Evaluator:
         # The micro-batches of a step come in the order of its rows.
         begin, self.next_row = self.next_row, self.next_row + len(done.inputs)
         ids, logs = (x[begin : self.next_row] for x in (self.ids, self.logs))

@@ -43,9 +43,10 @@ class _SlicedLoss(torch.autograd.Function):
             with torch.enable_grad():
                 rows = hidden[part].detach().requires_grad_()
                 loss = evaluate(rows, part)
-            of_hidden[part], *gradients = torch.autograd.grad(loss, [rows, *parameters])
+            of_hidden[part], *gradients = torch.autograd.grad(loss, [rows, *parameters], allow_unused=True)
             for total, gradient in zip(of_parameters, gradients, strict=True):
-                total += gradient
+                if gradient is not None:  # a head may have parameters that its logits do not depend on
+                    total += gradient
             losses.append(loss.detach())
         ctx.save_for_backward(of_hidden, *of_parameters)
         return torch.stack(losses).sum()

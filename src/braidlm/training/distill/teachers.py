@@ -52,7 +52,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherOutput:
     """What the teachers say of some rows."""
 
     log_probabilities: Tensor
@@ -76,12 +76,12 @@ class Teachers:
         return [hidden.shape[-1] for hidden in self.read(token, hidden=True).hidden]
 
     @torch.no_grad()
-    def read(self, ids: Tensor, hidden: bool = False) -> Lesson:
+    def read(self, ids: Tensor, hidden: bool = False) -> TeacherOutput:
         """What they say of token ids [row, time]."""
         outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=hidden) for model in self.models]
         logits = [output.logits[..., : self.vocab_size] for output in outputs]
         averaged = averaged_log_probabilities(logits, self.weights, self.temperature)
-        return Lesson(averaged, [output.hidden_states[-1] for output in outputs] if hidden else [])
+        return TeacherOutput(averaged, [output.hidden_states[-1] for output in outputs] if hidden else [])
 
 
 def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int) -> list[Teacher]:
