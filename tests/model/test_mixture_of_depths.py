@@ -189,6 +189,8 @@ def test_a_step_of_generation_in_which_no_token_enters_leaves_the_block_out() ->
     cache = DynamicCache()
     stepwise = torch.cat([model(token, past_key_values=cache).logits for token in ids.split(1, dim=1)], dim=1)
     assert calls == []
+    model.set_attn_implementation("eager")
+    assert model(ids, output_attentions=True).attentions[1].shape == (1, 4, 8, 8)
     torch.testing.assert_close(stepwise, full, rtol=0.0, atol=1e-9)
 
 

@@ -117,11 +117,11 @@ class MixtureOfDepths(nn.Module):
 
     def _run(self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, span: Span) -> tuple[Tensor, Routings]:
         fixed = torch.compiler.is_compiling() or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
-        if span.cache is not None and hidden.is_cpu and not fixed and not bool(entered_BT.any()):
-            self._skip(hidden, span)
-            return hidden, ()
         # A cache has a place for every token, and attention weights are shown for every token.
         if span.cache is not None or span.needs_weights or (fixed and not self.training):
+            looks = hidden.is_cpu and not fixed and not span.needs_weights  # on a CPU looking costs nothing
+            if looks and not bool(entered_BT.any()):
+                return self._skip(hidden, span), ()
             return self.run_masked(hidden, weight_BT, entered_BT, span)
         count = self._count(hidden.shape[1]) if self.training else max(1, int(entered_BT.sum(1).max()))
         return self.run_gathered(hidden, weight_BT, entered_BT, count, span)
@@ -148,7 +148,7 @@ class MixtureOfDepths(nn.Module):
         hidden = hidden + ((output - hidden) * weight_BT[..., None]).to(hidden.dtype)
         return hidden, tuple(replace(routing, present_BT=entered_BT) for routing in routings)
 
-    def _skip(self, hidden: Tensor, span: Span) -> None:
+    def _skip(self, hidden: Tensor, span: Span) -> Tensor:
         """Leave the block out for a step of generation in which no token enters; the cache counts absent ones."""
         assert span.cache is not None
         for attention in (module for module in self.block.modules() if hasattr(module, "cache_slot")):
@@ -156,6 +156,7 @@ class MixtureOfDepths(nn.Module):
             size = (len(hidden), heads, hidden.shape[1], dim)
             keys = torch.full(size, ABSENT, dtype=compute_dtype(hidden), device=hidden.device)
             span.cache.update(keys, torch.zeros_like(keys), attention.cache_slot)  # type: ignore[arg-type]
+        return hidden
 
 
 def scale_cost(block: nn.Module, capacity: float) -> None:
