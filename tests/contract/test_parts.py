@@ -107,12 +107,16 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
     ("compression", "int4"): [{"modules": ["stages.*"], "group": 8}],
     ("head", "linear"): [{}, {"bias": True}],
+    ("embedding", "bytes"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
+    ("head", "bytes_parallel"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
+    ("head", "bytes_autoregressive"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
 }
 """Options that are tested too; other parts are tested with their defaults."""
 
 WHOLE: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
     "dropout": {"dropout": 0.2},
+    "tied bytes": {"embedding": {"kind": "bytes", "width": 8}, "head": {"kind": "bytes_parallel", "width": 8}},
     "mixed stages": {
         "stages": [
             {"block": {"attention": {"window": 2, "kv_heads": 2}}},
