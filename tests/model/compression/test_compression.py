@@ -9,7 +9,7 @@ from torch import nn
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.memory import weights_bytes
 from braidlm.model.compression.low_rank import FactorisedLinear
-from braidlm.model.compression.quantised import QuantisedMatrix
+from braidlm.model.compression.quantised import QuantisedLinear, QuantisedMatrix
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
@@ -66,6 +66,19 @@ def test_costs_are_those_of_the_weights_that_are_represented() -> None:
     narrow = skeleton(config([{"low_rank": {"ranks": {"stages.*": 2}}}]))
     assert model_cost(narrow).parameters < model_cost(plain).parameters
     assert model_cost(narrow).flops_per_token < model_cost(plain).flops_per_token
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (4, 16), (1, 3, 16), (2, 1, 16), (5, 16), (0, 16)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_with_few_rows_is_the_product_with_the_weights(shape: tuple[int, ...], bias: bool) -> None:
+    layer = QuantisedLinear((24, 16), nn.Parameter(torch.randn(24)) if bias else None).eval()
+    layer.scale.data.uniform_(0.001, 0.01)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        few = layer(x)
+    plain = nn.functional.linear(x, layer.dense(), layer.bias)
+    torch.testing.assert_close(few, plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer.double()(x.double()), plain.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_dynamic_inputs_are_rounded_token_by_token() -> None:
