@@ -41,6 +41,15 @@ def test_weights_are_the_papers_relative_to_the_last() -> None:
     assert loss.exits == [2, 3, 4, 5], "the first layer's weight is 0"
 
 
+def test_chosen_layers_count_as_much_as_the_last() -> None:
+    loss = loss_of(tiny_model(stages=DEEP), layers=[1, 4], weights="equal", curriculum="all")
+    assert (loss.exits, loss.enabled) == ([1, 4], [1.0, 1.0])
+    with pytest.raises(BraidError, match="cannot be left after layer 7"):
+        loss_of(tiny_model(stages=DEEP), layers=[7])
+    with pytest.raises(BraidError, match="no layer counts"):
+        loss_of(tiny_model(stages=DEEP), layers=[1])
+
+
 def test_it_is_the_weighted_sum_of_cross_entropies() -> None:
     model = tiny_model(torch.float64, stages=DEEP).train()
     loss = loss_of(model, curriculum="all").double()
@@ -102,7 +111,7 @@ def test_layers_are_added_from_the_last_to_the_first() -> None:
 
 @pytest.mark.parametrize("stages", [["block"], ["block", "block"], ["block", {"project": {"to": 8}}, "block"]])
 def test_a_model_without_early_layers_is_refused(stages: list[Any]) -> None:
-    with pytest.raises(BraidError, match="no layer between its first and its last"):
+    with pytest.raises(BraidError, match="no layer counts"):
         loss_of(tiny_model(stages=stages, tie_embeddings=False, block={"attention": {"heads": 2}}))
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from braidlm.core.decoding.exits import early_layers
 from braidlm.core.errors import BraidError
-from braidlm.model.config.ranges import Choices, Range
+from braidlm.model.config.ranges import Choices, Layers, Range
+from braidlm.model.layer_skip import check_exit
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
 
@@ -17,9 +18,13 @@ from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig, Train
 class EarlyExitConfig(ExtraLossConfig):
     """The options of the early-exit loss."""
 
+    layers: list[Layers] | None = None
+    """The layers that count, from 1; by default all before the last. To draft with one layer, that one is enough."""
+    weights: Literal["depth", "equal"] = "depth"
+    """Whether deeper layers count more, as in the paper, or all as much as the last."""
     scale: Annotated[float, Range(above=0, at_most=1000)] = 0.2
-    """How much earlier layers count (the paper's e_scale): layer l of L has the weight scale x l(l - 1)/2, against
-    L - 1 + scale x (L - 1)(L - 2)/2 of the last, whose factor is 1."""
+    """How much earlier layers count by depth (the paper's e_scale): layer l of L has the weight scale x l(l - 1)/2,
+    against L - 1 + scale x (L - 1)(L - 2)/2 of the last, whose factor is 1."""
     curriculum: Literal["rotate", "gradual", "all"] = "rotate"
     """Which layers count in a step: every `every`-th, in turns; from the last towards the first, all of them from the
     middle of the training on; or all from the beginning."""
@@ -38,12 +43,15 @@ class EarlyExitLoss(ExtraLoss):
     def __init__(self, config: EarlyExitConfig, model: BraidForCausalLM):
         super().__init__(config, model)
         self.depth = model.config.decoded.depth
-        self.exits = [layer for layer in early_layers(model) if layer > 1]  # the first one's weight is 0
+        for layer in config.layers or ():
+            check_exit(model.model.stages, model.model.width_out, layer)
+        chosen = config.layers or early_layers(model)
+        self.exits = [layer for layer in chosen if layer < self.depth and self.weight_of(layer) > 0]
         if not self.exits:
             raise BraidError(
-                "the model has no layer between its first and its last that it can be left after",
+                "no layer counts: by depth the first one's weight is 0, and the last one's loss is the text's own",
                 "training.losses: early_exit",
-                "Give it more layers at the head's width, or leave out the loss.",
+                "Name others, give the model more layers at the head's width, or leave out the loss.",
             )
         self.enabled: list[float] = []
         """The weight of each exit in this step; 0 for those that do not count."""
@@ -52,6 +60,8 @@ class EarlyExitLoss(ExtraLoss):
 
     def weight_of(self, layer: int) -> float:
         """Of a layer, counted from 1, relative to that of the last."""
+        if self.config.weights == "equal":
+            return 1.0
         scale, last = self.config.scale, self.depth
         return scale * layer * (layer - 1) / 2 / (last - 1 + scale * (last - 1) * (last - 2) / 2)  # type: ignore[no-any-return]
 
