@@ -71,7 +71,8 @@ def test_it_trains_with_lora(name: str, checked: Any) -> None:
     before, after = lora["losses"]
     assert after < before - 0.5
     assert lora["again"]
-    assert lora["merge_error"] < 1e-4
+    if name != "shared":  # what one layer's adapter adds cannot be merged into a matrix that layers share
+        assert lora["merge_error"] < 1e-4
     assert all(part.endswith(".weight") for part in lora["changed"])
     if name == "moep":
         assert any(".router." in part for part in lora["changed"])

@@ -36,24 +36,28 @@ def skeleton(config: BraidConfig) -> BraidForCausalLM:
         return BraidForCausalLM(config)
 
 
-def cost_of(module: nn.Module, length: int, counted: set[nn.Parameter] | None = None) -> Cost:
+def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] | None = None) -> Cost:
     """The cost of a module at sequences of `length`; a part that is not all used for a token has its own `cost`.
 
-    A parameter that several modules share is counted once, and its products for every use. With `counted`, those in it
-    are counted already, and all that are counted now are added to it.
+    A parameter that several modules share is counted once, as active as the use that needs most of it, and its products
+    for every use. `counted` has those that are counted already, each with its active share; others are added to it.
     """
-    counted = set() if counted is None else counted
+    counted = {} if counted is None else counted
     own_cost = getattr(module, "cost", None)
     if own_cost is not None:
         return own_cost(length)
     if isinstance(adapted := getattr(module, "base_layer", None), nn.Module):
         return cost_of(adapted, length, counted)  # peft's layer around it adds little
-    own = sum(weights_in(module, n, p) for n, p in module.named_parameters(recurse=False) if p not in counted)
-    counted.update(module.parameters(recurse=False))
+    share, own, active = getattr(module, "active_share", 1.0), 0, 0.0
+    for name, parameter in module.named_parameters(recurse=False):
+        weights, before = weights_in(module, name, parameter), counted.get(parameter)
+        own += weights if before is None else 0
+        active += weights * max(share - (before or 0.0), 0.0)
+        counted[parameter] = max(share, before or 0.0)
     products = weights_in(module, "weight", module.weight) if _multiplies(module) else 0
     total = Cost(
         own,
-        round(own * getattr(module, "active_share", 1.0)),
+        round(active),
         round(2 * products * getattr(module, "product_share", 1.0)),
     )
     score_flops = getattr(module, "score_flops", None)
@@ -93,7 +97,7 @@ def stage_table(model: BraidForCausalLM, length: int | None = None) -> list[dict
     named += [(f"{i}: {c.kind}", s) for i, (c, s) in enumerate(zip(choices, body.stages, strict=True))]
     named += [("norm", body.norm), ("head", model.head)]
     rows = []
-    counted: set[nn.Parameter] = set()
+    counted: dict[nn.Parameter, float] = {}
     for name, module in named:
         cost = cost_of(module, length, counted)
         row: dict[str, Any] = {"name": name, "layers": len(getattr(module, "layers", [])) or None}
