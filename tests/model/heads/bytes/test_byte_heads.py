@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from braidlm.cli.main import main
 from braidlm.core.decoding.generation import TextStream
-from braidlm.core.models.accounting import skeleton, stage_table
+from braidlm.core.models.accounting import model_facts, skeleton, stage_table
 from braidlm.core.models.presets import config_from
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.scoring.requests import Request
@@ -175,9 +176,18 @@ def test_both_ends_are_a_small_share_of_a_table_of_tokens() -> None:
     for head in HEADS:
         model = skeleton(config_from("models/llama-bytes", [f"head={head}"], vocab_size=50_257))
         rows = {row["name"]: row["parameters"] for row in stage_table(model)}
-        ends = rows["embedding"] + rows["head"]
-        assert ends <= 0.1 * 2 * 50_257 * 768
-        assert ends <= 0.2 * 50_257 * 768
+        ends = model_facts(model.config)["ends"]
+        assert ends["parameters"] == rows["embedding"] + rows["head"]
+        assert ends["of_untied_tables"] == ends["parameters"] / (2 * 50_257 * 768) <= 0.1
+        assert ends["of_tied_tables"] == ends["parameters"] / (50_257 * 768) <= 0.2
+
+
+def test_show_prints_the_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "models/llama-bytes", "vocab_size=50257"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2,169,216 parameters: 2.8% of untied tables of tokens, 5.6% of a tied one" in shown
+    assert main(["show", "models/llama", "vocab_size=50257"]) == 0
+    assert "tables of tokens" not in capsys.readouterr().out
 
 
 def test_flops_are_those_of_all_symbols_of_a_piece() -> None:
