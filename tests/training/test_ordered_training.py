@@ -85,3 +85,16 @@ def test_a_fresh_run_has_a_fresh_order_and_another_order_is_another_run(
     monkeypatch.setattr(ByLength, "scores", None)
     train(plain, fresh=True)
     assert not (run.folder / "order").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "pacing", "warned"),
+    [("2 steps", "sorted", True), ("99 words", "sorted", True), ("2 steps", "linear", False), ("2 steps", None, False)],
+)
+def test_a_budget_that_ends_within_the_order_is_told(
+    budget: str, pacing: str | None, warned: bool, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = "shuffled" if pacing is None else {"kind": "length", "pacing": pacing}
+    changes: dict[str, Any] = {"data": {"order": order}, "training": {"budget": budget}}
+    train(tiny_recipe({"stories": stories}, tmp_path / "run", **changes))
+    assert ("the last ones are never read" in capsys.readouterr().err) == warned

@@ -79,6 +79,20 @@ def repetition(budget: Amount, streams: Sequence[TokenStream]) -> str | None:
     )
 
 
+def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
+    """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
+    if all(stream.part_after(0) == 0 for stream in streams):
+        return None
+    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
+    share = budget.count * (tokens_per_step if budget.unit == "steps" else 1) / available
+    if share >= 1:
+        return None
+    return (
+        f"the budget of {budget} is {share:.0%} of an epoch, which reads documents in their order: the last ones are "
+        "never read. With `data.order.pacing` linear or root all of them are in the pool in the end"
+    )
+
+
 @dataclass(frozen=True)
 class Pace:
     """An interval that may change during training; written `100 steps` or `1M words to 10M, then 10M`."""

@@ -20,7 +20,7 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.pauses import make_pauses
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.amounts import Pace, repetition, short
+from braidlm.training.amounts import Pace, never_read, repetition, short
 from braidlm.training.distill.distillation import make_distillation
 from braidlm.training.distill.teachers import Teacher
 from braidlm.training.monitoring.progress import Progress, SpeedMeter, progress_note
@@ -132,6 +132,8 @@ class Trainer:
                 console.warn(remark)
         if repeated := repetition(self.budget, self.loader.streams):
             console.say(repeated)
+        if unread := never_read(self.budget, self.loader.streams, self.loader.global_rows * self.loader.length):
+            console.warn(unread)
 
     @property
     def finished(self) -> bool:
