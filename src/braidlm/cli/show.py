@@ -61,7 +61,10 @@ def _print_model(facts: dict[str, Any]) -> None:
         ("forward FLOPs", f"{count(float(facts['flops_per_token']))} per token at {facts['length']:,} tokens"),
         *([("compression", ", ".join(facts["compression"]))] if facts["compression"] else []),
         *((text, size(facts["memory"][key])) for key, text in MEMORY.items() if key in facts["memory"]),
-        ("training on a GPU", facts["kernels"]["summary"]),
+        (
+            "training on a GPU",
+            facts["kernels"]["summary"] if facts["trainable"] else "a quantised model is not trained",
+        ),
         *_run_rows(facts.get("run") or {}),
         *_lineage_rows(facts["lineage"] or {}),
         *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),

@@ -8,6 +8,7 @@ from torch import nn
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
+from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.registry import Choice
@@ -156,6 +157,7 @@ def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any
         "stages": stages,
         "ends": _ends(config, stages),
         "compression": forms,
+        "trainable": not untrainable(config.decoded.compression),
         "memory": {
             **({"weights_compressed": weights_bytes(model)} if forms else {}),
             "weights_float32": 4 * cost.parameters,
