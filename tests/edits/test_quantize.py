@@ -168,6 +168,13 @@ def test_a_factorised_model_is_quantised_and_not_factorised_again(tmp_path: Path
         edit("factorize", tmp_path / "narrow", tmp_path / "out", rank=1)
 
 
+def test_layers_of_other_kinds_stay_and_the_plan_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [{"block": {"layers": 2, "share": {"kind": "feeds", "lora": 2}}}]
+    source = model_folder(tmp_path / "source", stages=stages)
+    edit("quantize", source, modules=("*.attention.*",), dry_run=True)
+    assert "4 layers stay as they are: LowRankLinear" in capsys.readouterr().out
+
+
 def test_embedding_and_head_may_stay(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "source")
     edit("quantize", source, tmp_path / "out", embedding=False, modules=("stages.*.feed.*",))

@@ -16,6 +16,7 @@ from braidlm.edits.matrices import (
     account_of,
     compressed_config,
     matrices_of,
+    notes_of,
     parameters_text,
     shared_once,
 )
@@ -86,7 +87,7 @@ class Factorize(Edit):
             f"Factorize {source.model.title}: {len(once)} matrices become products, {parameters_text(source, model)}",
             *(f"  {_line(matrix, factors[matrix.tensor])}" for matrix in once),
             *account_table(account, ()),
-            *(f"  note: {note}" for note in (*source.notes, *notes)),
+            *(f"  note: {note}" for note in (*notes_of(source), *notes)),
         ]
         return EditPlan(lines, config, account, measure=measure)
 

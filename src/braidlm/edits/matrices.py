@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.core.errors import BraidError
@@ -18,8 +18,9 @@ from braidlm.model.compression.low_rank import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
+from braidlm.model.initialisation import LINEAR
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.routing.stacked import StackedLinear
+from braidlm.model.routing.router import ScoreLinear
 
 BODY = "model."
 """Before the addresses of all layers but the head, in the names of tensors."""
@@ -54,7 +55,7 @@ class Matrix:
 
 def matrices_of(source: Source, patterns: Sequence[str]) -> list[Matrix]:
     """The matrices of the layers whose addresses fit one of these patterns; every pattern must fit some."""
-    named = [(a, m) for a, m in source.plain.model.model.named_modules() if type(m) in (nn.Linear, StackedLinear)]
+    named = [(a, m) for a, m in source.plain.model.model.named_modules() if type(m) in LINEAR]
     free = [(a, m) for a, m in named if "router" not in a.split(".")]
     for pattern in patterns:
         if not any(fnmatchcase(address, pattern) for address, _ in free):
@@ -65,6 +66,14 @@ def matrices_of(source: Source, patterns: Sequence[str]) -> list[Matrix]:
             )
     chosen = [(a, m) for a, m in free if any(fnmatchcase(a, pattern) for pattern in patterns)]
     return [_matrix(source, a, m) for a, m in chosen]
+
+
+def notes_of(source: Source) -> list[str]:
+    """Remarks for the plan: those of the source, and which layers with a matrix are not plain linear ones."""
+    body = source.plain.model.model
+    other = [type(m) for m in body.modules() if isinstance(m, LINEAR) and type(m) not in (*LINEAR, ScoreLinear)]
+    kinds = ", ".join(sorted({kind.__name__ for kind in other}))
+    return [*source.notes, *([f"{len(other)} layers stay as they are: {kinds}"] if other else [])]
 
 
 def ends_of(source: Source) -> list[Matrix]:

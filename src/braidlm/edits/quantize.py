@@ -12,7 +12,7 @@ from braidlm.core.models.memory import weights_bytes
 from braidlm.edits.account import Derived, Part, Transform, account_table
 from braidlm.edits.before_after import compare
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.matrices import Matrix, account_of, compressed_config, ends_of, matrices_of, shared_once
+from braidlm.edits.matrices import Matrix, account_of, compressed_config, ends_of, matrices_of, notes_of, shared_once
 from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Count, Size
 
@@ -72,7 +72,7 @@ class Quantize(Edit):
             derived |= _derived(matrix, self.group if matrix in small else None)
         model, account = account_of(source, config, derived)
         before, after = weights_bytes(source.plain.model), weights_bytes(model)
-        notes = list(source.notes)
+        notes = notes_of(source)
         if self.embedding and not ends:
             notes.append("embedding and head stay as they are: they are of other kinds than `tokens` and `linear`")
         if self.scheme == "int4" and len(small) < len(matrices):

@@ -10,7 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.edits.account import Derived, Part, Transform, account_table
 from braidlm.edits.before_after import compare
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.matrices import Matrix, account_of, matrices_of, shared_once
+from braidlm.edits.matrices import Matrix, account_of, matrices_of, notes_of, shared_once
 from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Count, Rate
 
@@ -50,7 +50,7 @@ class Sparsify(Edit):
         _, account = account_of(source, source.config, derived)
         total = sum(tensor.numel() for tensor in source.plain.tensors.values())
         zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
-        notes = list(source.notes)
+        notes = notes_of(source)
         if len(chosen) < len(matrices):
             notes.append(f"{len(matrices) - len(chosen)} matrices stay: {PATTERN[1]} does not divide their inputs")
         lines = [
