@@ -139,6 +139,7 @@ class BraidModel(BraidPreTrainedModel):
         if architecture.dropout.layer:
             add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
         self.norm = norms.build(architecture.norm, width)
+        compress(self, architecture.compression)
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
         for slot, attention in enumerate(self.attentions):
             attention.cache_slot = slot
@@ -153,7 +154,6 @@ class BraidModel(BraidPreTrainedModel):
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
         use_paths(self, config.paths)
-        compress(self, architecture.compression)
         switch_off_modules(self, config.without)
         self._tied_weights_keys = self.tied = _shared_names(self)
         self.post_init()
