@@ -152,10 +152,6 @@ def model(pristine: BraidForCausalLM) -> BraidForCausalLM:
     return copy.deepcopy(pristine)
 
 
-def logits(model: BraidForCausalLM, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    with torch.no_grad():
-        return model(ids, attention_mask=mask, use_cache=False).logits
-
 @pytest.fixture
 def trained(model: BraidForCausalLM) -> BraidForCausalLM:
     """The same for tests that train it; whole numbers cannot be trained."""
@@ -163,6 +159,10 @@ def trained(model: BraidForCausalLM) -> BraidForCausalLM:
         pytest.skip("a quantised model refuses to be trained")
     return model
 
+
+def logits(model: BraidForCausalLM, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, use_cache=False).logits
 
 
 def close(a: Tensor, b: Tensor) -> None:
