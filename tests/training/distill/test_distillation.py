@@ -89,11 +89,11 @@ def test_all_stored_tokens_are_the_teachers_online(tmp_path: Path) -> None:
 
     model, other, inputs = tiny_model(seed=1), tiny_model(seed=2), random_ids(4, 8)
     teachers, labels = Teachers([other], [1.0], 37, 2.0), random_ids(4, 8, seed=1)
-    expected = OnlineDistillation(config(), model, teachers)(a_pass(model, labels, inputs))
+    expected = OnlineDistillation(config(temperature=2.0), model, teachers)(a_pass(model, labels, inputs))
     stored = StoredTargets(tmp_path, 32, 37, 37, "r+")
     best = teachers.read(inputs).log_probabilities.flatten(0, 1).topk(37)
     stored.ids[:], stored.logs[:] = best.indices.numpy(), best.values.numpy()
-    loss = StoredDistillation(config(top_k=37), model, {"stories": stored}, (4, 8, 37))
+    loss = StoredDistillation(config(top_k=37, temperature=2.0), model, {"stories": stored}, (4, 8, 37))
     for parts in (1, 2):
         loss.read_batch(Batch)  # type: ignore[arg-type]
         pieces = zip(labels.chunk(parts), inputs.chunk(parts), strict=True)

@@ -31,8 +31,8 @@ class DistillConfig:
     """Names of models, or {model, weight}; the probabilities of several are averaged."""
     weight: Share = 0.5
     """The teachers' share of the loss: weight x temperature^2 x KL(teachers || model), and 1 - weight of the text's."""
-    temperature: Positive = 2.0
-    """Divides the logits of both sides; above 1, improbable tokens teach more."""
+    temperature: Positive = 1.0
+    """Divides the logits of both sides; above 1, improbable tokens teach more, and short trainings learn less."""
     hidden: NonNegative = 0.0
     """Adds this weight x the mean squared difference of the last hidden states, each normalised; where widths differ, a
     projection is learned beside the model. 0: not compared."""
