@@ -66,7 +66,11 @@ class Compression:
 def set_by_address(root: nn.Module, address: str, value: nn.Module | nn.Parameter) -> None:
     """Let a module or parameter below `root` be another one."""
     parent, _, own = address.rpartition(".")
-    setattr(root.get_submodule(parent), own, value)
+    if isinstance(value, nn.Parameter):
+        # While transformers 4 opens a folder, setting an attribute would make another parameter of it.
+        root.get_submodule(parent)._parameters[own] = value
+    else:
+        setattr(root.get_submodule(parent), own, value)
 
 
 def compress(model: nn.Module, choices: list[Choice]) -> None:
