@@ -92,9 +92,10 @@ class MixtureOfDepths(nn.Module):
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         with torch.autocast(hidden.device.type, enabled=False):
-            normed = _normalised(hidden)
-            score_BT = self.score(normed)[..., 0]
-        routing = self.router(normed.detach())  # learning to predict the choice must not change what is chosen
+            wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+            scale_BT1 = _scale(wide)
+            score_BT = (self.score(wide) * scale_BT1)[..., 0]
+        routing = self.router(wide.detach() * scale_BT1.detach())  # learning to predict the choice must not change it
         if self.training:
             entered_BT = self._highest(score_BT.detach(), span.real)
             routing = replace(routing, chosen_BTK=(~entered_BT).long()[..., None])
@@ -168,10 +169,10 @@ def scale_cost(block: nn.Module, capacity: float) -> None:
             module.pair_share *= capacity**2
 
 
-def _normalised(hidden: Tensor) -> Tensor:
-    """The stream at one scale, in float32 or wider: of the raw stream a router learns the choice far more slowly."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    return wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+def _scale(wide: Tensor) -> Tensor:
+    """What brings each token of the stream to one scale: of the raw stream a router learns far more slowly."""
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1]
+    return (mean_square + 1e-5).rsqrt()
 
 
 def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:
