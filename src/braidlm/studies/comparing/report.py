@@ -12,6 +12,7 @@ from braidlm.core.files import write_json, write_text
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
 from braidlm.studies.comparing.results import ComparedModel, Comparison, Point
+from braidlm.studies.comparing.sameness import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,14 +156,13 @@ def comparison_page(
 
 
 def _show_differences(page: Page, comparison: Comparison) -> None:
-    rows = [[key, *(_value(value) for value in values.values())] for key, values in comparison.differences.items()]
+    rows = [
+        [key, *("–" if value is None else shown(value) for value in values.values())]
+        for key, values in comparison.differences.items()
+    ]
     if not rows:
         return
     page.heading("In what the recipes differ")
     page.table(["key", *(model.name for model in comparison.models)], rows[:MAX_DIFFERENCES])
     if len(rows) > MAX_DIFFERENCES:
         page.text(f"And {len(rows) - MAX_DIFFERENCES} more keys, in the recipes below.")
-
-
-def _value(value: Any) -> str:
-    return "–" if value is None else json.dumps(value, ensure_ascii=False).strip('"')

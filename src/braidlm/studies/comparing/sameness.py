@@ -1,5 +1,6 @@
 """What several recipes have in common and what not; those that are compared must see identical batches."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ from braidlm.model.config.strict import encode
 from braidlm.training.recipe import LoadedRecipe
 from braidlm.training.start_from import data_of
 
+MAX_SHOWN = 60
+"""Characters of a value."""
 Differences = dict[str, dict[str, Any]]
 """By the path of a key, the value of each recipe; None where it has none."""
 
@@ -28,33 +31,39 @@ def _what_makes_batches(loaded: LoadedRecipe) -> dict[str, Any]:
     data = {key: value for key, value in encode(data_of(recipe)).items() if key != "cache"}
     training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "budget")}
     same = {"seed": recipe.seed, "data": data, "training": training, "validation": {"tokens": recipe.validation.tokens}}
-    if recipe.checkpoints.every.unit != "steps":  # a batch is cut where such a checkpoint is due
-        same["checkpoints"] = {"every": encode(recipe.checkpoints.every)}
-    return same
+    # A batch is cut where a checkpoint by words or tokens is due; those by steps cut nothing.
+    every = recipe.checkpoints.every
+    return same | {"checkpoints": {"every": "steps" if every.unit == "steps" else encode(every)}}
 
 
-def differences(trees: Mapping[str, Any]) -> Differences:
-    """Every key whose values are not all equal, of named trees of plain data."""
-    flat = {name: dict(_leaves(tree)) for name, tree in trees.items()}
-    paths = dict.fromkeys(path for leaves in flat.values() for path in leaves)
-    values = {path: {name: leaves.get(path) for name, leaves in flat.items()} for path in paths}
-    return {path: each for path, each in values.items() if len({repr(value) for value in each.values()}) > 1}
+def differences(trees: Mapping[str, Any], path: str = "") -> Differences:
+    """Every key whose values are not all equal, of named trees of plain data.
 
-
-def _leaves(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The values of a tree with their paths; an empty branch is a value."""
-    if isinstance(tree, Mapping) and tree:
-        items = [(f"{path}.{key}" if path else str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and tree:
-        items = [(f"{path}[{index}]", value) for index, value in enumerate(tree)]
+    A branch that one of them lacks, or a list of another length, is one difference and not one for each of its leaves.
+    """
+    values = list(trees.values())
+    if all(repr(value) == repr(values[0]) for value in values):
+        return {}
+    if all(isinstance(value, Mapping) for value in values):
+        steps = {key: f"{path}.{key}" if path else str(key) for value in values for key in value}
+        branches = {step: {name: tree.get(key) for name, tree in trees.items()} for key, step in steps.items()}
+    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        positions = range(len(values[0]))
+        branches = {f"{path}[{at}]": {name: tree[at] for name, tree in trees.items()} for at in positions}
     else:
-        return [(path, tree)]
-    return [leaf for key, value in items for leaf in _leaves(value, key)]
+        return {path: dict(trees)}
+    return {key: found for step, branch in branches.items() for key, found in differences(branch, step).items()}
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe would have it, if it is not too long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def _listed(values: Mapping[str, Any]) -> str:
     """`16 in a and b, 8 in c`."""
     named: dict[str, list[str]] = {}
     for name, value in values.items():
-        named.setdefault("nothing" if value is None else str(value), []).append(name)
+        named.setdefault("nothing" if value is None else shown(value), []).append(name)
     return ", ".join(f"{value} in {' and '.join(names)}" for value, names in named.items())
