@@ -116,6 +116,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
 WHOLE: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
     "dropout": {"dropout": 0.2},
+    "dropped layers": {"dropout": {"layer": 0.05}, "stages": [{"block": {"layers": 3}}]},
     "tied bytes": {"embedding": {"kind": "bytes", "width": 8}, "head": {"kind": "bytes_parallel", "width": 8}},
     "mixed stages": {
         "stages": [
