@@ -24,11 +24,11 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
     ("stage", "mixture_of_depths"): [
         {},
-        {"layers": 4, "capacity": 0.25},
+        {"layers": 4, "capacity": 0.25, "share": {"kind": "blocks", "lora": 2}},
         {"every": 1, "attention": {"heads": 2, "window": 3}},
-        {"attention": {"kind": "stick_breaking", "rest": "current", "current": False}, "feed": {"experts": 3}},
-        {"attention": {"experts": 3}, "feed": {"experts": {"names": 3, "router": {"compute": "sparse"}}}},
-        {"attention": {"experts": {"names": 3, "scope": "routed", "router": {"top_k": 1, "compute": "sparse"}}}},
+        {"attention": "stick_breaking", "feed": {"experts": 3}},
+        {"attention": {"experts": 3}, "feed": {"experts": {"names": 3, "shared": 8}}},
+        {"attention": {"experts": {"names": 3, "scope": "routed", "router": {"top_k": 1}}}},
         {"attention": {"experts": {"names": 3, "keys": "shared"}}},
     ],
     ("stage", "project"): [
