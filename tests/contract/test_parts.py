@@ -73,6 +73,12 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"compute": "dense", "per": "sublayer", "scope": "routed"},
         {"compute": "measured", "losses": {"switch": 0.2, "z_loss": 0.1}, "balance_rate": 0.01, "bias": False},
     ],
+    ("attention", "stick_breaking"): [
+        {},
+        {"current": False},
+        {"rest": "current", "window": 3},
+        {"current": False, "rest": "current", "experts": {"names": 3, "keys": "shared"}},
+    ],
     ("attention", "softmax"): [
         {"kv_heads": 4},
         {"kv_heads": 2},

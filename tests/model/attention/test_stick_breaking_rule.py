@@ -79,7 +79,8 @@ def test_what_a_token_sees_of_itself(current: bool, rest: Any) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_chunks_of_queries_change_nothing(time: int, keys: int, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stick_breaking, "QUERIES_AT_ONCE", 4)
-    mask = (torch.rand(2, 1, time, keys) > 0.3) if masked else None
+    seen, own = torch.ones(time, keys).tril(keys - time).bool(), torch.eye(keys).bool()[-time:]
+    mask = (torch.rand(2, 1, time, keys) > 0.3) & seen | own if masked else None
     rule, gradients, outputs = StickBreaking(True, "current"), [], []
     for attend in (rule.attend, lambda *inputs: rule.attend_and_show(*inputs)[0]):
         inputs = [x.requires_grad_() for x in heads(time, keys, count=4)]

@@ -63,12 +63,14 @@ class StickBreaking:
         shared_by = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(shared_by, dim=1) for x in (key, value))
         time, keys = query.shape[2], key.shape[2]
-        visible = torch.ones(time, keys, dtype=torch.bool, device=query.device).tril(keys - time - (not self.current))
+        position = torch.arange(keys, device=query.device)
+        # A mask says which key is a query's own, the last that it sees: a fixed cache has room after that.
+        own = position[-time:, None] if mask is None else (mask * position).amax(-1, keepdim=True)
+        visible = position < own + self.current
         visible = visible if mask is None else visible & mask
         weights, left_BNT = stick_breaking_weights((query @ key.mT) * query.shape[-1] ** -0.5, visible)
         if self.rest == "current":
-            own = torch.arange(keys - time, keys, device=query.device)[:, None].expand(*weights.shape[:3], 1)
-            weights = weights.scatter_add(-1, own, left_BNT[..., None])
+            weights = weights.scatter_add(-1, own.expand(*weights.shape[:3], 1), left_BNT[..., None])
         weights = F.dropout(weights.to(query.dtype), dropout)
         return weights @ value, weights
 
