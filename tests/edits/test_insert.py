@@ -108,7 +108,7 @@ def test_logits_are_unchanged(kind: str, compute: str, tmp_path: Path) -> None:
     for part in (part for model in (before, after) for part in model.modules() if hasattr(part, "compute")):
         part.compute = compute
     for ours, theirs in zip(all_logits(after), all_logits(before), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
     assert {router.choices[router.old :] for router in routers(after)} == {("german_1", "german_2")}
 
 
@@ -189,7 +189,7 @@ def test_inserting_again_makes_the_former_ones_old(source: Path, tmp_path: Path)
     assert attention.router.config.new == []
     assert not attention.queries.weight.requires_grad
     for ours, theirs in zip(all_logits(after), all_logits(before), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
 
 
 def test_blocks_without_experts_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_blocks_without_experts_stay(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "1 layer has no experts and stays as it is" in capsys.readouterr().out
     edit("insert", source, tmp_path / "out", modules=1)
     for ours, theirs in zip(all_logits(load_model(tmp_path / "out")), all_logits(load_model(source)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
 
 
 def test_the_lineage_records_it(source: Path, tmp_path: Path) -> None:

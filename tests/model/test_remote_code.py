@@ -53,7 +53,12 @@ def test_every_tiny_folder_works_without_braidlm(tmp_path: Path) -> None:
 def _assert_same_numbers(name: str, saved: TinyFolders, measured: dict[str, Tensor]) -> None:
     expected = saved.measured[name]
     assert measured.keys() == expected.keys(), name
-    assert not [key for key, tensor in expected.items() if not torch.equal(tensor, measured[key])], name
+    for key, tensor in expected.items():
+        if tensor.is_floating_point():
+            # Not to the last digit: on some processors sums round as the memory that they read is aligned.
+            torch.testing.assert_close(measured[key], tensor, rtol=1e-5, atol=1e-5, msg=f"{name} {key}")
+        else:
+            assert torch.equal(measured[key], tensor), f"{name} {key}"
 
 
 def _assert_same_decoding(name: str, model: BraidForCausalLM, generated: Tensor) -> None:
