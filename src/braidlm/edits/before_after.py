@@ -40,7 +40,7 @@ class Measures:
     """One token after another, as in generation."""
 
 
-def compare(source: Source, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
+def measure_beside(source: Source, text: str | None, tokens: int) -> Callable[[BraidForCausalLM], dict[str, Any]]:
     """A function that measures an edited model beside its source, shows both and returns them for the lineage."""
     held_out = None if text is None else read_text(text, Settings(max_tokens=tokens))  # a wrong name is an error now
 

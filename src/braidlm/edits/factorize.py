@@ -9,7 +9,7 @@ from torch import Tensor
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import compare
+from braidlm.edits.before_after import measure_beside
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import (
     Matrix,
@@ -61,7 +61,7 @@ class Factorize(Edit):
             raise BraidError("give either the energy to keep or a rank", todo="`--energy 0.9` or `--rank 64`")
 
     def plan(self, source: Source) -> EditPlan:
-        measure = compare(source, self.text, self.tokens)
+        measure = measure_beside(source, self.text, self.tokens)
         matrices = [m for m in matrices_of(source, self.modules) if not _is_factor(source, m)]
         factors = self._factors(source, shared_once(matrices))
         chosen = [matrix for matrix in matrices if matrix.tensor in factors]

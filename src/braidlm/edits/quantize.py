@@ -10,7 +10,7 @@ from torch import Tensor
 from braidlm.core.errors import BraidError
 from braidlm.core.models.memory import weights_bytes
 from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import compare
+from braidlm.edits.before_after import measure_beside
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import Matrix, account_of, compressed_config, ends_of, matrices_of, notes_of, shared_once
 from braidlm.edits.sources import Source
@@ -55,7 +55,7 @@ class Quantize(Edit):
             raise BraidError(f"group must be even, two codes of 4 bits are a byte, and it is {self.group}")
 
     def plan(self, source: Source) -> EditPlan:
-        measure = compare(source, self.text, self.tokens)
+        measure = measure_beside(source, self.text, self.tokens)
         matrices, ends = matrices_of(source, self.modules), ends_of(source) if self.embedding else []
         small = [m for m in matrices if self.scheme == "int4" and m.inputs % self.group == 0]
         eight = [matrix for matrix in (*matrices, *ends) if matrix not in small]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import Derived, Part, Transform, account_table
-from braidlm.edits.before_after import compare
+from braidlm.edits.before_after import measure_beside
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.matrices import Matrix, account_of, matrices_of, notes_of, shared_once
 from braidlm.edits.sources import Source
@@ -41,7 +41,7 @@ class Sparsify(Edit):
             raise BraidError("give either a share of the weights or a pattern", todo="`--share 0.5` or `--pattern 2:4`")
 
     def plan(self, source: Source) -> EditPlan:
-        measure = compare(source, self.text, self.tokens)
+        measure = measure_beside(source, self.text, self.tokens)
         matrices = shared_once(matrices_of(source, self.modules))
         chosen = [m for m in matrices if self.pattern is None or m.inputs % PATTERN[1] == 0]
         if not chosen:
