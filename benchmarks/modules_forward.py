@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import compared_seconds, record
+from profile_step import print_profile
 from torch import Tensor
 
 from braidlm.core.models.presets import config_from
@@ -63,6 +64,8 @@ def forward_row(name: str, make: Callable[..., Callable[[Tensor], Any]], args: a
     torch.cuda.reset_peak_memory_stats()
     with torch.no_grad():
         seconds = compared_seconds({name: partial(run, ids)}, 5, 3, device, rounds=4)[name]
+        if args.profile:
+            print_profile(partial(run, ids), name)
     row = {"what": name, "forward ms": seconds * 1e3, "peak GB": torch.cuda.max_memory_allocated() / 1e9}
     del run
     gc.collect()
@@ -115,6 +118,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take most of the time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)

@@ -5,10 +5,33 @@ python benchmarks/profile_step.py --device cuda --batch 16
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 from train_step import braid_step
+
+CALLS = 5
+
+
+def print_profile(call: Callable[[], Any], title: str, kernels: int = 25) -> None:
+    """The kernels of one call on a GPU, the longest first; the call has been warmed up."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name].append(
+                event.device_time_total if hasattr(event, "device_time_total") else event.cuda_time_total
+            )
+    total = sum(map(sum, times.values())) / CALLS
+    print(f"{total / 1e3:.3f} ms of kernels per call: {title}")
+    for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:kernels]:
+        print(f"{sum(spent) / CALLS / 1e3:8.3f} ms  {len(spent) // CALLS:4d} x  {name[:130]}")
 
 
 def main() -> None:
@@ -25,21 +48,7 @@ def main() -> None:
     step = braid_step(args.family, args.size, args.batch, args.length, device, dtype)
     for _ in range(8):
         step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-        for _ in range(5):
-            step()
-        torch.cuda.synchronize()
-    times: dict[str, list[float]] = defaultdict(list)
-    for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            times[event.name].append(
-                event.device_time_total if hasattr(event, "device_time_total") else event.cuda_time_total
-            )
-    total = sum(map(sum, times.values())) / 5
-    print(f"{total / 1e3:.3f} ms of kernels per step, batch {args.batch} x {args.length}")
-    for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[: args.kernels]:
-        print(f"{sum(spent) / 5e3:8.3f} ms  {len(spent) // 5:4d} x  {name[:130]}")
+    print_profile(step, f"{args.family} {args.size}, batch {args.batch} x {args.length}", args.kernels)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,12 @@ def chosen_exit(config: Any, stages: nn.ModuleList, width: int) -> int | None:
     return layer  # type: ignore[no-any-return]
 
 
+def cache_slots(stages: nn.ModuleList, last: int) -> int:
+    """How many layers of a cache a pass fills that ends after layer `last`."""
+    layers = [layer for stage in stages for layer in layers_of(stage)][:last]
+    return sum(hasattr(module, "cache_slot") for layer in layers for module in layer.modules())
+
+
 def run_layers(
     stages: nn.ModuleList, hidden: Tensor, span: Span, first: int = 0, last: int | None = None
 ) -> tuple[Tensor, Routings]:

@@ -24,7 +24,7 @@ from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
-from .layer_skip import add_layer_dropout, chosen_exit, run_layers
+from .layer_skip import add_layer_dropout, cache_slots, chosen_exit, run_layers
 from .norms import norms
 from .paths.switches import switch_off_modules, use_paths
 from .precision import compute_dtype
@@ -243,7 +243,8 @@ class BraidModel(BraidPreTrainedModel):
                 "Braid models do not support transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
-        _add_cache_layers(cache, len(self.attentions))
+        exit_layer = self.exit_layer
+        _add_cache_layers(cache, len(self.attentions) if exit_layer is None else cache_slots(self.stages, exit_layer))
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
         padding = _mask_if_padded(attention_mask)

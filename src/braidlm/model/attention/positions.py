@@ -140,7 +140,7 @@ class RotaryPositions(Positions):
         return _swap_halves if self.config.pairs == "half" else _swap_neighbours
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared as an object: torch.compile looks it up in sets before it has fields
 class PairRotation:
     """Rotates pairs of channels: x becomes x cos + (x swapped in pairs) sin."""
 
