@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -110,6 +111,32 @@ class FixedCache:
         self.position.fill_(filled)
 
 
+class TokenDecoder(Protocol):
+    """What continues texts token by token."""
+
+    device: torch.device
+    length: int
+    """The most tokens of a text."""
+
+    @property
+    def filled(self) -> int:
+        """The tokens whose keys and values are stored, padding included."""
+
+    @property
+    def mean_layer(self) -> float | None:
+        """The layer that tokens were chosen after, on average; None for the last."""
+
+    @property
+    def accepted_share(self) -> float | None:
+        """The share of drafted tokens that were accepted; None where none are drafted."""
+
+    def prefill(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Start anew with prompts [batch, time], padded on the left where `mask` is 0; gives the next logits."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] after one more token of each text."""
+
+
 class Decoder:
     """Decodes `batch` texts of at most `length` tokens with one model; reusable, its graph is captured once."""
 
@@ -130,6 +157,10 @@ class Decoder:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.graph_token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.graph_logits: Tensor | None = None
+
+    @property
+    def filled(self) -> int:
+        return self.cache.filled
 
     @property
     def mean_layer(self) -> float | None:
@@ -260,7 +291,7 @@ def padded_prompts(prompts: list[list[int]], pad_id: int, device: torch.device) 
 
 
 def decode_tokens(
-    decoder: Decoder,
+    decoder: TokenDecoder,
     prompts: list[list[int]],
     max_new_tokens: int,
     sampling: Sampling,
@@ -273,6 +304,6 @@ def decode_tokens(
     for index in range(max_new_tokens):
         chosen = sampling.choose(check_numbers(logits), generator)
         yield texts.add(chosen), logits
-        if not any(texts.open) or index + 1 == max_new_tokens or decoder.cache.filled >= decoder.length:
+        if not any(texts.open) or index + 1 == max_new_tokens or decoder.filled >= decoder.length:
             return
         logits = decoder.step(chosen)

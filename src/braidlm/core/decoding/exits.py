@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from braidlm.core.decoding.decoder import Decoder, decode_tokens
+from braidlm.core.decoding.decoder import Decoder, TokenDecoder, decode_tokens
 from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Layers, Probability
@@ -85,7 +85,7 @@ def leave_after(model: BraidForCausalLM, layer: int) -> None:
     model.config.num_hidden_layers = layer
 
 
-def decoding_loop(decoder: Decoder) -> Callable[..., Iterator[tuple[list[int | None], Tensor]]]:
+def decoding_loop(decoder: TokenDecoder) -> Callable[..., Iterator[tuple[list[int | None], Tensor]]]:
     """The loop of a decoder: `decode_tokens` of it, or what gives the same sooner."""
     if isinstance(decoder, SpeculativeDecoder):
         return partial(decode_speculatively, decoder)

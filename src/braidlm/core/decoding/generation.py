@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from braidlm.core.decoding.decoder import Decoder, Sampling
+from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import decoding_loop
 from braidlm.core.decoding.pauses import pause_tokens
+from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.errors import BraidError
 from braidlm.core.tokenizer import Tokenizer
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
-from braidlm.model.modeling_braid import BraidForCausalLM
 
 INCOMPLETE = "\ufffd"
 """What decoding gives for bytes that are not, or not yet, a character."""
@@ -74,13 +76,13 @@ class TextStream:
 
 
 def continue_text(
-    model: BraidForCausalLM,
+    model: PreTrainedModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     max_tokens: int = 100,
     sampling: Sampling | None = None,
     pauses: int = 0,
-    make_decoder: Callable[[BraidForCausalLM, int, int], Decoder] = Decoder,
+    make_decoder: Callable[[Any, int, int], TokenDecoder] = decoder_for,
 ) -> Iterator[Piece]:
     """Continue all prompts together; yields pieces as their characters are complete, and a last one for each prompt.
 
@@ -110,12 +112,12 @@ def continue_text(
 
 
 def next_tokens(
-    model: BraidForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
+    model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[str], count: int, pauses: int = 0
 ) -> list[list[NextToken]]:
     """The `count` most probable tokens after each prompt, with the model's own probabilities (temperature 1)."""
     predictions = []
     for ids in encode_prompts(tokenizer, prompts, pauses):
-        logits = Decoder(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
+        logits = decoder_for(model, 1, len(ids) + 1).prefill(torch.tensor([ids], device=model.device))
         best = logits[0].float().softmax(-1).topk(min(count, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         predictions.append([NextToken(token, tokenizer.decode([token]), p) for token, p in pairs])
