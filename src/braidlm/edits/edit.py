@@ -66,6 +66,14 @@ class Edit(ABC):
     def plan(self, source: Source) -> EditPlan:
         """What the edit makes of a model; the model is not changed."""
 
+    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        """Plan for a Braid model, or one that a bridge reads, and carry it out.
+
+        A kind whose results may be of another format than Braid's overrides it.
+        """
+        source = open_source(OpenModel(find_model(model)))
+        return carry_out(self.plan(source), {SOURCE: source}, find_tokenizer(source.model.folder), out, record, dry_run)
+
 
 def edit(
     kind: str,
@@ -85,10 +93,8 @@ def edit(
     decode(Seed, seed, "seed")
     if out is not None or not dry_run:
         check_new_folder(out)
-    source = open_source(OpenModel(find_model(model)))
     record = {"made_by": f"braid edit {kind}", "options": {"seed": seed, **asdict(chosen)}}  # type: ignore[call-overload]
-    tokenizer = find_tokenizer(source.model.folder)
-    folder = carry_out(chosen.plan(source), {SOURCE: source}, tokenizer, out, record, dry_run)
+    folder = chosen.apply(model, out, record, dry_run)
     if folder is not None:
         console.say(f"Written: {folder}")
     return folder
