@@ -15,6 +15,7 @@ from braidlm.edits.modules import Modules, layers_of, modules_of
 from braidlm.edits.sources import Source
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.routes.texts import DataSource
+from braidlm.routes.windows import windows_of
 
 Usage = dict[str, Tensor]
 """By a routed part's address, a number for each of its modules."""
@@ -59,18 +60,15 @@ def measure_usage(
 ) -> Usage:
     """The sum over all tokens of how often a module was chosen, or of its weight times the norm of its output."""
     usage = {one.address: torch.zeros(len(one.names), dtype=torch.float64) for one in modules}
-    size = model.config.max_position_embeddings
-    windows = sorted((text[at : at + size] for text in texts for at in range(0, len(text), size)), key=len)
     recorded = _recorded(model, modules, usage, criterion)
-    with recorded as real, console.progress("use of modules", len(windows), "texts") as advance:
-        for begin in range(0, len(windows), batch):
-            rows = windows[begin : begin + batch]
-            length = max(map(len, rows))
-            ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=model.device)
-            mask = [[1] * len(row) + [0] * (length - len(row)) for row in rows]
-            real[:] = [torch.tensor(mask, device=model.device)]
-            model.model(ids, attention_mask=real[0], use_cache=False)
-            advance(min(begin + batch, len(windows)), "")
+    total, done = sum(map(len, texts)), 0
+    with recorded as real, console.progress("use of modules", total, "tokens") as advance:
+        for windows in windows_of(texts, model.config.max_position_embeddings, batch):
+            ids, mask = windows.padded(model.device)
+            real[:] = [mask]
+            model.model(ids, attention_mask=mask, use_cache=False)
+            done += windows.tokens
+            advance(done, "")
     return usage
 
 

@@ -12,6 +12,7 @@ from braidlm.model.paths.joins import Join
 from braidlm.model.routing.routing import Routing
 from braidlm.routes.layers import JoinRecords, Layer, record_joins, routing_modules
 from braidlm.routes.texts import Text
+from braidlm.routes.windows import Windows, windows_of
 
 NO_CHOICE = -1
 """The index in a layer that cannot be read, where it takes fewer choices than others, and of tokens that pass it by."""
@@ -63,38 +64,30 @@ def collect_choices(
     advance: Callable[[float, str], None] | None = None,
 ) -> list[TokenChoices]:
     """The choices of each text's tokens. Texts longer than the context are read in windows of it."""
-    size = model.config.max_position_embeddings
-    windows = [(n, at) for n, text in enumerate(texts) for at in range(0, len(text.ids), size)]
-    # Windows of similar length are batched together, so that there is little padding; it is never counted.
-    windows.sort(key=lambda window: len(texts[window[0]].ids) - window[1])
     choices = [TokenChoices.empty(layers, len(text.ids)) for text in texts]
     unrouted = {layer.name for layer in layers if layer.read_by == "cosine"}
     joins = {m.address: m for m in routing_modules(model) if isinstance(m, Join) and m.address in unrouted}
     done = 0
     with record_joins(joins.values()) as records:
-        for begin in range(0, len(windows), batch):
-            part = windows[begin : begin + batch]
-            rows = [texts[n].ids[at : at + size] for n, at in part]
-            routings = _routings(model, rows)
+        for windows in windows_of([text.ids for text in texts], model.config.max_position_embeddings, batch):
+            routings = _routings(model, windows)
             for index, layer in enumerate(layers):
                 if not layer.read_by:
                     continue
                 chosen_BTK, weights_BTK = _choices_in(layer, routings, joins, records)
-                for row, (n, at) in enumerate(part):
-                    here = (index, slice(layer.top_k), slice(at, at + len(rows[row])))
-                    choices[n].chosen_LKT[here] = chosen_BTK[row, : len(rows[row])].T
-                    choices[n].weights_LKT[here] = weights_BTK[row, : len(rows[row])].T
-            done += sum(map(len, rows))
+                for row, (n, at, ids) in enumerate(zip(windows.texts, windows.starts, windows.rows, strict=True)):
+                    here = (index, slice(layer.top_k), slice(at, at + len(ids)))
+                    choices[n].chosen_LKT[here] = chosen_BTK[row, : len(ids)].T
+                    choices[n].weights_LKT[here] = weights_BTK[row, : len(ids)].T
+            done += windows.tokens
             if advance is not None:
                 advance(done, "")
     return choices
 
 
-def _routings(model: BraidForCausalLM, rows: Sequence[Sequence[int]]) -> dict[str, Routing]:
-    """The routings of one batch by their names; rows are padded on the right."""
-    length = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=model.device)
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=model.device)
+def _routings(model: BraidForCausalLM, windows: Windows) -> dict[str, Routing]:
+    """The routings of one batch by their names."""
+    ids, mask = windows.padded(model.device)
     body = model.model(ids, attention_mask=mask, use_cache=False)
     return {routing.name: routing for routing in body.routings or ()}
 
