@@ -24,6 +24,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "head": lambda part: {"head": part, "tie_embeddings": part["kind"] == "linear"},
     "initialisation": lambda part: {"initialisation": part},
     "compression": lambda part: {"compression": [{part.pop("kind"): part}]},
+    "gate": lambda part: {"stages": [{"block": {"layers": 3}}], "gates": {"kind": part}},
 }
 """Where a part of each kind is in an architecture."""
 

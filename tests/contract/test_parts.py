@@ -112,6 +112,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"modules": ["*.out", "head", "embedding"], "dynamic": True},
     ],
     ("compression", "int4"): [{"modules": ["stages.*"], "group": 8}],
+    ("gate", "matrix"): [{}, {"bias": True}, {"rank": 3}],
     ("head", "linear"): [{}, {"bias": True}],
     ("embedding", "bytes"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
     ("head", "bytes_parallel"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
@@ -123,6 +124,14 @@ WHOLE: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
     "dropout": {"dropout": 0.2},
     "dropped layers": {"dropout": {"layer": 0.05}, "stages": [{"block": {"layers": 3}}]},
+    "gates around all kinds of layers": {
+        "stages": [
+            {"block": {"layers": 2, "share": "blocks"}},
+            {"parallel": {"paths": 2, "layers": 2, "join": "routed"}},
+            {"mixture_of_depths": {"feed": {"experts": 3}}},
+        ],
+        "gates": {"kind": {"kind": "matrix", "rank": 3, "bias": True}, "layers": [1, 2, 4, 6]},
+    },
     "tied bytes": {"embedding": {"kind": "bytes", "width": 8}, "head": {"kind": "bytes_parallel", "width": 8}},
     "mixed stages": {
         "stages": [

@@ -34,10 +34,10 @@ class Initialisation:
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)
+            elif (fill := getattr(module, "fill", None)) is not None:
+                fill(module, parameter)  # a low-rank addition and a gate begin at zero in all of them
             elif is_vector(module, parameter):
                 nn.init.ones_(parameter)  # norm scales and the Swish beta
-            elif (fill := getattr(module, "fill", None)) is not None:
-                fill(module, parameter)  # a low-rank addition begins at zero in all of them
             elif getattr(module, "no_residual", False):
                 self.matrix_without_residual(module, parameter)
             else:

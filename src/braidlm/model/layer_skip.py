@@ -39,10 +39,10 @@ class LayerDropout(Dropout):
 def add_layer_dropout(stages: nn.ModuleList, width: int, rate: float) -> None:
     """Give layers a dropout rate that rises from 0 at the first to `rate` at the last, exponentially.
 
-    A layer that changes the stream's width has none.
+    A layer that changes the stream's width has none, and with a rate of 0 no layer has.
     """
     last, number = sum(len(layers_of(stage)) for stage in stages) - 1, 0
-    for stage in stages:
+    for stage in stages if rate else ():
         drops = nn.ModuleList()
         for layer in layers_of(stage):
             width_out: Any = getattr(layer, "width_out", width)

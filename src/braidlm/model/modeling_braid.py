@@ -20,6 +20,7 @@ from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
 from .freezing import freeze
+from .gates import add_gates
 from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
@@ -136,8 +137,8 @@ class BraidModel(BraidPreTrainedModel):
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width
-        if architecture.dropout.layer:
-            add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
+        add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
+        add_gates(self.stages, architecture.width, architecture.gates)
         self.norm = norms.build(architecture.norm, width)
         compress(self, architecture.compression)
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
@@ -250,11 +251,10 @@ class BraidModel(BraidPreTrainedModel):
         padding = _mask_if_padded(attention_mask)
         if padding is not None and padding.shape[-1] == time and past:
             padding = nn.functional.pad(padding, (past, 0), value=1)
-        if position_ids is None:
-            if padding is not None:
-                position_ids = positions_from_mask(padding, time)
-            else:
-                position_ids = torch.arange(past, past + time, device=device)[None]
+        if position_ids is None and padding is not None:
+            position_ids = positions_from_mask(padding, time)
+        elif position_ids is None:
+            position_ids = torch.arange(past, past + time, device=device)[None]
         span = Span(
             positions=position_ids,
             masks=make_masks(self.windows, time, past, padding, device),

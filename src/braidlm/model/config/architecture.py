@@ -8,6 +8,7 @@ from ..block import BlockConfig
 from ..compression.compression import compressions
 from ..dropout import BlockDropout, DropoutConfig
 from ..errors import BraidError
+from ..gates import GatesConfig
 from ..heads.embedding import embeddings
 from ..heads.head import heads
 from ..initialisation import initialisations
@@ -50,12 +51,16 @@ class Architecture:
     """How weights are initialised."""
     compression: list[Annotated[Choice, PartOf(compressions, by_key=True)]] = field(default_factory=list)
     """Which matrices are stored in a smaller form, one form after another; `braid edit` writes it into a folder."""
+    gates: GatesConfig | None = None
+    """Which layers have gates, and of which kind; by default none. `braid edit gate` adds them to a trained model."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise BraidError("stages: a model needs at least one stage, for example `- block`")
         if self.blocks > MAX_BLOCKS:
             raise BraidError(f"stages: a model has at most {MAX_BLOCKS} blocks, and these have {self.blocks}")
+        if self.gates is not None:
+            self.gates = self.gates.for_depth(self.depth)
 
     @property
     def depth(self) -> int:

@@ -1,0 +1,78 @@
+"""Gates on a decoder of transformers: attached around its layers, read, switched off, and taken away again."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from braidlm.core.errors import BraidError
+from braidlm.decoders.structure import find_parts, layers_in
+from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gate_kinds, gated, ungated
+
+
+def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
+    """Put gates, which begin at zero, around layers of a decoder: names of its parameters stay as they are.
+
+    They are in float32 whatever the base's type is, and on the device of their layer.
+    """
+    if gates_of(model):
+        raise BraidError("this model has gates already", todo="Detach them first, or train those that it has.")
+    parts = find_parts(model)
+    for number in gates.for_depth(len(parts.layers)).layers or ():
+        layer = parts.layers[number - 1]
+        with torch.device(_device(layer)):
+            gate = gate_kinds.build(gates.kind, parts.width)
+        gate.train(layer.training)
+        parts.layers[number - 1] = _moved_hook(layer, gated(layer, gate))
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Take the gates away: what is left computes what the base computes."""
+    layers = find_parts(model).layers
+    for index, layer in enumerate(layers):
+        if isinstance(layer, GatedLayer):
+            layers[index] = _moved_hook(layer, ungated(layer))
+
+
+def gates_of(model: Any) -> dict[int, Gate]:
+    """The gates of a decoder or of a Braid model, by the numbers of their layers, counted from 1."""
+    layers = enumerate(layers_in(model), start=1)
+    return {number: layer.gate for number, layer in layers if isinstance(layer, GatedLayer)}
+
+
+@contextmanager
+def without(model: Any, layers: Iterable[int]) -> Iterator[None]:
+    """Switch the gates of these layers off for a while."""
+    gates = gates_of(model)
+    chosen = [gates[number] for number in layers]
+    before = [gate.is_off for gate in chosen]
+    try:
+        for gate in chosen:
+            gate.is_off = True
+        yield
+    finally:
+        for gate, was_off in zip(chosen, before, strict=True):
+            gate.is_off = was_off
+
+
+def _device(layer: nn.Module) -> torch.device | int | str:
+    """Where a layer computes: its weights may be elsewhere, if accelerate brings them in when they are needed."""
+    hook: Any = getattr(layer, "_hf_hook", None)
+    if getattr(hook, "execution_device", None) is not None:
+        return hook.execution_device  # type: ignore[no-any-return]
+    return next(layer.parameters()).device
+
+
+def _moved_hook(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Let accelerate's hook, which stands in place of the old module's own forward, be the new one's."""
+    hook: Any = getattr(old, "_hf_hook", None)
+    if hook is not None:
+        from accelerate.hooks import add_hook_to_module
+
+        for name in ("forward", "_old_forward", "_hf_hook"):
+            new.__dict__.pop(name, None)
+        add_hook_to_module(new, hook)
+    return new

@@ -1,0 +1,193 @@
+"""Gates: zero-initialised bypasses around the layers of a trained model (Self-MoE).
+
+A layer B with a gate G computes B(h) + G(h) of its input h. A gate begins at zero, so that adding it changes nothing.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config.ranges import Layers, Size
+from .config.registry import Choice, Registry
+from .config.strict import PartOf
+from .errors import BraidError
+from .precision import compute_dtype
+
+gate_kinds = Registry("gate", third_party=True)
+
+
+def fill_gate(gate: Any, parameter: nn.Parameter) -> None:
+    """Zero, but for the first of two factors: of two zeros neither would learn."""
+    if parameter is getattr(gate, "down", None):
+        bound = 1 / math.sqrt(parameter.shape[-1])
+        nn.init.uniform_(parameter, -bound, bound)
+    else:
+        nn.init.zeros_(parameter)
+
+
+class Gate(nn.Module):
+    """The base class: subclasses say what is added to the output of a layer."""
+
+    is_off = False
+    """Whether the gate adds nothing for now."""
+    fill = staticmethod(fill_gate)
+
+    def fill_all(self) -> None:
+        """Give every parameter its first value."""
+        for parameter in self.parameters():
+            self.fill(self, parameter)
+
+    def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
+        """What the gate makes of a layer's input; with the layer's `output`, the sum of both, in one pass."""
+        output = torch.zeros_like(hidden) if output is None else output
+        return output if self.is_off else self.add(hidden, output)
+
+    def add(self, hidden: Tensor, output: Tensor) -> Tensor:
+        """The output plus what the gate makes of the input, in the type of the output."""
+        raise NotImplementedError("each kind of gate adds something else")
+
+
+@gate_kinds.register("vector")
+class VectorGate(Gate):
+    """One factor for each channel of the stream."""
+
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.fill_all()
+
+    def add(self, hidden: Tensor, output: Tensor) -> Tensor:
+        return torch.addcmul(output, hidden.to(output.dtype), self.weight.to(output.dtype))
+
+
+@gate_kinds.register("scalar")
+class ScalarGate(VectorGate):
+    """One factor for all channels of the stream."""
+
+    def __init__(self, config: VectorGate.Config, width: int):
+        super().__init__(config, 1)  # not a number without dimensions, which FSDP cannot divide
+
+
+@gate_kinds.register("matrix")
+class MatrixGate(Gate):
+    """A matrix from channels to channels."""
+
+    @dataclass
+    class Config:
+        bias: bool = False
+        """Whether a vector is added too."""
+        rank: Size | None = None
+        """Rank of the matrix, which is then the product of two narrow ones; by default it is a full one."""
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        rank = config.rank
+        if rank is not None and rank >= width:
+            raise BraidError(f"a gate of rank {rank} is no smaller than a whole one of width {width}: leave out rank")
+        self.weight = nn.Parameter(torch.empty(width, width if rank is None else rank))
+        self.down = None if rank is None else nn.Parameter(torch.empty(rank, width))
+        self.bias = nn.Parameter(torch.empty(width)) if config.bias else None
+        self.fill_all()
+
+    def add(self, hidden: Tensor, output: Tensor) -> Tensor:
+        dtype = compute_dtype(hidden)
+        inner = hidden.to(dtype)
+        if self.down is not None:
+            inner = F.linear(inner, self.down.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if bias is not None or output.dtype != dtype:  # a product under autocast would round the stream itself
+            return output + F.linear(inner, self.weight.to(dtype), bias)
+        rows = torch.addmm(output.flatten(0, -2), inner.flatten(0, -2), self.weight.to(dtype).t())
+        return rows.view_as(output)
+
+
+@dataclass
+class GatesConfig:
+    """Which layers of a model have gates, and of which kind."""
+
+    kind: Annotated[Choice, PartOf(gate_kinds, "vector")] = "vector"  # type: ignore[assignment]
+    """What a gate computes: one factor for each channel, one for all, or a matrix."""
+    layers: list[Layers] | None = None
+    """The layers, counted from 1 over all stages; by default all but the first."""
+
+    def for_depth(self, depth: int) -> "GatesConfig":
+        """The same with its layers listed, for a model of so many layers."""
+        layers = list(range(2, depth + 1)) if self.layers is None else sorted(self.layers)
+        if not layers:
+            raise BraidError("gates.layers: no layer is left" if depth > 1 else "gates: a model of one layer has none")
+        if len(set(layers)) < len(layers):
+            raise BraidError("gates.layers: a layer is listed twice")
+        if layers[-1] > depth:
+            raise BraidError(f"gates.layers: there is no layer {layers[-1]}: the model has {depth}")
+        return replace(self, layers=layers)
+
+
+class GatedLayer(nn.Module):
+    """Mixed into the class of a layer: what the layer returns, plus what its gate makes of the layer's input."""
+
+    gate: Gate
+    plain_class: type[nn.Module]
+    """The layer's own class."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output: Any = super().forward(*args, **kwargs)  # type: ignore[misc]
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if isinstance(output, tuple):
+            return (self.gate(hidden, output[0]), *output[1:])
+        return self.gate(hidden, output)
+
+
+@cache
+def gated_class(plain: type[nn.Module]) -> type[GatedLayer]:
+    """A layer's class with a gate. It keeps the name, by which other libraries know what not to divide."""
+    names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "plain_class": plain}
+    return type(plain.__name__, (GatedLayer, plain), names)  # type: ignore[return-value]
+
+
+def gated(layer: nn.Module, gate: Gate) -> GatedLayer:
+    """The layer with a gate: a new module, which holds what the layer holds, under the same names, and the gate."""
+    if isinstance(layer, GatedLayer):
+        raise BraidError("this layer has a gate already")
+    if hasattr(layer, "gate"):
+        raise BraidError(f"{type(layer).__name__} has a part of its own that is called 'gate'")
+    made = object.__new__(gated_class(type(layer)))  # type: ignore[arg-type]
+    made.__dict__ = layer.__dict__ | {"_modules": {**layer._modules, "gate": gate}}
+    return made
+
+
+def ungated(layer: GatedLayer) -> nn.Module:
+    """The layer without its gate: a new module of its own class, which holds everything else."""
+    made = object.__new__(layer.plain_class)
+    others = {name: child for name, child in layer._modules.items() if name != "gate"}
+    made.__dict__ = layer.__dict__ | {"_modules": others}
+    return made
+
+
+def add_gates(stages: Any, width: int, config: GatesConfig | None) -> None:
+    """Give layers of a Braid model their gates, if it has any."""
+    if config is None:
+        return
+    number = 0
+    for stage in stages:
+        layers: Any = getattr(stage, "layers", ())
+        for index, layer in enumerate(layers):
+            number += 1
+            width_in, width = width, getattr(layer, "width_out", width)
+            if number in (config.layers or ()):
+                if width != width_in:
+                    raise BraidError(
+                        f"layer {number} changes the stream's width from {width_in} to {width}: it cannot have a gate",
+                        "gates.layers",
+                        "List the other layers.",
+                    )
+                layers[index] = gated(layer, gate_kinds.build(config.kind, width))
+        width = stage.width_out
