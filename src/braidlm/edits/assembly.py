@@ -46,10 +46,10 @@ def assemble(config: BraidConfig, account: Account, sources: Mapping[str, Source
     state = {name: origin.compute(read) for name, origin in account.derived.items()}
     # A fresh buffer begins at zero: the ranking of a router that balances, the opening of its new choices.
     state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in account.fresh}
-    state |= {own: state[embedding] for own, embedding in model.tied.items()}
-    keys = model.load_state_dict(state, strict=False, assign=True)
+    state |= {name: p.data for name, p in model.named_parameters() if name in account.fresh}
+    state |= {own: state[first] for own, first in model.tied.items()}  # a tied head, and what layers share
+    model.load_state_dict(state, assign=True)
     model.tie_weights()
-    assert set(keys.missing_keys) == set(account.fresh) - set(state), "a tensor is derived or fresh"
     assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
     return model.eval()
 

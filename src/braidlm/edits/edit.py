@@ -38,6 +38,8 @@ SOURCE = "model"
 """The name of the source in the account of an edit that has one."""
 UNCHANGED = 1e-4
 """The largest change of a logit where an edit promises none: sums of other lengths are rounded in another way."""
+PROBE = (2, 32)
+"""Sequences and their tokens at which logits are compared where no text is given."""
 
 
 @dataclass
@@ -132,6 +134,12 @@ def carry_out(
     folder = given_path(out)
     save_model(model, folder, tokenizer, lineage)
     return folder
+
+
+def probe_ids(config: BraidConfig) -> Tensor:
+    """Random token ids [sequence, time] at which the logits of two models are compared."""
+    length = min(PROBE[1], config.max_position_embeddings)
+    return torch.randint(config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
 
 
 def load_edits() -> None:

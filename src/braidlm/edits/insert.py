@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
-import torch
-
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
-from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
 from braidlm.edits.sources import Source
 from braidlm.edits.tensor_origins import targets
@@ -24,8 +22,6 @@ from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 
-PROBE = (2, 32)
-"""Sequences and their tokens at which logits are compared."""
 DECIDED = ("blocks", "routers", "embedding", "head")
 """The parts of which this edit says whether training changes them."""
 
@@ -86,10 +82,8 @@ class Insert(Edit):
         account.check(targets(model), {SOURCE: source.plain.tensors})
         lines = [self._title(source, model, grown), *account_table(account, ()), *self._notes(source, layers, frozen)]
 
-        length = min(PROBE[1], config.max_position_embeddings)
-        probe = torch.randint(config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
         fill = partial(_fill, account=account, scale=self.scale)
-        return EditPlan(lines, config, account, finish=fill, unchanged_on=probe)
+        return EditPlan(lines, config, account, finish=fill, unchanged_on=probe_ids(config))
 
     def _check(self, source: Source, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:

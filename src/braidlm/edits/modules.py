@@ -80,13 +80,18 @@ class Layer:
     """In the model that is edited."""
 
 
-def layers_of(info: ModelInfo) -> list[Layer]:
-    """The blocks one by one, and the other stages whole."""
+def check_uncompressed(info: ModelInfo) -> None:
+    """Refuse a model that names matrices by their addresses, which an edit of its layers may change."""
     if info.architecture.compression:
         raise BraidError(
             "matrices of this model are compressed, and this edit changes layers one by one",
             todo="Edit the model before its matrices are compressed: factorize and quantize come last.",
         )
+
+
+def layers_of(info: ModelInfo) -> list[Layer]:
+    """The blocks one by one, and the other stages whole."""
+    check_uncompressed(info)
     layers = []
     for number, (choice, stage) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
         options = encode(choice.options)

@@ -1,0 +1,96 @@
+"""`braid edit upcycle`: a sparse model whose experts are copies of a dense model's feed-forward parts.
+
+The weights of the experts that a token takes sum to 1, and the copies are equal: right after the edit the model
+computes what it did, for every number of experts and whatever the fresh routers choose (arXiv 2212.05055).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+
+from braidlm.bridges.bridge import bullet_list
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.edits.account import account_table
+from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
+from braidlm.edits.modules import check_uncompressed, with_stages
+from braidlm.edits.sources import Source
+from braidlm.edits.upcycling.experts import noise_for, upcycled_account, upcycled_stages
+from braidlm.model.config.ranges import MAX_ITEMS, Choices, NonNegative, Range
+from braidlm.model.modeling_braid import BraidForCausalLM
+
+
+@edits.register("upcycle")
+@dataclass(frozen=True)
+class Upcycle(Edit):
+    """How many copies there are, and how many of them a token takes."""
+
+    about: ClassVar[str] = (
+        "make a dense model sparse: experts that begin as copies of its feed-forward parts, and routers"
+    )
+
+    experts: Annotated[int, Range(at_least=2, at_most=MAX_ITEMS)] = 2
+    """How many experts each feed-forward part becomes."""
+    top_k: Choices = 1
+    """How many of them a token takes. With 1 its weight is always 1, so that only balance losses train the router."""
+    noise: NonNegative = 0.0
+    """Normal noise on the copies, as a share of each matrix's standard deviation; with any, predictions change at once.
+    By default the copies are equal, and part ways because they are trained on different tokens."""
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.experts:
+            raise BraidError(f"top_k is {self.top_k}, and there are only {self.experts} experts")
+
+    def plan(self, source: Source) -> EditPlan:
+        check_uncompressed(source.plain)
+        router = {"top_k": self.top_k, "renormalise": True}
+        stages, sparse, dense = upcycled_stages(source.plain, {"names": self.experts, "router": router})
+        if not sparse:
+            raise BraidError(
+                f"no feed-forward part of this model can become experts:{bullet_list(dense)}", source.model.title
+            )
+        config = with_stages(source.config, stages, source.config.frozen)
+        model = skeleton(config)
+        account = upcycled_account(model, source.plain, self.experts)
+        notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self.notes()]
+        lines = [self._title(source, model), *account_table(account, ()), *(f"  note: {note}" for note in notes)]
+        if not self.noise:
+            return EditPlan(lines, config, account, unchanged_on=probe_ids(config))
+        return EditPlan(
+            lines, config, account, finish=noise_for(account, self.noise), measure=_change_of_logits(source)
+        )
+
+    def notes(self) -> list[str]:
+        """What the options mean, for the plan."""
+        weight = (
+            "a token takes one expert, whose weight is always 1: only balance losses train the routers, and with "
+            "`--top-k 2` the text trains them too"
+        )
+        equal = "the copies are equal and the weights of those that a token takes sum to 1: no logit changes"
+        noisy = f"the copies differ by noise of {self.noise:g} of each matrix's standard deviation: predictions change"
+        return [noisy if self.noise else equal, *([weight] if self.top_k == 1 else [])]
+
+    def _title(self, source: Source, model: BraidForCausalLM) -> str:
+        before, after = model_cost(source.plain.model), model_cost(model)
+        return (
+            f"Upcycle {source.model.title}: {self.experts} experts for each feed-forward part, of which a token takes "
+            f"{self.top_k}; {after.parameters:,} parameters in place of {before.parameters:,}, "
+            f"{after.active_parameters:,} active per token in place of {before.active_parameters:,}"
+        )
+
+
+def _change_of_logits(source: Source) -> Callable[[BraidForCausalLM], dict[str, Any]]:
+    """A function that compares an edited model with its source on random tokens, says it and returns the numbers."""
+
+    @torch.no_grad()
+    def measured(edited: BraidForCausalLM) -> dict[str, Any]:
+        ids = probe_ids(edited.config)
+        before, after = source.model.load()(ids).logits, edited(ids).logits
+        change = (after - before).abs().max().item()
+        console.say(f"  a logit changed by at most {change:.3g} (they spread by {before.std().item():.3g})")
+        return {"largest_change_of_a_logit": change, "standard_deviation_of_logits": before.std().item()}
+
+    return measured
