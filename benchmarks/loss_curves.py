@@ -17,6 +17,7 @@ from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 
 
 def batches(steps: int, batch: int, length: int) -> list[np.ndarray]:
@@ -41,7 +42,7 @@ def losses(
     model = braid_model(family, "28m", data[0].shape[1] - 1).to(device)
     graph = None if fused else False  # kernels serve replayed steps only
     config = TrainingConfig(budget=Amount(len(data)), batch=len(data[0]), compile=False, graph=graph)
-    stepper = Stepper(model, config, Rank(0, 1, device), dtype)
+    stepper = Stepper(TrainableBraid(model), config, Rank(0, 1, device), dtype)
     curve = []
     for index, tokens in enumerate(data):
         rate = peak * min(1.0, (index + 1) / 40)

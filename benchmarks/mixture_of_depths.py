@@ -23,6 +23,7 @@ from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 
 SIZES = {"10m": (256, 12, 4096), "28m": (384, 12, 16_384)}
 """Width, layers and vocabulary."""
@@ -42,7 +43,9 @@ def built(size: str, capacity: float | None, length: int) -> BraidForCausalLM:
 
 def step_of(model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> Callable:
     """A step through the code that `braid train` runs."""
-    stepper = Stepper(model.to(device), TrainingConfig(budget=Amount(1), batch=batch), Rank(0, 1, device), dtype)
+    stepper = Stepper(
+        TrainableBraid(model.to(device)), TrainingConfig(budget=Amount(1), batch=batch), Rank(0, 1, device), dtype
+    )
     tokens = np.random.default_rng(0).integers(1, model.config.vocab_size, (batch, length + 1))
     return lambda: stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), batch * length, 1e-4)
 

@@ -21,13 +21,16 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.precision import autocast
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 
 
 def step_of_ours(
     model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> Callable:
     """A step through the code that `braid train` runs."""
-    stepper = Stepper(model.to(device), TrainingConfig(budget=Amount(1), batch=batch), Rank(0, 1, device), dtype)
+    stepper = Stepper(
+        TrainableBraid(model.to(device)), TrainingConfig(budget=Amount(1), batch=batch), Rank(0, 1, device), dtype
+    )
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, (batch, length + 1))
     return lambda: stepper.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), batch * length, 1e-4)
 

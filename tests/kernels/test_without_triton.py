@@ -17,11 +17,13 @@ from braidlm.training.amounts import Amount
 from braidlm.training.step.parallel import Rank
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_model
 
 model = tiny_model()
 assert lower(model, torch.float32) is None
-stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2), Rank(0, 1, torch.device("cpu")), torch.float32)
+rank = Rank(0, 1, torch.device("cpu"))
+stepper = Stepper(TrainableBraid(model), TrainingConfig(budget=Amount(1), batch=2), rank, torch.float32)
 tokens = np.zeros((2, 4), np.int64)
 print(stepper.step(tokens, tokens, 8, 1e-3).loss.isfinite().item())
 """

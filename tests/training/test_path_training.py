@@ -24,6 +24,7 @@ from braidlm.training.step.objective import plain_losses
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import VOCABULARY, tiny_model
 
 JOIN = {"kind": "gumbel_v1", "losses": {"load_balance": 0.1, "token_entropy": 0.01}}
@@ -69,7 +70,9 @@ def stepper(accumulation: int) -> Stepper:
     join = {"kind": "gumbel_v1", "losses": {"load_balance": 10.0}}
     model = tiny_model(stages=[{"parallel": {"paths": 2, "join": join}}])
     options = {"budget": 1, "batch": 2, "accumulation": accumulation, "clip": None}
-    return Stepper(model, decode(TrainingConfig, options), Rank(0, 1, torch.device("cpu")), torch.float32)
+    return Stepper(
+        TrainableBraid(model), decode(TrainingConfig, options), Rank(0, 1, torch.device("cpu")), torch.float32
+    )
 
 
 def test_accumulation_weighs_routing_losses_by_tokens() -> None:

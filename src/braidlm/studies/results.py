@@ -22,6 +22,7 @@ from braidlm.routes.routes import routes
 from braidlm.studies.running import Kind, TrainedModel
 from braidlm.studies.study import Study
 from braidlm.training.monitoring.validation import score_text
+from braidlm.training.trainables.braid_model import TrainableBraid
 
 ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""
@@ -183,7 +184,7 @@ def _written(folder: Path | None) -> str | None:
 
 
 def _scores(model: BraidForCausalLM, texts: dict[str, ValidationSet]) -> Bits:
-    return {domain: score_text(model, text).bits_per_byte for domain, text in texts.items()}
+    return {domain: score_text(TrainableBraid(model), text).bits_per_byte for domain, text in texts.items()}
 
 
 def _record_bits(record: dict[str, Any]) -> Bits:

@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.memory import explained_out_of_memory
 from braidlm.core.models.runs import training_of
@@ -40,6 +40,7 @@ from braidlm.training.step.precision import choose_dtype
 from braidlm.training.step.step import Stepper
 from braidlm.training.step.threads import choose_threads, saved_threads, using_threads
 from braidlm.training.stopping import StopSignal
+from braidlm.training.trainables.trainable import Trainable
 
 TEMPERATURE_LEVELS = 20
 """The number of levels of a temperature schedule; each change recompiles or recaptures the step."""
@@ -51,22 +52,23 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        model: BraidForCausalLM,
+        trained: Trainable,
         data: OpenData,
         checkpoints: Checkpoints,
         lineage: Callable[[dict[str, Any]], dict[str, Any]],
         rank: Rank,
         teachers: Sequence[Teacher] = (),
     ):
-        self.recipe, self.model, self.data, self.rank = recipe, model, data, rank
+        self.recipe, self.trained, self.data, self.rank = recipe, trained, data, rank
+        self.model = trained.model
         self.checkpoints, self.lineage = checkpoints, lineage
         training = recipe.training
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
-        self.stepper = Stepper(model, training, rank, self.dtype, recipe.memory, self._distillation(teachers))
+        self.stepper = Stepper(trained, training, rank, self.dtype, recipe.memory, self._distillation(teachers))
         for loss in self.stepper.extra.values():
             loss.read_tokenizer(data.tokenizer)
-        self.state = StepState(model, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
+        self.state = StepState(trained, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
         pauses = make_pauses(recipe.data.pauses, recipe.data.length, data.tokenizer, recipe.seed)
         self.loader = Loader(
             data.train,
@@ -90,10 +92,10 @@ class Trainer:
         self.progress = Progress()
         self.rate = 0.0
         self.metrics = StepMetrics(rank)
-        self.usage_monitor = UsageMonitor(_choices(model))
+        self.usage_monitor = UsageMonitor(_choices(self.model))
         # A chunk's tokens see half of it on average, and all of the memory.
         seen = recipe.data.length + 2 * recipe.memory
-        flops = model_cost(model, seen).flops_per_token * recipe.data.length // self.loader.length  # pauses cost too
+        flops = trained.flops_per_token(seen) * recipe.data.length // self.loader.length  # pauses cost too
         self.speed = SpeedMeter(flops, rank.device, rank.world_size)
         self.last: dict[str, Any] = {}
         self.saved_at: int | None = None
@@ -111,6 +113,7 @@ class Trainer:
         training, data = self.recipe.training, self.recipe.data
         if training.distill is None:
             return {}
+        assert isinstance(self.model, BraidForCausalLM)  # a recipe of a decoder has no teachers
         shape = (training.batch * training.accumulation, data.length)
         loss = make_distillation(
             training.distill, teachers, self.model, self.data, shape, data.cache, self.rank, self.dtype
@@ -173,7 +176,7 @@ class Trainer:
         training, shape = self.recipe.training, (self.recipe.training.batch, self.recipe.data.length)
         todo = "Take a smaller training.batch with training.accumulation, or training.activation_checkpointing=true."
         with explained_out_of_memory(f"for a step of {shape[0]} x {shape[1]} tokens", todo):
-            self.threads = choose_threads(self.model, shape, self.rank, training.threads, self.threads)
+            self.threads = choose_threads(self.trained, shape, self.rank, training.threads, self.threads)
             with using_threads(self.threads):
                 self._choose_compute(shape)
                 return self._train(tracker)
@@ -216,7 +219,7 @@ class Trainer:
         report = self.stepper.step(
             batch.inputs,
             batch.labels,
-            batch.token_count,
+            batch.target_count,
             self.rate,
             continues=batch.whole.continues,
             read_again=not batch.is_last_piece,
@@ -309,7 +312,7 @@ class Trainer:
 
     def _validate(self, tracker: Tracker | None) -> None:
         if tracker is not None:
-            scores = {name: score_text(self.model, text, self.dtype) for name, text in self.held_out.items()}
+            scores = {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
             mean = mean_bits_per_byte(scores.values())
             self.last["bits_per_byte"] = mean
             facts = {name: vars(score) for name, score in scores.items()}
@@ -328,7 +331,7 @@ class Trainer:
     def _sample(self, tracker: Tracker | None) -> None:
         config = self.recipe.samples
         if tracker is not None and config.prompts:
-            for prompt, text in write_samples(self.model, self.data.tokenizer, config, self.recipe.seed):
+            for prompt, text in write_samples(self.trained, self.data.tokenizer, config, self.recipe.seed):
                 tracker.record("sample", self.progress.steps, prompt=prompt, text=text)
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(self.progress.tokens)
@@ -364,7 +367,7 @@ class Trainer:
         return f"{'chck_' if unit == 'words' else 'tokens-'}{short(self.progress.done(unit))}"
 
 
-def _choices(model: BraidForCausalLM) -> dict[str, Sequence[str]]:
+def _choices(model: PreTrainedModel) -> dict[str, Sequence[str]]:
     """By its address, the names of what each router or join chooses among."""
     choices: dict[str, Sequence[str]] = {}
     for module in model.modules():

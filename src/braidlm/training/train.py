@@ -37,6 +37,7 @@ from braidlm.training.start_from import check_length, check_not_quantised, data_
 from braidlm.training.step.memory import check_positions
 from braidlm.training.step.objective import use_routing_losses
 from braidlm.training.step.parallel import Rank, join_group, wait_for_all
+from braidlm.training.trainables.braid_model import TrainableBraid
 
 
 @dataclass
@@ -115,8 +116,9 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     adapter = _add_adapter(model, loaded)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
-    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep, adapter)
-    trainer = Trainer(recipe, model, data, checkpoints, _lineage_maker(loaded, data, teachers), rank, teachers)
+    checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
+    trained = TrainableBraid(model, adapter)
+    trainer = Trainer(recipe, trained, data, checkpoints, _lineage_maker(loaded, data, teachers), rank, teachers)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)

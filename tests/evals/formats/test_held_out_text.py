@@ -19,6 +19,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.training.monitoring.validation import score_text
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
@@ -96,7 +97,7 @@ def test_it_is_what_the_validation_of_a_run_says(folder: Path, tmp_path: Path, c
         workers=1,
     )
     windows = validation_windows(TokenStream(data), options.get("window", CONTEXT), options.get("max_tokens"))
-    expected = score_text(scorer().model, windows)
+    expected = score_text(TrainableBraid(scorer().model), windows)
     settings = Settings(**options)
     model = EvaluatedModel(scorer(), TOKENIZER, settings=settings)
     found = read_text(data.folder if packed else folder, settings).evaluate("bits_per_byte", model)
@@ -106,7 +107,9 @@ def test_it_is_what_the_validation_of_a_run_says(folder: Path, tmp_path: Path, c
 
 def test_the_held_out_part_of_packed_data(tmp_path: Path) -> None:
     data = prepare("stories", tmp_path / "packed", documents=20, tokenizer="bytes", workers=1)
-    expected = score_text(scorer().model, validation_windows(TokenStream(data, Subset(0.9, 1.0)), CONTEXT))
+    expected = score_text(
+        TrainableBraid(scorer().model), validation_windows(TokenStream(data, Subset(0.9, 1.0)), CONTEXT)
+    )
     model = EvaluatedModel(scorer(), TOKENIZER)
     found = read_text(data.folder, Settings(held_out=0.1)).evaluate("bits_per_byte", model)
     assert found.score == pytest.approx(expected.bits_per_byte, abs=1e-6)

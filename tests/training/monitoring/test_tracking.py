@@ -24,6 +24,7 @@ from braidlm.training.monitoring.tracking import Tracker, drop_records_after
 from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, write_samples
 from braidlm.training.recipe import LogConfig, SampleConfig
 from braidlm.training.train import train
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import ToyTokenizer, tiny_model
 
 
@@ -117,10 +118,10 @@ def test_samples_disturb_nothing(without_eos: bool) -> None:
     model = tiny_model(dropout=0.5).train()
     before = torch.get_rng_state()
     config = SampleConfig(prompts=["w1 w2", "w3"], tokens=5)
-    first = write_samples(model, tokenizer, config, seed=1)
+    first = write_samples(TrainableBraid(model), tokenizer, config, seed=1)
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
-    assert write_samples(model, tokenizer, config, seed=1) == first
+    assert write_samples(TrainableBraid(model), tokenizer, config, seed=1) == first
     assert [prompt for prompt, _ in first] == ["w1 w2", "w3"]
     if without_eos:
         assert all(len(text.split()) == 5 for _, text in first)

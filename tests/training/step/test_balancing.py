@@ -20,6 +20,7 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import routers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
@@ -102,7 +103,7 @@ def batch(seed: int, rows: int = 8, length: int = 16) -> tuple[np.ndarray, np.nd
 def trained(model: BraidForCausalLM, steps: int, lr: float = 3e-3, **training: Any) -> dict[str, Tensor]:
     """The load of each router after so many steps."""
     options = {"budget": steps, "batch": 8, "optimizer": {"lr": lr}} | training
-    stepper = Stepper(model, decode(TrainingConfig, options), HERE, torch.float32)
+    stepper = Stepper(TrainableBraid(model), decode(TrainingConfig, options), HERE, torch.float32)
     for step in range(steps):
         inputs, labels = batch(step)
         stepper.step(inputs, labels, labels.size, lr)
@@ -129,7 +130,7 @@ def one_step(inputs: np.ndarray, labels: np.ndarray, **training: Any) -> list[Te
     """What balances each router after one step."""
     model = routed({"balance_rate": 0.01}, wanted=0.0)
     options = {"budget": 1, "batch": len(inputs), "optimizer": {"lr": 1e-3}} | training
-    stepper = Stepper(model, decode(TrainingConfig, options), HERE, torch.float32)
+    stepper = Stepper(TrainableBraid(model), decode(TrainingConfig, options), HERE, torch.float32)
     stepper.step(inputs, labels, int((labels != IGNORED).sum()), 1e-3)
     return [made.balance for made in routers(model) if made.balance is not None]
 
@@ -169,7 +170,7 @@ def test_the_switch_loss_keeps_every_block_in_use() -> None:
 
 def test_training_says_which_router_went_astray() -> None:
     model = routed({})
-    stepper = Stepper(model, decode(TrainingConfig, {"budget": 1, "batch": 8}), HERE, torch.float32)
+    stepper = Stepper(TrainableBraid(model), decode(TrainingConfig, {"budget": 1, "batch": 8}), HERE, torch.float32)
     readings = StepMetrics(HERE)
     inputs, labels = batch(0)
     report = stepper.step(inputs, labels, labels.size, 1e-3)

@@ -14,6 +14,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper, _packed
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import VOCABULARY, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
@@ -36,7 +37,7 @@ def batches(rows: int = 8, length: int = 12) -> list[tuple[np.ndarray, np.ndarra
 def stepped(model: BraidForCausalLM, **training: Any) -> list[tuple[float, float]]:
     """Loss and norm of each step by the Stepper."""
     options = {"budget": STEPS, "batch": 8, "optimizer": {"lr": 0.02}} | training
-    stepper = Stepper(model, decode(TrainingConfig, options), HERE, torch.float32)
+    stepper = Stepper(TrainableBraid(model), decode(TrainingConfig, options), HERE, torch.float32)
     seen = []
     for index, (inputs, labels) in enumerate(batches()):
         count = int((labels != IGNORED).sum())
@@ -145,7 +146,7 @@ def test_no_clipping() -> None:
 def test_a_piece_without_a_label_moves_nothing_but_decay() -> None:
     """A process whose rows lie outside the piece adds nothing to the gradient."""
     model = start()
-    stepper = Stepper(model, decode(TrainingConfig, {"budget": 1, "batch": 2}), HERE, torch.float32)
+    stepper = Stepper(TrainableBraid(model), decode(TrainingConfig, {"budget": 1, "batch": 2}), HERE, torch.float32)
     report = stepper.step(np.zeros((2, 4), np.int64), np.full((2, 4), IGNORED), 5, 0.0)
     loss, norm = report.loss, report.gradient_norm
     assert (loss.item(), norm.item()) == (0.0, 0.0)

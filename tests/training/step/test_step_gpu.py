@@ -10,6 +10,7 @@ from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_config
 
 pytestmark = [
@@ -29,7 +30,7 @@ def losses(graph: bool, compiled: bool | None, accumulation: int = 1, checkpoint
         compile=compiled,
         activation_checkpointing=checkpointing,
     )
-    stepper = Stepper(model, config, Rank(0, 1, torch.device("cuda")), torch.float32)
+    stepper = Stepper(TrainableBraid(model), config, Rank(0, 1, torch.device("cuda")), torch.float32)
     random = np.random.default_rng(0)
     found = []
     for index in range(8):
@@ -60,7 +61,9 @@ def test_kernels_serve_a_replayed_step_and_no_other() -> None:
     model = BraidForCausalLM(tiny_config()).cuda()
     rank = Rank(0, 1, torch.device("cuda"))
     for options, lowered in (({}, True), ({"graph": False}, False), ({"compile": True}, False)):
-        stepper = Stepper(model, TrainingConfig(budget=Amount(1), batch=2, **options), rank, torch.float32)
+        stepper = Stepper(
+            TrainableBraid(model), TrainingConfig(budget=Amount(1), batch=2, **options), rank, torch.float32
+        )
         assert (stepper.lowered is not None) == lowered
 
 
@@ -72,7 +75,7 @@ def inserted_losses(graph: bool, compiled: bool | None) -> tuple[list[float], Br
     model = BraidForCausalLM(tiny_config(stages=["block"], block=block)).cuda()
     freeze(model, ["blocks", "routers", "embedding", "head"])
     config = TrainingConfig(budget=Amount(8), batch=4, graph=graph, compile=compiled)
-    stepper = Stepper(model, config, Rank(0, 1, torch.device("cuda")), torch.float32)
+    stepper = Stepper(TrainableBraid(model), config, Rank(0, 1, torch.device("cuda")), torch.float32)
     random, found = np.random.default_rng(0), []
     for index in range(8):
         tokens = random.integers(1, model.config.vocab_size, (4, 17))

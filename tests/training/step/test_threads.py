@@ -16,6 +16,7 @@ from braidlm.training.step import threads
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.threads import choose_threads, fastest, using_threads
 from braidlm.training.train import train
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_model
 
 CPU = Rank(0, 1, torch.device("cpu"))
@@ -56,7 +57,7 @@ def test_the_fastest_number_is_found_from_above(case: str) -> None:
 def test_a_measurement_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(dropout=0.5).train()
     state = torch.get_rng_state()
-    chosen = choose_threads(model, SHAPE, CPU, None, None)
+    chosen = choose_threads(TrainableBraid(model), SHAPE, CPU, None, None)
     assert chosen in (1, 2, 4)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -67,17 +68,17 @@ def test_who_chooses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     """The recipe before the checkpoint, the checkpoint before the environment, and a GPU needs no number."""
     model = tiny_model()
     monkeypatch.setattr(threads, "fastest", lambda *_: pytest.fail("nothing is left to measure"))
-    assert choose_threads(model, SHAPE, CPU, 3, 2) == 3
-    assert choose_threads(model, SHAPE, CPU, None, 2) == 2
+    assert choose_threads(TrainableBraid(model), SHAPE, CPU, 3, 2) == 3
+    assert choose_threads(TrainableBraid(model), SHAPE, CPU, None, 2) == 2
     assert capsys.readouterr().out == (
         "Computing with 3 CPU threads, as the recipe says.\nComputing with 2 CPU threads, as before.\n"
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert choose_threads(model, SHAPE, CPU, None, None) == 4
+    assert choose_threads(TrainableBraid(model), SHAPE, CPU, None, None) == 4
     monkeypatch.delenv("OMP_NUM_THREADS")
     with using_threads(1):
-        assert choose_threads(model, SHAPE, CPU, None, None) == 1
-    assert choose_threads(model, SHAPE, Rank(0, 1, torch.device("cuda")), 3, 2) is None
+        assert choose_threads(TrainableBraid(model), SHAPE, CPU, None, None) == 1
+    assert choose_threads(TrainableBraid(model), SHAPE, Rank(0, 1, torch.device("cuda")), 3, 2) is None
     assert capsys.readouterr().out == ""
 
 

@@ -18,6 +18,7 @@ from braidlm.training.step.memory import Memory, MemoryCache, empty_memory
 from braidlm.training.step.objective import Objective, plain_losses
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import random_ids, tiny_model
 
 CPU = torch.device("cpu")
@@ -175,7 +176,9 @@ def test_learned_positions_are_refused() -> None:
 def stepped(model: BraidForCausalLM, cut: bool = False, **training: Any) -> tuple[list[float], Memory]:
     """Losses of steps over consecutive chunks, one of them cut in two pieces or not, and the memory at the end."""
     options = {"budget": 4, "batch": 4, "optimizer": {"lr": 0.02}} | training
-    stepper = Stepper(model, decode(TrainingConfig, options), Rank(0, 1, CPU), torch.float32, memory=TIME)
+    stepper = Stepper(
+        TrainableBraid(model), decode(TrainingConfig, options), Rank(0, 1, CPU), torch.float32, memory=TIME
+    )
     inputs, labels = (x.numpy() for x in tokens(4, rows=4))
     seen = []
     for index in range(4):
@@ -219,7 +222,9 @@ def test_a_row_that_begins_in_the_midst_forgets() -> None:
 
 def test_evaluation_has_no_memory_and_leaves_it() -> None:
     model = model_of(2)
-    stepper = Stepper(model, decode(TrainingConfig, {"budget": 1, "batch": 4}), Rank(0, 1, CPU), torch.float32, TIME)
+    stepper = Stepper(
+        TrainableBraid(model), decode(TrainingConfig, {"budget": 1, "batch": 4}), Rank(0, 1, CPU), torch.float32, TIME
+    )
     inputs, labels = tokens(1, rows=4)
     stepper.step(inputs.numpy(), labels.numpy(), labels.numel(), 0.0)
     assert stepper.memory is not None
@@ -258,7 +263,9 @@ def test_a_replayed_step_carries_the_memory(training: dict[str, Any]) -> None:
         device = torch.device("cuda")
         options = {"budget": 9, "batch": 4, "graph": graph, "compile": None if graph else False} | training
         model = model_of(2).to(device)
-        stepper = Stepper(model, decode(TrainingConfig, options), Rank(0, 1, device), torch.float32, memory=TIME)
+        stepper = Stepper(
+            TrainableBraid(model), decode(TrainingConfig, options), Rank(0, 1, device), torch.float32, memory=TIME
+        )
         assert stepper.lowered is None
         inputs, labels = (x.numpy() for x in tokens(9, rows=4))
         seen = []

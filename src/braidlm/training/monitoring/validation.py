@@ -3,18 +3,16 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from braidlm.core.decoding.decoder import Decoder, Sampling
-from braidlm.core.decoding.generation import continue_text
+from braidlm.core.decoding.decoder import Sampling
 from braidlm.data.loading.validation import ValidationSet
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import SampleConfig
 from braidlm.training.step.precision import autocast
+from braidlm.training.trainables.trainable import Trainable
 
 
 @dataclass
@@ -31,8 +29,9 @@ class Score:
 
 
 @torch.no_grad()
-def score_text(model: BraidForCausalLM, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
+def score_text(trained: Trainable, text: ValidationSet, dtype: torch.dtype = torch.float32) -> Score:
     """Score every token of the text once."""
+    model = trained.model
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -41,7 +40,7 @@ def score_text(model: BraidForCausalLM, text: ValidationSet, dtype: torch.dtype 
         used = (labels != IGNORED).any(1)  # rows of padding only are skipped
         tokens, targets = (torch.from_numpy(a[used]).to(device) for a in (inputs, labels))
         with autocast(device, dtype):
-            total += model.text_loss(tokens, targets, 1.0).double()
+            total += trained.text_loss(tokens, targets).double()
     model.train(was_training)
     nats = total.item()
     loss = nats / text.tokens
@@ -60,15 +59,13 @@ def mean_bits_per_byte(scores: Iterable[Score]) -> float:
 
 
 def write_samples(
-    model: BraidForCausalLM, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
+    trained: Trainable, tokenizer: BraidTokenizer, config: SampleConfig, seed: int
 ) -> list[tuple[str, str]]:
     """(prompt, continuation) pairs; sampling has a generator of its own, so the training's random state stays."""
     texts = ["" for _ in config.prompts]
-    was_training = model.training
+    was_training = trained.model.training
     sampling = Sampling(temperature=config.temperature, seed=seed)
-    # A captured graph would hold memory that the training needs, and the texts are too short to benefit.
-    eager = partial(Decoder, graph=False)
-    for piece in continue_text(model, tokenizer, config.prompts, config.tokens, sampling, make_decoder=eager):
+    for piece in trained.continue_text(tokenizer, config.prompts, config.tokens, sampling):
         texts[piece.prompt] += piece.text
-    model.train(was_training)
+    trained.model.train(was_training)
     return list(zip(config.prompts, texts, strict=True))

@@ -14,17 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
-from braidlm.core.models.folders import WEIGHTS, write_model_files
+from braidlm.core.models.folders import WEIGHTS
 from braidlm.core.models.runs import checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
-from braidlm.core.tokenizer import Tokenizer
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS, Adapter
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
 from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 
@@ -36,16 +33,16 @@ NEEDED = (WEIGHTS, "config.json", "tokenizer.json", f"{ADAPTER}/{ADAPTER_WEIGHTS
 class Checkpoints:
     """Saves and restores one run."""
 
-    def __init__(self, folder: Path, rank: Rank, keep: int | None, adapter: Adapter | None = None):
+    def __init__(self, folder: Path, rank: Rank, keep: int | None):
         self.models, self.states = folder / "checkpoints", folder / "states"
-        self.rank, self.keep, self.adapter = rank, keep, adapter
+        self.rank, self.keep = rank, keep
 
     def save(
         self,
         name: str,
         state: StepState,
         position: dict[str, Any],
-        tokenizer: Tokenizer | None,
+        tokenizer: BraidTokenizer | None,
         lineage: dict[str, Any],
     ) -> Path:
         """Write a checkpoint; when this returns it is on disk and good."""
@@ -60,10 +57,7 @@ class Checkpoints:
             write_state(state_part, state, self.rank)
             wait_for_all(self.rank)
             if self.rank.is_main:
-                saved = state.model if self.adapter is None else self.adapter.merged()
-                write_model_files(saved, model_part, tokenizer, lineage, name)
-                if self.adapter is not None:
-                    self.adapter.write(model_part)
+                state.trained.write(model_part, tokenizer, lineage, name)
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
@@ -93,19 +87,9 @@ class Checkpoints:
                 str(self.states / name),
                 "Go on with as many as before; another number makes another batch, and so another run.",
             )
-        if self.adapter is None:
-            self._load_weights(name, state.model)
-        else:
-            self.adapter.read(self.models / name)
+        state.trained.read(self.models / name)
         read_state(self.states / name, state, self.rank)
         return position
-
-    def _load_weights(self, name: str, model: BraidForCausalLM) -> None:
-        weights = load_file(self.models / name / WEIGHTS, device=str(self.rank.device))
-        keys = model.load_state_dict(weights, strict=False)
-        missing = [name for name in keys.missing_keys if name not in model.tied]
-        if missing or keys.unexpected_keys:
-            raise BraidError(f"checkpoint {name} is of another model", str(self.models), "Begin a new run.")
 
     def remove_leftovers(self) -> None:
         """Remove half-written folders of a run that was killed; one that was being replaced is restored."""

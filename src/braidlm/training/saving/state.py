@@ -18,10 +18,10 @@ from torch import Tensor, nn, optim
 
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.parallel import Rank
+from braidlm.training.trainables.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"
@@ -41,7 +41,7 @@ def memory_file(rank: Rank) -> str:
 class StepState:
     """What a step changes, beside random states."""
 
-    model: BraidForCausalLM
+    trained: Trainable
     optimizer: optim.Optimizer
     memory: Memory | None = None
     extra: nn.ModuleDict = field(default_factory=nn.ModuleDict)
@@ -49,7 +49,7 @@ class StepState:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimizer may train; an extra loss has names that no model's tensor has."""
-        yield from self.model.named_parameters()
+        yield from self.trained.model.named_parameters()
         yield from ((f"losses.{name}", parameter) for name, parameter in self.extra.named_parameters())
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from braidlm.core import console
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.dispatch import supports_grouped_mm
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.step.parallel import Rank, broadcast
@@ -27,7 +27,7 @@ Choices = dict[str, str]
 
 
 def choose_compute(
-    model: BraidForCausalLM, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
+    model: PreTrainedModel, lowered: set[nn.Module], shape: tuple[int, int], rank: Rank, dtype: torch.dtype
 ) -> Choices:
     """Measure the parts whose `compute` is `measured` and that no kernel serves, on batches of `shape`."""
     measured = {name: part for name, part in model.named_modules() if getattr(part, "compute", None) == "measured"}
@@ -46,7 +46,7 @@ def choose_compute(
     return broadcast(choices, rank) if parts else {}
 
 
-def use_compute(model: BraidForCausalLM, choices: Choices) -> None:
+def use_compute(model: PreTrainedModel, choices: Choices) -> None:
     """Let routed parts compute as chosen, and say so."""
     for name, choice in choices.items():
         model.get_submodule(name).compute = choice  # type: ignore[assignment]
@@ -55,7 +55,7 @@ def use_compute(model: BraidForCausalLM, choices: Choices) -> None:
         console.say("Routed parts are computed " + ", ".join(f"{choice} ({n})" for choice, n in counts.items()) + ".")
 
 
-def _inputs_of(model: BraidForCausalLM, parts: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, ...]]:
+def _inputs_of(model: PreTrainedModel, parts: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, ...]]:
     """What each part reads in a forward pass."""
     inputs: dict[str, tuple[Any, ...]] = {}
 
@@ -65,7 +65,7 @@ def _inputs_of(model: BraidForCausalLM, parts: dict[str, nn.Module], ids: Tensor
     hooks = [part.register_forward_pre_hook(partial(record, name)) for name, part in parts.items()]
     try:
         with torch.no_grad():
-            model.model(ids, use_cache=False)
+            model.base_model(ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -14,19 +14,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.data.loading.batches import Batch
-from braidlm.kernels.lower import lower
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
-from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.recipe import TrainingConfig
-from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses
-from braidlm.training.step.memory import Memory, empty_memory
-from braidlm.training.step.objective import BatchLosses, Objective, routers
+from braidlm.training.step.extra_losses import ExtraLoss
+from braidlm.training.step.memory import Memory
+from braidlm.training.step.objective import BatchLosses, routers
 from braidlm.training.step.optimizers import make_adamw, set_learning_rate
 from braidlm.training.step.parallel import Rank, data_parallel, sum_over_processes
 from braidlm.training.step.precision import autocast
+from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.planned_pass import LoweredModel
@@ -74,7 +73,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: BraidForCausalLM,
+        trained: Trainable,
         config: TrainingConfig,
         rank: Rank,
         dtype: torch.dtype,
@@ -83,19 +82,21 @@ class Stepper:
     ):
         """With `memory`, each row attends to that many tokens before its chunk. `given` are extra losses that the
         recipe does not list, by name."""
+        model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         on_gpu = rank.device.type == "cuda"
-        self.extra = {**build_extra_losses(config.losses, model), **(given or {})}
+        self.extra = {**trained.extra_losses(config.losses), **(given or {})}
         """What is added to the text's loss."""
         self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
-        self.use_graph = self.use_graph and all(loss.capturable for loss in self.extra.values())
+        self.use_graph = self.use_graph and trained.capturable and all(x.capturable for x in self.extra.values())
         if config.activation_checkpointing:
-            model.gradient_checkpointing_enable()
-        self.memory = empty_memory(model, memory, config.batch * config.accumulation, rank.device, dtype)
+            trained.checkpoint_activations()
+        self.memory = trained.empty_memory(memory, config.batch * config.accumulation, rank.device, dtype)
         """What each row remembers between steps."""
-        self.lowered = self._lower(model, dtype)
-        self.use_compile = (on_gpu and self.lowered is None) if config.compile is None else config.compile
-        objective = Objective(model, self.lowered, self.extra)
+        self.lowered = self._lower(trained)
+        by_default = on_gpu and self.lowered is None and trained.compiled_by_default
+        self.use_compile = by_default if config.compile is None else config.compile
+        objective = trained.objective(self.lowered, self.extra)
         self.objective = data_parallel(objective, rank)
         self.run: Callable[..., BatchLosses] = self.objective
         if self.use_compile:
@@ -118,7 +119,7 @@ class Stepper:
         self.memory_after: list[Memory] = []
         """What the rows of each micro-batch remember after the last step."""
 
-    def _lower(self, model: BraidForCausalLM, dtype: torch.dtype) -> "LoweredModel | None":
+    def _lower(self, trained: Trainable) -> "LoweredModel | None":
         """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
         # Kernels see one chunk alone, and keep less than extra losses read.
         if self.config.compile or not self.use_graph or self.memory is not None or self.extra:
@@ -126,7 +127,7 @@ class Stepper:
         # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
         side = SideStream(self.rank.device) if alone else None
-        return lower(model, dtype, side, compile_plain=self.config.compile is not False)
+        return trained.lower(self.dtype, side, compile_plain=self.config.compile is not False)
 
     def step(
         self,

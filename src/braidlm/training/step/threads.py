@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.step.objective import plain_losses
 from braidlm.training.step.parallel import Rank, broadcast
+from braidlm.training.trainables.trainable import Trainable
 
 TRIALS = 2
 ADVANTAGE = 0.9
@@ -25,7 +24,7 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def choose_threads(
-    model: BraidForCausalLM, shape: tuple[int, int], rank: Rank, asked: int | None, saved: int | None
+    trained: Trainable, shape: tuple[int, int], rank: Rank, asked: int | None, saved: int | None
 ) -> int | None:
     """The number of the recipe, else of the checkpoint, else of the environment, else the fastest.
 
@@ -41,7 +40,7 @@ def choose_threads(
     most = torch.get_num_threads()
     if most == 1 or os.environ.get(VARIABLE):  # somebody chose: the user, or torchrun for several processes
         return most
-    measured = fastest(lambda: _seconds_of_a_pass(model, shape), most) if rank.is_main else most
+    measured = fastest(lambda: _seconds_of_a_pass(trained, shape), most) if rank.is_main else most
     threads = broadcast(measured, rank)
     console.say(f"Computing with {_counted(threads)} of {most}, the fastest here now; training.threads=N sets another.")
     return threads
@@ -80,14 +79,14 @@ def using_threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _seconds_of_a_pass(model: BraidForCausalLM, shape: tuple[int, int]) -> float:
+def _seconds_of_a_pass(trained: Trainable, shape: tuple[int, int]) -> float:
     """A forward and a backward pass over random tokens; neither the gradients nor the random state are touched."""
     with torch.random.fork_rng(devices=[]):
-        ids = torch.randint(model.config.vocab_size, shape)
+        ids, objective = torch.randint(trained.model.config.vocab_size, shape), trained.objective()
         begin = time.perf_counter()
-        text, routing, _ = plain_losses(model, ids, ids)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        torch.autograd.grad(text if routing is None else text + routing, trained, allow_unused=True)
+        losses = objective(ids, ids, torch.tensor(float(ids.numel())))
+        whole = losses.text if losses.routing is None else losses.text + losses.routing
+        torch.autograd.grad(whole, [p for p in trained.model.parameters() if p.requires_grad], allow_unused=True)
         return time.perf_counter() - begin
 
 

@@ -1,0 +1,81 @@
+"""Braid's own models in the training loop."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from braidlm.core.decoding.decoder import Decoder, Sampling
+from braidlm.core.decoding.generation import Piece, continue_text
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.folders import WEIGHTS, write_model_files
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.kernels.lower import lower
+from braidlm.kernels.side_stream import SideStream
+from braidlm.model.config.registry import Choice
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.lora import Adapter
+from braidlm.training.step.extra_losses import ExtraLoss, build_extra_losses
+from braidlm.training.step.memory import Memory, empty_memory
+from braidlm.training.step.objective import Objective
+from braidlm.training.trainables.trainable import Trainable
+
+if TYPE_CHECKING:  # it needs Triton
+    from braidlm.kernels.planned_pass import LoweredModel
+
+
+class TrainableBraid(Trainable):
+    """A Braid model whose own weights are trained, or an adapter on it."""
+
+    model: BraidForCausalLM
+
+    def __init__(self, model: BraidForCausalLM, adapter: Adapter | None = None):
+        self.model, self.adapter = model, adapter
+
+    def objective(
+        self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
+    ) -> Objective:
+        return Objective(self.model, lowered, dict(extra or {}))
+
+    def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.model.text_loss(inputs, labels, 1.0)
+
+    def flops_per_token(self, length: int) -> int:
+        return model_cost(self.model, length).flops_per_token
+
+    def continue_text(
+        self, tokenizer: BraidTokenizer, prompts: Sequence[str], max_tokens: int, sampling: Sampling
+    ) -> Iterator[Piece]:
+        # A captured graph would hold memory that the training needs, and the texts are too short to benefit.
+        eager = partial(Decoder, graph=False)
+        return continue_text(self.model, tokenizer, prompts, max_tokens, sampling, make_decoder=eager)
+
+    def write(self, folder: Path, tokenizer: BraidTokenizer | None, lineage: dict[str, Any], name: str) -> None:
+        """A complete model folder; where an adapter is trained, merged, and alone in adapter/."""
+        saved = self.model if self.adapter is None else self.adapter.merged()
+        write_model_files(saved, folder, tokenizer, lineage, name)
+        if self.adapter is not None:
+            self.adapter.write(folder)
+
+    def read(self, folder: Path) -> None:
+        if self.adapter is not None:
+            self.adapter.read(folder)
+            return
+        keys = self.model.load_state_dict(load_file(folder / WEIGHTS, device=str(self.model.device)), strict=False)
+        missing = [name for name in keys.missing_keys if name not in self.model.tied]
+        if missing or keys.unexpected_keys:
+            raise BraidError(f"checkpoint {folder.name} is of another model", str(folder.parent), "Begin a new run.")
+
+    def extra_losses(self, choices: Sequence[Choice]) -> dict[str, ExtraLoss]:
+        return build_extra_losses(choices, self.model)
+
+    def empty_memory(self, length: int, rows: int, device: torch.device, dtype: torch.dtype) -> Memory | None:
+        return empty_memory(self.model, length, rows, device, dtype)
+
+    def lower(self, dtype: torch.dtype, side: SideStream | None, compile_plain: bool) -> "LoweredModel | None":
+        return lower(self.model, dtype, side, compile_plain=compile_plain)
