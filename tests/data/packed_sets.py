@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from braidlm.data.loading.streams import Subset, TokenStream
-from braidlm.data.packing.packed_data import Manifest, PackedData
+from braidlm.data.packing.packed_data import Manifest, PackedData, TargetCounts
 
 EOS = 0
 # Examples take milliseconds, but a busy machine may pause in the middle of one.
@@ -27,8 +27,12 @@ def pack(
     name: str = "toy",
     tokenizer: str = "toy-tokenizer",
     dtype: str = "uint16",
+    prompts: Sequence[int] | None = None,
 ) -> PackedData:
-    """A packed data set of these documents (each with its EOS); by default every third token begins a word."""
+    """A packed data set of these documents (each with its EOS); by default every third token begins a word.
+
+    `prompts` are the tokens at the beginning of each document that are only read; every other one has two bytes.
+    """
     if words is None:
         words = [[int(t % 3 == 1) for t in document] for document in documents]
     folder = Path(_scratch.name) / str(next(_count))
@@ -39,9 +43,16 @@ def pack(
     np.array([w for row in words for w in row], np.uint8).tofile(folder / "words.bin")
     np.cumsum([0, *map(len, documents)], dtype=np.int64).tofile(folder / "documents.bin")
     lengths.tofile(folder / "lengths.bin")
+    targets = None
+    if prompts is not None:
+        masks = [[int(i >= p) for i in range(len(d))] for d, p in zip(documents, prompts, strict=True)]
+        sizes = np.array([2 * sum(mask) for mask in masks], np.uint32)
+        np.array([t for mask in masks for t in mask], np.uint8).tofile(folder / "targets.bin")
+        sizes.tofile(folder / "target_bytes.bin")
+        targets = TargetCounts(sum(map(sum, masks)), int(sizes.sum()))
     totals = [int(t) for t in lengths.sum(axis=0, dtype=np.int64)]
     vocab_size = max(1 << 15, max(flat, default=0) + 1)
-    manifest = Manifest(name, len(flat), len(documents), *totals, dtype, vocab_size, EOS, tokenizer)
+    manifest = Manifest(name, len(flat), len(documents), *totals, dtype, vocab_size, EOS, tokenizer, targets=targets)
     (folder / "data.json").write_text(json.dumps(asdict(manifest)))
     return PackedData(folder)
 
@@ -55,6 +66,15 @@ def numbered(tokens: int, name: str = "toy", base: int = 1, document: int = 7, *
 def stream(tokens: int, name: str = "toy", base: int = 1, subset: Subset | None = None) -> TokenStream:
     """A stream of numbered tokens."""
     return TokenStream(numbered(tokens, name, base), subset)
+
+
+@st.composite
+def answered_data(draw: st.DrawFn) -> PackedData:
+    """Documents of random lengths with unique tokens, each with a prompt of random length and the EOS as a target."""
+    sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=12))
+    flat = iter(range(1, sum(sizes) + 1))
+    prompts = [draw(st.integers(0, size - 1)) for size in sizes]
+    return pack([[*(next(flat) for _ in range(s - 1)), EOS] for s in sizes], prompts=prompts)
 
 
 @st.composite

@@ -8,6 +8,7 @@ from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
 from braidlm.core.console import show_json, table
 from braidlm.core.errors import BraidError
+from braidlm.data.sources.format import TEMPLATE
 from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ EPILOG = """examples:
   braid prepare 'corpus/*.txt.gz' --separator lines --out data/childes
   braid prepare train=corpus/train dev=corpus/dev --separator 'childes*=lines' --out data/corpus
   braid prepare maths.jsonl --field question --field answer --out data/maths --tokenizer data/stories
+  braid prepare maths.jsonl --field question --answer solution --out data/answers
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
 
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths, python; NAME=SOURCE makes several data "
-        "sets",
+        help="file, folder, glob, hub:NAME[@REVISION][:SPLIT], stories, maths, arithmetic, python; NAME=SOURCE makes "
+        "several data sets",
     )
     add("--out", required=True, metavar="DIR", help="the folder to write")
     add("--name", help="the data set's name (the folder's, unless given)")
@@ -65,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSONL, parquet, Hub: field with the text (text); several: joined",
     )
     group("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
+    group("--answer", metavar="NAME", help="field with the answer to the other fields; only answers are trained on")
+    group(
+        "--template",
+        default=TEMPLATE.replace("\n", "\\n"),
+        metavar="TEXT",
+        help="with an answer: the text of a document (%(default)s)",
+    )
     group(
         "--separator",
         action="append",
@@ -97,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
     reading = {
         "fields": args.fields or ("text",),
         "joiner": unescaped(args.joiner),
+        "template": unescaped(args.template),
         "separator": parse_separators(args.separator or []),
     }
     options = options_of(args, "sources") | reading
@@ -124,6 +134,11 @@ def _show(data: "PackedData") -> None:
         ("words", f"{facts.words:,}"),
         ("tokens", f"{facts.tokens:,} ({facts.dtype})"),
         ("bytes", f"{facts.bytes:,}"),
+        *(
+            [("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes")]
+            if facts.targets is not None
+            else []
+        ),
         ("bytes per token", f"{facts.bytes / facts.tokens:.2f}"),
         ("tokenizer", f"{facts.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
         ("folder", str(data.folder)),

@@ -83,5 +83,5 @@ def test_random_choices_reach_both_ends():
 def test_an_unknown_corpus_gets_the_nearest_name():
     with pytest.raises(BraidError, match=r"unknown corpus 'storys'\. Did you mean 'stories'\?"):
         document("storys", 0, 0)
-    with pytest.raises(BraidError, match="There are: maths, stories"):
+    with pytest.raises(BraidError, match="There are: arithmetic, maths, stories"):
         documents("wikipedia", 0)

@@ -92,7 +92,8 @@ def test_the_last_window_of_an_epoch_ends_with_its_last_word(
         return
     chunking = Windows(Windows.Config(stride, words))
     starts = chunking.starts(toy, length, 0, 0)
-    last = chunking.last_chunk_length(toy, starts, length)
+    *full, last = chunking.trained_lengths(toy, starts, length)
+    assert full == [length] * (len(starts) - 1)
     assert 1 <= last <= length
     before = sum(int(toy.read(s, length)[1].sum()) for s in starts[:-1])
     shown = toy.read(starts[-1], length)[1]

@@ -4,11 +4,19 @@ from collections.abc import Callable, Iterator
 from itertools import count as count_from
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.corpora.maths.generator import problem_text
+from braidlm.data.corpora.maths.arithmetic import arithmetic_row, arithmetic_text
+from braidlm.data.corpora.maths.generator import problem_row, problem_text
 from braidlm.data.corpora.stories.generator import story_text
 
-CORPORA: dict[str, Callable[[int, int], str]] = {"stories": story_text, "maths": problem_text}
+CORPORA: dict[str, Callable[[int, int], str]] = {
+    "stories": story_text,
+    "maths": problem_text,
+    "arithmetic": arithmetic_text,
+}
 """For each corpus the function from a seed and an index to a document."""
+
+WITH_FIELDS: dict[str, Callable[[int, int], dict[str, str]]] = {"maths": problem_row, "arithmetic": arithmetic_row}
+"""For corpora of questions and answers the function from a seed and an index to these fields."""
 
 
 def document(corpus: str, seed: int, index: int) -> str:

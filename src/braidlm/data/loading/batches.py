@@ -26,6 +26,8 @@ class GlobalBatch:
     """[rows of this rank] bool: whether the text of each row continues that of the same row one batch before."""
     positions: np.ndarray
     """[rows of this rank, T]: where the input tokens are in the file of the row's data set."""
+    targets: np.ndarray | None = None
+    """[global rows, T] bool: which labels are to be predicted; None if all are."""
 
     @property
     def own_sources(self) -> np.ndarray:
@@ -35,7 +37,11 @@ class GlobalBatch:
     @property
     def trained_words(self) -> np.ndarray:
         """[positions that are trained], row by row: words that begin in each."""
-        return self.words[np.arange(self.words.shape[1]) < self.trained_lengths[:, None]]
+        return self.trained(self.words)
+
+    def trained(self, values: np.ndarray) -> np.ndarray:
+        """[positions that are trained], row by row, of [global rows, T] values."""
+        return values[np.arange(values.shape[1]) < self.trained_lengths[:, None]]
 
     def piece(self, start: int, stop: int) -> "Batch":
         """The part of the batch that trains only [start, stop) of all trained positions."""
@@ -44,6 +50,8 @@ class GlobalBatch:
         column = np.arange(labels.shape[1])
         positions = (np.cumsum(self.trained_lengths) - self.trained_lengths)[local, None] + column
         labels[(column >= self.trained_lengths[local, None]) | (positions < start) | (positions >= stop)] = IGNORED
+        if self.targets is not None:
+            labels[~self.targets[local]] = IGNORED
         return Batch(inputs, labels, self, start, stop)
 
 
@@ -69,8 +77,15 @@ class Batch:
 
     @property
     def token_count(self) -> int:
-        """Positions of this piece that are trained, over all ranks: what a sum of losses is divided by."""
+        """Positions of this piece that are trained, over all ranks, with those of prompts: what budgets count."""
         return self.stop - self.start
+
+    @property
+    def target_count(self) -> int:
+        """Labels of this piece, over all ranks: what a sum of losses is divided by, so at least 1."""
+        if self.whole.targets is None:
+            return self.token_count
+        return max(int(self.whole.trained(self.whole.targets)[self.start : self.stop].sum()), 1)
 
     @property
     def is_last_piece(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import cut_at
+from braidlm.data.loading.document_rows import document_rows
 from braidlm.data.loading.seeding import random_integer, random_permutation
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.ranges import Count
@@ -44,9 +45,9 @@ class Chunking:
         """
         raise NotImplementedError("abstract: each chunking has its own starts")
 
-    def last_chunk_length(self, stream: TokenStream, starts: np.ndarray, length: int) -> int:
-        """How many positions of the epoch's last chunk are trained: all, unless the epoch ends within it."""
-        return length
+    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
+        """How many positions of each of the epoch's chunks are trained: all, unless its text ends before."""
+        return np.full(len(starts), length)
 
     @property
     def words_per_epoch(self) -> int | None:
@@ -119,13 +120,14 @@ class Windows(Chunking):
             return starts
         return starts[: _windows_for(self.config.words_per_epoch, stream, starts, length)]
 
-    def last_chunk_length(self, stream: TokenStream, starts: np.ndarray, length: int) -> int:
-        """The positions up to the word that completes the epoch's words."""
-        if self.config.words_per_epoch is None:
-            return length
-        before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))
-        words = stream.word_starts_at(stream.positions(starts[-1:], length))
-        return cut_at(words, 0, self.config.words_per_epoch - before, None)
+    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
+        """Of the last window, the positions up to the word that completes the epoch's words."""
+        lengths = super().trained_lengths(stream, starts, length)
+        if self.config.words_per_epoch is not None:
+            before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))
+            words = stream.word_starts_at(stream.positions(starts[-1:], length))
+            lengths[-1] = cut_at(words, 0, self.config.words_per_epoch - before, None)
+        return lengths
 
     @property
     def words_per_epoch(self) -> int | None:
@@ -147,6 +149,38 @@ class Windows(Chunking):
         if stream.words >= target:
             return None
         return f"{fewer}: windows overlap, and an epoch repeats each word {target / stream.words:.1f} times on average"
+
+
+@chunkings.register("documents")
+class Documents(Chunking):
+    """Whole documents, as many as fit; the rest of a sequence is not trained. Right for questions with answers.
+
+    A chunk begins with the end-of-text token before its first document. Documents of one chunk see each other, as in
+    the other methods; one that is longer than a chunk is cut. Every epoch begins at another document.
+    """
+
+    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        bounds, size = stream.document_bounds, len(stream)
+        first = random_integer(stream.documents, "documents", seed, stream.name, epoch)
+        starts = document_rows(np.concatenate([bounds[first:-1], bounds[: first + 1] + size]), length) - 1
+        return starts[random_permutation(len(starts), "rows", seed, stream.name, epoch)] % size
+
+    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
+        """The tokens up to the next chunk: together the chunks are the whole circle."""
+        order = np.argsort(starts)
+        lengths = np.empty(len(starts), np.int64)
+        lengths[order] = np.diff(starts[order], append=starts[order[0]] + len(stream))
+        return lengths
+
+    def warning(self, stream: TokenStream, length: int) -> str | None:
+        """A warning that documents are cut."""
+        longer = int((np.diff(stream.document_bounds) > length).sum())
+        if not longer:
+            return None
+        return (
+            f"data set '{stream.name}': {longer:,} of {stream.documents:,} documents are longer than {length} tokens; "
+            "they are cut, and what follows a cut is read without what was before it"
+        )
 
 
 def _windows_for(words: int, stream: TokenStream, starts: np.ndarray, length: int) -> int:

@@ -10,7 +10,7 @@ from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
-from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.format import TEMPLATE, ReadOptions
 from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
@@ -53,6 +53,12 @@ class DataSetConfig:
     """For JSONL and parquet: the fields that make a document."""
     joiner: str = "\n"
     """The text between the fields."""
+    answer: str | None = None
+    """For JSONL, parquet, Hub, `maths` and `arithmetic`: the field that answers what `fields` ask. Then only answers
+    are trained and validated on, and the rest of a document is read; see also `data.chunking: documents`."""
+    template: str = TEMPLATE
+    """With an answer: the text of a document, in which {question} stands for the joined fields; it ends with {answer}.
+    """
     separator: str | dict[str, str] = "blank"
     """For text files: what separates documents (blank, lines, file, or a text), or this by patterns of file names, of
     which the first counts: `{"childes*": lines, "*": blank}`."""
@@ -96,6 +102,8 @@ class DataSetConfig:
         return ReadOptions(
             fields=tuple(self.fields),
             joiner=self.joiner,
+            answer=self.answer,
+            template=self.template,
             separator=self.separator,
             encoding=self.encoding,
             errors=self.errors,

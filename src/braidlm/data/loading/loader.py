@@ -48,8 +48,8 @@ class _Epoch:
     """Of the data set."""
     starts: np.ndarray
     """The starts of its chunks, in order."""
-    last_chunk_length: int
-    """How many positions of the last chunk are trained."""
+    trained_lengths: np.ndarray
+    """How many positions of each chunk are trained."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -173,6 +173,7 @@ class Loader:
         words = np.empty((self.global_rows, self.length), np.uint8)
         trained_lengths = np.empty(self.global_rows, np.int64)
         continues = np.zeros(self.global_rows, bool)
+        targets = np.empty(words.shape, bool) if any(stream.has_prompts for stream in self.streams) else None
         tokens = np.empty((self.local_rows, self.length + 1), np.int64)
         positions = np.empty((self.local_rows, self.length), np.int64)
         first = self.rank * self.local_rows
@@ -184,11 +185,13 @@ class Loader:
             taken, streams[index] = self._take(index, streams[index], len(rows), progress)
             trained_lengths[rows], continues[rows] = taken.trained_lengths, taken.continues
             words[rows] = stream.word_starts_at(taken.positions[:, :-1])
+            if targets is not None:
+                targets[rows] = stream.targets_at(taken.positions[:, 1:])
             local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
             tokens[rows[local] - first] = stream.tokens_at(taken.positions[local])
             positions[rows[local] - first] = taken.positions[local, :-1]
         own = continues[first : first + self.local_rows]
-        batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions)
+        batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets)
         return batch, LoaderPosition(streams, credits)
 
     def _assign(self, progress: float) -> tuple[np.ndarray, list[float]]:
@@ -222,7 +225,7 @@ class Loader:
         self, index: int, position: StreamPosition, count: int, progress: float
     ) -> tuple[_Chunks, StreamPosition]:
         """A data set's next `count` chunks, and its position after them."""
-        positions, trained_lengths = [], np.full(count, self.length, np.int64)
+        positions, trained_lengths = [], np.empty(count, np.int64)
         continues = np.zeros(count, bool)
         taken = 0
         while taken < count:
@@ -234,10 +237,11 @@ class Loader:
             if self.chunking.keeps_rows:  # the first `count` chunks of an epoch begin the rows' texts
                 continues[taken : taken + len(starts)] = np.arange(len(starts)) + position.chunk >= count
             positions.append(epoch.stream.positions(starts, self.length + 1))
+            trained = epoch.trained_lengths[position.chunk : position.chunk + len(starts)]
+            trained_lengths[taken : taken + len(starts)] = trained
             taken += len(starts)
             position = replace(position, chunk=position.chunk + len(starts))
             if position.chunk == len(epoch):
-                trained_lengths[taken - 1] = epoch.last_chunk_length
                 after = self.streams[index].part_after(part)
                 position = StreamPosition(position.epoch + 1, 0, after, self._trained(index, position))
         return _Chunks(np.concatenate(positions), trained_lengths, continues), position
@@ -256,8 +260,8 @@ class Loader:
             starts = self.chunking.starts(stream, self.length, number, self.seed, max(rows, 1))
             if not len(starts):
                 raise RuntimeError(f"chunking '{self.chunking.as_dict()['kind']}' gave an epoch without chunks")
-            last = self.chunking.last_chunk_length(stream, starts, self.length)
-            epochs[number] = _Epoch(stream, len(stream) / len(whole), starts, last)
+            trained_lengths = self.chunking.trained_lengths(stream, starts, self.length)
+            epochs[number] = _Epoch(stream, len(stream) / len(whole), starts, trained_lengths)
         return epochs[number]
 
     def _forget_past_epochs(self) -> None:

@@ -110,7 +110,7 @@ def _prepare(
     name: str, source: str | list[str], data_set: DataSetConfig, tokenizer: BraidTokenizer, config: DataConfig
 ) -> PackedData:
     options = data_set.read_options()
-    key = _key({"source": source, "reading": encode(options), "tokenizer": tokenizer.fingerprint})
+    key = _key({"source": source, "reading": options.facts(), "tokenizer": tokenizer.fingerprint})
     folder = Path(config.cache) / f"{name}-{key}"
     tokenizer_folder = _save_tokenizer(tokenizer, config)
     return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, **asdict(options))
@@ -121,7 +121,7 @@ def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
     spec = config.tokenizer
     plans = {name: plan_shards(_source_list(s), s.read_options()) for name, s in config.sets.items()}
     # The state of the files is in the key, because changed files need a new tokenizer.
-    texts = {n: {"files": p.fingerprints, "reading": encode(config.sets[n].read_options())} for n, p in plans.items()}
+    texts = {n: {"files": p.fingerprints, "reading": config.sets[n].read_options().facts()} for n, p in plans.items()}
     key = _key({"tokenizer": encode(spec), "texts": texts})
     folder = Path(config.cache) / f"tokenizer-{key}"
     if (folder / "tokenizer_config.json").is_file():

@@ -10,7 +10,8 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.pacing import pacings
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import PackedData
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.sources.format import RowFormat
+from braidlm.data.sources.plan import FORMATS, ReadOptions, plan_shards, read_documents
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.config.strict import PartOf, decode
 
@@ -18,7 +19,6 @@ orders = Registry("order")
 
 _TOKENS_PER_BLOCK = 1 << 22
 """How many tokens are scored at a time."""
-WITH_FIELDS = ("jsonl", "parquet", "hub")
 
 
 @dataclass
@@ -102,13 +102,13 @@ class ByField(Order):
         options: ReadOptions = decode(ReadOptions, origin["reading"])
         numbers: list[float] = []
         for shard in plan_shards(origin["sources"], options).shards:
-            if shard.kind not in WITH_FIELDS:
+            if not issubclass(FORMATS[shard.kind], RowFormat):
                 raise BraidError(
                     f"documents of this source have no fields, and the order is by the field '{name}'",
                     f"{where} ({shard.source})",
-                    f"Give it as one of {', '.join(WITH_FIELDS)}, or choose another data.order.",
+                    f"Give it as one of {', '.join(_with_fields())}, or choose another data.order.",
                 )
-            fields = read_documents(shard, replace(options, fields=(name,)))
+            fields = read_documents(shard, replace(options, fields=(name,), answer=None))
             for text, number in zip(read_documents(shard, options), fields, strict=True):
                 if text.strip():  # the others were not packed
                     numbers.append(_number(number, name, shard.source, len(numbers)))
@@ -119,6 +119,10 @@ class ByField(Order):
                 "Prepare it again, all of it.",
             )
         return np.array(numbers)[stream.chosen]
+
+
+def _with_fields() -> list[str]:
+    return [kind for kind in FORMATS if issubclass(FORMATS[kind], RowFormat)]
 
 
 def _number(text: str, name: str, source: str, before: int) -> float:

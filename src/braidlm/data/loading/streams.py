@@ -1,6 +1,7 @@
 """One packed data set, or a subset of its documents, as one circular stream of tokens."""
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class TokenStream:
         # Plain arrays, because NumPy's memmap class makes every slice and gather slower.
         self._tokens = np.asarray(data.tokens)
         self._word_starts = np.asarray(data.word_starts)
+        self._targets = None if data.targets is None else np.asarray(data.targets)
 
     def __len__(self) -> int:
         return self._size
@@ -131,19 +133,36 @@ class TokenStream:
         """How many words begin in the tokens at file positions, as uint8."""
         return self._word_starts.take(positions)
 
-    def first_documents(self, max_tokens: int | None = None) -> tuple[int, int, int]:
-        """Tokens, words and bytes of the first whole documents within `max_tokens`, at least of one document."""
-        if max_tokens is None or max_tokens >= len(self):
-            return len(self), self.words, self.bytes
+    @property
+    def has_prompts(self) -> bool:
+        """Whether some of its tokens are only read and never predicted."""
+        return self._targets is not None
+
+    def targets_at(self, positions: np.ndarray) -> np.ndarray:
+        """Which tokens at file positions are to be predicted, as bool."""
+        if self._targets is None:
+            return np.ones(positions.shape, bool)
+        return self._targets.take(positions).astype(bool)
+
+    @cached_property
+    def document_bounds(self) -> np.ndarray:
+        """[documents + 1]: where each document begins in the stream, and where the last one ends."""
         starts = np.asarray(self.data.document_starts)
         if self._chosen is None:
-            chosen, ends = np.arange(self.documents), starts[1:]
-        else:
-            chosen = self._chosen
-            ends = np.cumsum(starts[chosen + 1] - starts[chosen])
-        count = max(int(np.searchsorted(ends, max_tokens, side="right")), 1)
-        words = self.data.document_words[chosen[:count]].sum(dtype=np.int64)
-        return int(ends[count - 1]), int(words), int(self.data.document_bytes[chosen[:count]].sum(dtype=np.int64))
+            return starts
+        lengths = starts[self._chosen + 1] - starts[self._chosen]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+    def first_documents(self, max_tokens: int | None = None) -> tuple[int, int, int]:
+        """Tokens, words and bytes to predict of the first whole documents within `max_tokens`, at least of one."""
+        if (max_tokens is None or max_tokens >= len(self)) and not self.has_prompts:
+            return len(self), self.words, self.bytes
+        bounds = self.document_bounds
+        fitting = self.documents if max_tokens is None else int(np.searchsorted(bounds[1:], max_tokens, side="right"))
+        count = max(fitting, 1)
+        chosen = self.chosen[:count]
+        words = self.data.document_words[chosen].sum(dtype=np.int64)
+        return int(bounds[count]), int(words), int(self.data.document_target_bytes[chosen].sum(dtype=np.int64))
 
     def fingerprint(self) -> dict[str, Any]:
         """Values that must be equal for a saved position in this stream to mean the same tokens."""
@@ -155,6 +174,7 @@ class TokenStream:
             "words": manifest.words,
             "bytes": manifest.bytes,
             "subset": asdict(self.subset),
+            **({} if manifest.targets is None else {"targets": asdict(manifest.targets)}),
         }
 
     def _run_of(self, positions: np.ndarray) -> np.ndarray:

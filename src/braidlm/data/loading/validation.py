@@ -1,4 +1,7 @@
-"""Held-out text for bits per byte: whole documents, every token of them predicted exactly once."""
+"""Held-out text for bits per byte: whole documents, every token of them (or of their answers) predicted exactly once.
+
+Where only answers are predicted, a row has whole documents, so that each question is before its answer.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,54 +10,73 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import IGNORED
+from braidlm.data.loading.document_rows import document_rows
 from braidlm.data.loading.streams import TokenStream
 
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """Batches of windows over the first documents of a stream, with the counts of those documents."""
+    """Batches of rows over the first documents of a stream, with the counts of those documents."""
 
     stream: TokenStream
     length: int
     rows: int
+    starts: np.ndarray
+    """Where each row begins in the stream; it ends where the next begins."""
+    end: int
+    """Where the last row ends."""
     tokens: int
-    """The number of labels: every token of the documents, EOS included."""
+    """The number of labels: every token of the documents, or of their answers, EOS included."""
     words: int
     """Words of exactly those documents."""
     bytes: int
-    """UTF-8 bytes of exactly those documents: bits per byte is the summed loss / ln 2 / bytes."""
+    """UTF-8 bytes of exactly those documents or answers: bits per byte is the summed loss / ln 2 / bytes."""
 
     def __len__(self) -> int:
         """Batches."""
-        return -(-self.tokens // (self.length * self.rows))
+        return -(-len(self.starts) // self.rows)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(inputs, labels), each [rows, T] int64; all of one shape, the last padded with the label -100."""
-        size = self.length * self.rows
-        # The first token has nothing before it, so it is predicted from the EOS that ends every other document.
+        """(inputs, labels), each [rows, T] int64; all of one shape, padded with the label -100."""
+        lengths = np.diff(self.starts, append=self.end)
         eos = self.stream.data.manifest.eos_id
-        previous = np.array([eos if eos is not None else self._read(self.tokens - 1, 1)[0]])
-        for begin in range(0, self.tokens, size):
-            tokens = self._read(begin, min(size, self.tokens - begin))
-            inputs, labels = np.full(size, previous[0]), np.full(size, IGNORED)
-            inputs[: len(tokens)] = np.concatenate([previous, tokens[:-1]])
-            labels[: len(tokens)] = tokens
-            previous = tokens[-1:]
-            yield inputs.reshape(self.rows, -1), labels.reshape(self.rows, -1)
+        for first in range(0, len(self.starts), self.rows):
+            starts, used = self.starts[first : first + self.rows], lengths[first : first + self.rows]
+            # Each row is read from the token before it, from which its first token is predicted.
+            positions = self.stream.positions(starts - 1, self.length + 1)
+            tokens = self.stream.tokens_at(positions)
+            if not first:
+                # The very first token has nothing before it but the EOS that ends every other document.
+                tokens[0, 0] = self._token_before() if eos is None else eos
+            padding = np.arange(self.length) >= used[:, None]
+            inputs = np.where(padding, tokens[0, 0], tokens[:, :-1])
+            ignored = padding | ~self.stream.targets_at(positions[:, 1:])
+            labels = np.where(ignored, IGNORED, tokens[:, 1:])
+            missing = ((0, self.rows - len(starts)), (0, 0))
+            yield (
+                np.pad(inputs, missing, constant_values=tokens[0, 0]),
+                np.pad(labels, missing, constant_values=IGNORED),
+            )
 
-    def _read(self, begin: int, count: int) -> np.ndarray:
-        return self.stream.read(begin, count)[0].astype(np.int64)
+    def _token_before(self) -> int:
+        """The token before the first where documents have no end: the last one."""
+        return int(self.stream.read(self.end - 1, 1)[0][0])
 
 
 def validation_windows(
     stream: TokenStream, length: int, max_tokens: int | None = None, rows: int = 16
 ) -> ValidationSet:
-    """Windows of `length` over the first whole documents that fit into `max_tokens` (at least one document)."""
-    tokens, words, size = stream.first_documents(max_tokens)
-    if not tokens or not size:
+    """Rows of `length` over the first whole documents that fit into `max_tokens` (at least one document)."""
+    end, words, size = stream.first_documents(max_tokens)
+    if not end or not size:
         raise BraidError(
             "there is nothing to validate on: the documents are empty",
             f"data set '{stream.name}' ({stream.data.folder})",
             "Name a data set with text.",
         )
-    return ValidationSet(stream, length, rows, tokens, words, size)
+    starts, tokens = np.arange(0, end, length), end
+    if stream.has_prompts:
+        bounds = stream.document_bounds
+        starts = document_rows(bounds[: int(np.searchsorted(bounds, end)) + 1], length)
+        tokens = int(stream.targets_at(stream.positions(np.zeros(1, np.int64), end)).sum())
+    return ValidationSet(stream, length, rows, starts, end, tokens, words, size)

@@ -1,9 +1,10 @@
 """From finished shards to one packed data set: concatenated, then renamed to its name in one step."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,8 +13,8 @@ import numpy as np
 from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
-from braidlm.data.packing.packed_data import MANIFEST, Manifest, token_dtype
-from braidlm.data.packing.shards import ShardCounts
+from braidlm.data.packing.packed_data import MANIFEST, Manifest, TargetCounts, token_dtype
+from braidlm.data.packing.shards import COLUMNS, TARGETS, ShardCounts
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.config.ranges import Count
 from braidlm.model.config.strict import decode
@@ -44,7 +45,7 @@ class Limit:
         )
 
     def take(self, rows: np.ndarray, documents: int, words: int) -> int:
-        """How many documents of [tokens, words, bytes] rows fit behind those already kept."""
+        """How many documents of these rows (see `COLUMNS`) fit behind those already kept."""
         fit = len(rows) if self.documents is None else min(len(rows), self.documents - documents)
         if self.words is not None:
             fit = min(fit, int(np.searchsorted(np.cumsum(rows[:, 1]), self.words - words, side="right")))
@@ -60,28 +61,29 @@ def assemble(
     shards: Sequence[ShardCounts],
     limit: Limit,
     source: dict[str, Any],
+    has_prompts: bool = False,
 ) -> None:
     """Write the packed data set inside the work folder, then rename it to `out`, replacing what was there."""
     final = folder / "final"
     shutil.rmtree(final, ignore_errors=True)
     final.mkdir()
     dtype = token_dtype(tokenizer.vocab_size)
-    totals = _join(folder / "shards", final, shards, limit, dtype)
-    if not totals[0]:
+    totals = _join(folder / "shards", final, shards, limit, dtype, has_prompts)
+    if not totals.documents:
         raise BraidError("the limit leaves no document", todo="The first document is longer than the limit: raise it.")
-    documents, tokens, words, size = totals
     tokenizer.save(final / "tokenizer")
     manifest = Manifest(
         name=name,
-        tokens=tokens,
-        documents=documents,
-        words=words,
-        bytes=size,
+        tokens=totals.tokens,
+        documents=totals.documents,
+        words=totals.words,
+        bytes=totals.bytes,
         dtype="uint16" if dtype == np.uint16 else "uint32",
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         tokenizer=tokenizer.fingerprint,
         source=source | {"empty_documents": sum(shard.empty for shard in shards), "braidlm": __version__},
+        targets=totals.targets if has_prompts else None,
     )
     write_json(final / MANIFEST, asdict(manifest))
     if out.exists():
@@ -89,52 +91,78 @@ def assemble(
     os.rename(final, out)
 
 
+@dataclass
+class _Totals:
+    """What has been joined so far."""
+
+    documents: int = 0
+    tokens: int = 0
+    words: int = 0
+    bytes: int = 0
+    targets: TargetCounts = field(default_factory=lambda: TargetCounts(0, 0))
+
+
 def _join(
-    shards_folder: Path, final: Path, shards: Sequence[ShardCounts], limit: Limit, dtype: np.dtype
-) -> tuple[int, int, int, int]:
-    """Concatenate the shards' files up to the limit: (documents, tokens, words, bytes)."""
-    documents = tokens = words = size = 0
-    with (
-        open(final / "tokens.bin", "wb") as tokens_file,
-        open(final / "words.bin", "wb") as words_file,
-        open(final / "documents.bin", "wb") as documents_file,
-        open(final / "lengths.bin", "wb") as lengths_file,
-    ):
+    shards_folder: Path, final: Path, shards: Sequence[ShardCounts], limit: Limit, dtype: np.dtype, has_prompts: bool
+) -> _Totals:
+    """Concatenate the shards' files up to the limit."""
+    totals = _Totals()
+    with contextlib.ExitStack() as stack:
+
+        def create(name: str) -> BinaryIO:
+            return stack.enter_context(open(final / f"{name}.bin", "wb"))
+
+        # The files that have an entry per token, with its bytes.
+        per_token = {"tokens": (create("tokens"), dtype.itemsize), "words": (create("words"), 1)}
+        documents_file, lengths_file = create("documents"), create("lengths")
+        target_bytes_file = create("target_bytes") if has_prompts else None
+        if has_prompts:
+            per_token[TARGETS] = create(TARGETS), 1
         np.zeros(1, dtype=np.int64).tofile(documents_file)
         for index in range(len(shards)):
             whole, shard_tokens = True, 0
             for rows in _document_rows(shards_folder / f"{index:06d}.documents"):
-                kept = limit.take(rows, documents, words)
+                kept = limit.take(rows, totals.documents, totals.words)
                 whole = kept == len(rows)
                 rows = rows[:kept]
-                (tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
-                rows[:, 1:].astype(np.uint32).tofile(lengths_file)
+                (totals.tokens + shard_tokens + np.cumsum(rows[:, 0])).tofile(documents_file)
+                rows[:, 1:3].astype(np.uint32).tofile(lengths_file)
+                if target_bytes_file is not None:
+                    rows[:, 3].astype(np.uint32).tofile(target_bytes_file)
                 shard_tokens += int(rows[:, 0].sum())
-                documents, words = documents + kept, words + int(rows[:, 1].sum())
-                size += int(rows[:, 2].sum())
+                totals.documents += kept
+                totals.words += int(rows[:, 1].sum())
+                totals.bytes += int(rows[:, 2].sum())
+                totals.targets.bytes += int(rows[:, 3].sum())
                 if not whole:
                     break
-            _copy(shards_folder / f"{index:06d}.tokens", tokens_file, shard_tokens * dtype.itemsize)
-            _copy(shards_folder / f"{index:06d}.words", words_file, shard_tokens)
-            tokens += shard_tokens
+            for name, (file, itemsize) in per_token.items():
+                ones = _copy(shards_folder / f"{index:06d}.{name}", file, shard_tokens * itemsize, name == TARGETS)
+                totals.targets.tokens += ones
+            totals.tokens += shard_tokens
             if not whole:
                 break
-        for file in (tokens_file, words_file, documents_file, lengths_file):
-            file.flush()
-            os.fsync(file.fileno())
-    return documents, tokens, words, size
+        for written in [file for file, _ in per_token.values()] + [documents_file, lengths_file, target_bytes_file]:
+            if written is not None:
+                written.flush()
+                os.fsync(written.fileno())
+    return totals
 
 
 def _document_rows(path: Path) -> Iterator[np.ndarray]:
-    """[tokens, words, bytes] of each document of a shard, some at a time: one shard may have a hundred million."""
+    """The counts of each document of a shard, some at a time: one shard may have a hundred million."""
     with open(path, "rb") as file:
-        while len(rows := np.fromfile(file, dtype=np.int64, count=3 * DOCUMENTS)):
-            yield rows.reshape(-1, 3)
+        while len(rows := np.fromfile(file, dtype=np.int64, count=COLUMNS * DOCUMENTS)):
+            yield rows.reshape(-1, COLUMNS)
 
 
-def _copy(path: Path, target: BinaryIO, size: int) -> None:
+def _copy(path: Path, target: BinaryIO, size: int, counted: bool = False) -> int:
+    """Copy the first `size` bytes of a file; if `counted`, the sum of them, else 0."""
+    total = 0
     with open(path, "rb") as file:
         while size > 0 and (block := file.read(min(BLOCK, size))):
             target.write(block)
             size -= len(block)
+            total += int(np.frombuffer(block, np.uint8).sum(dtype=np.int64)) if counted else 0
     assert size == 0, f"{path} is shorter than its counts say"
+    return total

@@ -8,6 +8,11 @@ A packed data set is a folder:
     documents.bin    int64 [documents + 1]: where each document's tokens begin
     lengths.bin      uint32 [documents, 2]: words and UTF-8 bytes of each document's text
     tokenizer/       the tokenizer that made the tokens
+
+Where only some tokens are targets, which a model is trained to predict and scored on (answers, and not questions):
+
+    targets.bin        uint8 per token: 1 for a target, 0 for a token that is only read
+    target_bytes.bin   uint32 [documents]: UTF-8 bytes of each document's targets
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +34,14 @@ CHECKED_TOKENS = 1 << 28
 
 
 @dataclass
+class TargetCounts:
+    """How much of a data set a model is trained to predict, where that is not all of it."""
+
+    tokens: CountOrZero
+    bytes: CountOrZero
+
+
+@dataclass
 class Manifest:
     """The contents of data.json."""
 
@@ -44,6 +57,8 @@ class Manifest:
     tokenizer: str
     """Fingerprint of the tokenizer."""
     source: dict[str, Any] = field(default_factory=dict)
+    targets: TargetCounts | None = None
+    """None where every token is a target."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -71,6 +86,9 @@ class PackedData:
         self._check_size("words.bin", facts.tokens)
         self._check_size("documents.bin", 8 * (facts.documents + 1))
         self._check_size("lengths.bin", 8 * facts.documents)
+        if facts.targets is not None:
+            self._check_size("targets.bin", facts.tokens)
+            self._check_size("target_bytes.bin", 4 * facts.documents)
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -103,6 +121,26 @@ class PackedData:
     @cached_property
     def document_bytes(self) -> np.ndarray:
         return self._lengths[:, 1]
+
+    @cached_property
+    def targets(self) -> np.ndarray | None:
+        """[tokens] uint8: 1 for those that are to be predicted; None where all are."""
+        if self.manifest.targets is None:
+            return None
+        targets = self._map("targets.bin", np.dtype(np.uint8))
+        if targets.max(initial=0) > 1 or int(targets.sum(dtype=np.int64)) != self.manifest.targets.tokens:
+            raise self._damaged("targets.bin does not have the targets that data.json promises")
+        return targets
+
+    @cached_property
+    def document_target_bytes(self) -> np.ndarray:
+        """[documents]: the bytes that are to be predicted."""
+        if self.manifest.targets is None:
+            return self.document_bytes
+        sizes = self._map("target_bytes.bin", np.dtype(np.uint32))
+        if int(sizes.sum(dtype=np.int64)) != self.manifest.targets.bytes:
+            raise self._damaged("the bytes in target_bytes.bin do not add up to those in data.json")
+        return sizes
 
     @cached_property
     def _lengths(self) -> np.ndarray:

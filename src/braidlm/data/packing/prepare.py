@@ -25,7 +25,8 @@ from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, toke
 from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scratch_files
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_utf8, plan_shards
+from braidlm.data.sources.format import TEMPLATE
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, plan_shards
 from braidlm.data.sources.separators import Separator, check_separator, unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
@@ -47,6 +48,8 @@ def prepare(
     special_tokens: Mapping[str, str] | Sequence[str] | None = None,
     fields: str | Sequence[str] = ("text",),
     joiner: str = "\n",
+    answer: str | None = None,
+    template: str = TEMPLATE,
     separator: Separator = "blank",
     encoding: str = "utf-8",
     errors: str = "strict",
@@ -71,6 +74,8 @@ def prepare(
     options = ReadOptions(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
         joiner=joiner,
+        answer=answer,
+        template=template,
         separator=separator,
         encoding=encoding,
         errors=errors,
@@ -87,6 +92,7 @@ def prepare(
         check_utf8(text)
     choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
     plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    check_answers(plan, options)
     for pattern in unmatched_patterns(separator, [shard.source for shard in plan.shards]):
         warn(f"no file matches the pattern '{pattern}' of the separators")
     limit = Limit(limit_documents, limit_words)
@@ -94,7 +100,7 @@ def prepare(
         "format": FORMAT,
         "name": name or out.resolve().name,
         "sources": plan.fingerprints,
-        "reading": asdict(options),
+        "reading": options.facts(),
         "tokenizer": choice.fingerprint,
         "limit": asdict(limit),
         # Continuing with other shard boundaries would lose documents.
@@ -103,13 +109,21 @@ def prepare(
     key = hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()
     if (finished := _finished(out, key, replace)) is not None:
         return finished
-    origin = {"sources": [str(source) for source in source_list], "reading": asdict(options), "key": key}
+    origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
     with explained_disk_errors(out), work_folder(out, key) as folder:
         packing_tokenizer = _tokenizer(choice, plan, options, limit, folder)
-        packed = _pack(Job(folder, options, plan.shards), packing_tokenizer, limit, workers or os.cpu_count() or 1)
+        job = Job(folder, options, plan.shards)
+        packed = _pack(job, packing_tokenizer, limit, workers or os.cpu_count() or 1)
         _report(packed, packing_tokenizer, source_list)
         assemble(
-            folder, out, name=command["name"], tokenizer=packing_tokenizer, shards=packed, limit=limit, source=origin
+            folder,
+            out,
+            name=command["name"],
+            tokenizer=packing_tokenizer,
+            shards=packed,
+            limit=limit,
+            source=origin,
+            has_prompts=job.has_prompts,
         )
     return PackedData(out)
 
@@ -268,7 +282,8 @@ def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> li
     remove_scratch_files(job.results)
     size = tokenizer.vocab_size
     dtype = token_dtype(size)
-    known = {i: counts for i in range(len(job.shards)) if (counts := finished_shard(job.results, i, dtype, size))}
+    finished = (finished_shard(job.results, index, dtype, size, job.has_prompts) for index in range(len(job.shards)))
+    known = {index: counts for index, counts in enumerate(finished) if counts is not None}
     remaining = [index for index in range(len(job.shards)) if index not in known]
     if known and remaining:
         say(f"going on with an earlier run: {len(known)} of {len(job.shards)} shards are finished")

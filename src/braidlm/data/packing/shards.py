@@ -25,6 +25,10 @@ BATCH_CHARS = 1 << 18
 MAX_DOCUMENT_BYTES = (1 << 32) - 1
 """lengths.bin has four bytes for each number."""
 FILES = ("tokens", "words", "documents")
+TARGETS = "targets"
+"""The file of a shard in which only some tokens are targets."""
+COLUMNS = 4
+"""Of the documents' file: tokens, words, bytes, and the bytes of targets."""
 
 
 @dataclass
@@ -35,6 +39,8 @@ class ShardCounts:
     documents: CountOrZero = 0
     words: CountOrZero = 0
     bytes: CountOrZero = 0
+    targets: CountOrZero = 0
+    """Tokens that are to be predicted."""
     empty: CountOrZero = 0
     """Documents without a word, which were left out."""
     marked: CountOrZero = 0
@@ -45,11 +51,15 @@ class ShardCounts:
 
 @dataclass
 class EncodedBatch:
-    """Encoded texts: concatenated tokens with EOS, words per token, and [tokens, words, bytes, ends] of each text."""
+    """Encoded texts, one after another, with EOS where a document ends."""
 
     tokens: np.ndarray
     words: np.ndarray
+    """Words that begin in each token."""
+    targets: np.ndarray
+    """uint8: 1 for each token that is to be predicted."""
     texts: np.ndarray
+    """[texts, 5]: tokens, words, bytes, bytes of targets, and whether a document ends."""
     empty: int
     """Texts that gave no token at all (a normaliser may remove every character) and were left out."""
 
@@ -57,20 +67,29 @@ class EncodedBatch:
 class Packer:
     """Encodes batches of texts with one tokenizer."""
 
-    def __init__(self, tokenizer: BraidTokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: BraidTokenizer, has_prompts: bool = False):
+        """`has_prompts` says that not every token is a target, so that shards have a file of targets."""
+        self.tokenizer, self.has_prompts = tokenizer, has_prompts
         self.cutter = Cutter(tokenizer)
         self.dtype = token_dtype(tokenizer.vocab_size)
 
     def pack(
-        self, texts: Sequence[str], ends: Sequence[bool], within_word: Sequence[bool] | None = None
+        self,
+        texts: Sequence[str],
+        ends: Sequence[bool],
+        within_word: Sequence[bool] | None = None,
+        prompts: Sequence[int] | None = None,
     ) -> EncodedBatch:
         """Encode texts; `ends` says which of them end a document and get an EOS, `within_word` which begin within one.
 
-        A text that does not end a document is followed by its next part.
+        A text that does not end a document is followed by its next part. `prompts` are the characters at the beginning
+        of each text that are only read: a token that reaches beyond them is a target, and the EOS is one.
         """
         spans = TextBatch(texts, within_word)
-        ids, counts, words = self._encode(texts, spans)
+        prompts = prompts or [0] * len(texts)
+        prompt_bytes = np.array([len(text[:count].encode()) for text, count in zip(texts, prompts, strict=True)])
+        ids, counts, words, token_ends, in_bytes = self._encode(texts, spans)
+        targets = (token_ends > np.repeat(prompt_bytes if in_bytes else prompts, counts)).astype(np.uint8)
         kept = counts > 0
         if not kept.all() and not all(ends):
             raise BraidError(
@@ -81,28 +100,33 @@ class Packer:
         if eos is not None:
             positions = np.cumsum(counts)[ending]
             ids, words = np.insert(ids, positions, eos), np.insert(words, positions, 0)
+            targets = np.insert(targets, positions, 1)
             counts = counts + ending
-        rows = np.stack([counts, spans.words, spans.bytes, ending], axis=1)[kept]
-        return EncodedBatch(ids.astype(self.dtype), words, rows, int((~kept).sum()))
+        rows = np.stack([counts, spans.words, spans.bytes, spans.bytes - prompt_bytes, ending], axis=1)[kept]
+        return EncodedBatch(ids.astype(self.dtype), words, targets, rows, int((~kept).sum()))
 
-    def _encode(self, texts: Sequence[str], spans: TextBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _encode(
+        self, texts: Sequence[str], spans: TextBatch
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
+        """Ids, tokens per text, words per token, where each token ends in its text, and whether that is in bytes."""
         if self.tokenizer.is_plain_bytes:
             ids = np.frombuffer("".join(texts).encode("utf-8"), dtype=np.uint8).astype(np.int64)
             words = spans.words_by_length(np.ones_like(ids), spans.bytes)
             assert words is not None, "bytes always add up"
-            return ids, spans.bytes, words
+            return ids, spans.bytes, words, _ends_within(np.ones_like(ids), spans.bytes), True
         backend = self.tokenizer.backend
         if self._token_bytes is not None:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
             ids, counts = _flat([encoding.ids for encoding in encodings])
             words = spans.words_by_length(self._token_bytes[ids], counts)
             if words is not None:
-                return ids, counts, words
+                return ids, counts, words, _ends_within(self._token_bytes[ids], counts), True
         # The tokens do not spell the text (it was normalised, or a space was put before it), so offsets are needed.
         encodings = backend.encode_batch(list(texts), add_special_tokens=False)
         ids, counts = _flat([encoding.ids for encoding in encodings])
-        starts = [np.array([start for start, _ in encoding.offsets], dtype=np.int64) for encoding in encodings]
-        return ids, counts, spans.words_by_offset(starts)
+        offsets = [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
+        words = spans.words_by_offset([pairs[:, 0] for pairs in offsets])
+        return ids, counts, words, np.concatenate(offsets)[:, 1], False
 
     @cached_property
     def _token_bytes(self) -> np.ndarray | None:
@@ -121,8 +145,9 @@ class Packer:
 
 def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int, where: str) -> ShardCounts:
     """Write one shard's tokens, words and document counts; `NNNNNN.json` appears last."""
-    counts, open_document = ShardCounts(), np.zeros(3, dtype=np.int64)
-    scratch = {name: folder / f"{index:06d}.{name}.{os.getpid()}" for name in FILES}
+    counts, open_document = ShardCounts(), np.zeros(COLUMNS, dtype=np.int64)
+    names = (*FILES, *([TARGETS] if packer.has_prompts else []))
+    scratch = {name: folder / f"{index:06d}.{name}.{os.getpid()}" for name in names}
     with explained_disk_errors(folder):
         with contextlib.ExitStack() as stack:
             files = {name: stack.enter_context(open(path, "wb")) for name, path in scratch.items()}
@@ -131,13 +156,15 @@ def pack_shard(pieces: Iterable[Piece], packer: Packer, folder: Path, index: int
                 rows, open_document = _documents(batch.texts, open_document)
                 if max(open_document[2], rows[:, 2].max(initial=0)) > MAX_DOCUMENT_BYTES:
                     raise BraidError("a document has more than 4 GiB", where, "Divide it into several documents.")
-                for name, array in (("tokens", batch.tokens), ("words", batch.words), ("documents", rows)):
-                    files[name].write(array.tobytes())
+                arrays = {"tokens": batch.tokens, "words": batch.words, "documents": rows, TARGETS: batch.targets}
+                for name, file in files.items():
+                    file.write(arrays[name].tobytes())
                 counts.empty += batch.empty
                 counts.tokens += len(batch.tokens)
                 counts.documents += len(rows)
                 counts.words += int(batch.texts[:, 1].sum())
                 counts.bytes += int(batch.texts[:, 2].sum())
+                counts.targets += int(batch.targets.sum(dtype=np.int64))
             for file in files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -153,7 +180,9 @@ def remove_scratch_files(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def finished_shard(folder: Path, index: int, dtype: np.dtype, vocab_size: int) -> ShardCounts | None:
+def finished_shard(
+    folder: Path, index: int, dtype: np.dtype, vocab_size: int, has_prompts: bool = False
+) -> ShardCounts | None:
     """The counts of a shard that is finished and complete; None if it has to be packed, also because it is damaged."""
     try:
         counts = decode(ShardCounts, read_json(folder / f"{index:06d}.json"))
@@ -162,13 +191,17 @@ def finished_shard(folder: Path, index: int, dtype: np.dtype, vocab_size: int) -
             np.memmap(folder / f"{index:06d}.{name}", dtype=kind, mode="r") if counts.documents else np.zeros(0, kind)
             for name, kind in zip(FILES, dtypes, strict=True)
         )
-        totals = rows.reshape(-1, 3).sum(axis=0).tolist()
+        totals = rows.reshape(-1, COLUMNS).sum(axis=0).tolist()
+        targets = counts.targets
+        if has_prompts:
+            targets = int(np.fromfile(folder / f"{index:06d}.{TARGETS}", dtype=np.uint8).sum(dtype=np.int64))
     except (OSError, ValueError):
         return None
     complete = (
         len(tokens) == len(words) == counts.tokens
-        and len(rows) == 3 * counts.documents
-        and totals == [counts.tokens, counts.words, counts.bytes]
+        and len(rows) == COLUMNS * counts.documents
+        and totals[:3] == [counts.tokens, counts.words, counts.bytes]
+        and targets == counts.targets
         and rows.min(initial=0) >= 0
         and tokens.max(initial=0) < vocab_size
     )
@@ -182,21 +215,23 @@ class _Batch:
         self.texts: list[str] = []
         self.ends: list[bool] = []
         self.within_word: list[bool] = []
+        self.prompts: list[int] = []
         self.numbers: list[int] = []
         """Which document of the shard each text is of, from 1."""
         self.size = 0
 
-    def add(self, text: str, ends: bool, within_word: bool, number: int) -> None:
+    def add(self, text: str, ends: bool, within_word: bool, prompt: int, number: int) -> None:
         self.texts.append(text)
         self.ends.append(ends)
         self.within_word.append(within_word)
+        self.prompts.append(prompt)
         self.numbers.append(number)
         self.size += len(text)
 
     def encoded(self, packer: Packer, where: str) -> EncodedBatch:
         """The encoded texts; an error names the document."""
         try:
-            return packer.pack(self.texts, self.ends, self.within_word)
+            return packer.pack(self.texts, self.ends, self.within_word, self.prompts)
         except BraidError:
             for text, ends, within_word, number in zip(
                 self.texts, self.ends, self.within_word, self.numbers, strict=True
@@ -209,16 +244,17 @@ class _Batch:
 def _batches(pieces: Iterable[Piece], packer: Packer, counts: ShardCounts, where: str) -> Iterator[_Batch]:
     """The documents that have a word, in parts short enough to encode."""
     batch, eos = _Batch(), packer.tokenizer.special.eos
-    for number, pieces_of_document in enumerate(by_document(pieces), 1):
-        document = from_first_word(pieces_of_document, where)
-        if document is None:
+    for number, document in enumerate(by_document(pieces), 1):
+        texts = from_first_word(document.texts, where)
+        if texts is None:
             counts.empty += 1
             continue
-        marked, before = False, ""
-        for part, ends in _with_end(packer.cutter.parts(document)):
+        marked, before, prompt = False, "", document.prompt
+        for part, ends in _with_end(packer.cutter.parts(texts)):
             marked = marked or (eos is not None and eos in before[-len(eos) :] + part)
-            batch.add(part, ends, bool(before) and not (before[-1].isspace() or part[0].isspace()), number)
-            before = part
+            within_word = bool(before) and not (before[-1].isspace() or part[0].isspace())
+            batch.add(part, ends, within_word, min(prompt, len(part)), number)
+            before, prompt = part, max(prompt - len(part), 0)
             if batch.size >= BATCH_CHARS:
                 yield batch
                 batch = _Batch()
@@ -238,11 +274,18 @@ def _with_end(parts: Iterator[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _documents(texts: np.ndarray, carried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[tokens, words, bytes] of each document that ends in a batch, and of the unfinished one after them."""
-    totals = np.cumsum(np.vstack([carried, texts[:, :3]]), axis=0)[1:]
-    closed = totals[texts[:, 3].astype(bool)]
+    """The counts of each document that ends in a batch, and of the unfinished one after them; see `COLUMNS`."""
+    totals = np.cumsum(np.vstack([carried, texts[:, :COLUMNS]]), axis=0)[1:]
+    closed = totals[texts[:, COLUMNS].astype(bool)]
     unfinished = totals[-1] - (closed[-1] if len(closed) else 0)
-    return np.diff(closed, axis=0, prepend=np.zeros((1, 3), dtype=np.int64)), unfinished
+    return np.diff(closed, axis=0, prepend=np.zeros((1, COLUMNS), dtype=np.int64)), unfinished
+
+
+def _ends_within(lengths: np.ndarray, tokens_per_text: np.ndarray) -> np.ndarray:
+    """Where each token ends in its text, from the lengths of all tokens."""
+    ends = np.cumsum(lengths)
+    before = np.concatenate(([0], ends))[np.cumsum(tokens_per_text) - tokens_per_text]
+    return np.asarray(ends - np.repeat(before, tokens_per_text))
 
 
 def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ class Job:
 
     def save(self) -> None:
         shards = [list(asdict(shard).values()) for shard in self.shards]
-        write_json(self.folder / JOB, {"reading": asdict(self.options), "shards": shards})
+        write_json(self.folder / JOB, {"reading": self.options.facts(), "shards": shards})
 
     @classmethod
     def load(cls, folder: Path) -> "Job":
@@ -50,6 +50,14 @@ class Job:
     def results(self) -> Path:
         return self.folder / "shards"
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether only answers are to be predicted."""
+        return self.options.answer is not None
+
+    def packer(self) -> Packer:
+        return Packer(load_tokenizer(self.folder / "tokenizer"), self.has_prompts)
+
     def pack(self, index: int, packer: Packer) -> ShardCounts:
         shard = self.shards[index]
         return pack_shard(read_pieces(shard, self.options), packer, self.results, index, place_of(shard))
@@ -58,7 +66,7 @@ class Job:
 def pack_all(job: Job, indices: Sequence[int], workers: int) -> Iterator[tuple[int, ShardCounts]]:
     """Pack shards, yielding the counts of each when it is finished. Closing the iterator stops the work."""
     if min(workers, len(indices)) <= 1:
-        packer = Packer(load_tokenizer(job.folder / "tokenizer"))
+        packer = job.packer()
         with _tokenizer_threads(workers > 1):
             for index in indices:
                 yield index, job.pack(index, packer)
@@ -181,7 +189,7 @@ def _run_worker(folder: Path, answers: TextIO) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     job = Job.load(folder)
-    packer = Packer(load_tokenizer(folder / "tokenizer"))
+    packer = job.packer()
     while True:
         try:
             answer: dict[str, Any] = asdict(job.pack(indices.get(), packer))

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora.builtin import document
-from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
+from braidlm.data.corpora.builtin import WITH_FIELDS, document
+from braidlm.data.sources.fields import document_of
+from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard
 
 SAMPLED = 16
 """Documents whose length estimates that of the others."""
@@ -14,9 +15,12 @@ SAMPLED = 16
 
 @FORMATS.register("builtin")
 class BuiltIn(Format):
-    """`stories` and `maths`: a shard is a range of document numbers."""
+    """`stories`, `maths` and `arithmetic`: a shard is a range of document numbers."""
 
     start_unit = "document"
+
+    def has_fields(self, source: str) -> bool:
+        return source in WITH_FIELDS
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         if options.documents < 1:
@@ -32,6 +36,13 @@ class BuiltIn(Format):
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
         return (document(shard.source, options.seed, number) for number in range(shard.start, shard.stop))
+
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        """With an answer, documents are made from the corpus's fields `question` and `answer`."""
+        if options.answer is None:
+            return super().pieces(shard, options)
+        row, numbers = WITH_FIELDS[shard.source], range(shard.start, shard.stop)
+        return (document_of(row(options.seed, number), options, f"{shard.source}, {number}") for number in numbers)
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
         # The text changes when the generator does, so its first documents are hashed.

@@ -4,19 +4,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
-from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.format import ANSWER, QUESTION, Piece, ReadOptions
 
 
-def text_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> str:
-    """The chosen fields of a row, joined; a null counts as nothing."""
-    parts = [_as_text(_field(row, name, where), name, options, where) for name in options.fields]
-    return options.joiner.join(part for part in parts if part)
+def document_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> Piece:
+    """The chosen fields of a row, joined; with an answer, as the template says. A null counts as nothing.
+
+    A question without an answer, or an answer without a question, is an empty document.
+    """
+    parts = [_text_of(row, name, options, where) for name in options.fields]
+    text = options.joiner.join(part for part in parts if part)
+    if options.answer is None:
+        return Piece(text, True)
+    question, answer = text.strip(), _text_of(row, options.answer, options, where).strip()
+    if not question or not answer:
+        return Piece("", True)
+    prompt = options.template.removesuffix(ANSWER).replace(QUESTION, question)
+    return Piece(prompt + answer, True, len(prompt))
 
 
 def check_columns(columns: list[str], options: ReadOptions, where: str) -> list[str]:
     """The top-level columns that the fields need, or an error that names those that exist."""
     needed = []
-    for name in options.fields:
+    for name in (*options.fields, *filter(None, [options.answer])):
         top = name if name in columns else name.split(".")[0]
         if top not in columns:
             raise _unknown(name, columns, where)
@@ -44,8 +54,13 @@ def _unknown(name: str, known: Any, where: str, step: str | None = None) -> Brai
     return BraidError(
         f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}",
         where,
-        "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`).",
+        "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`), an answer with "
+        "`--answer NAME`.",
     )
+
+
+def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:
+    return _as_text(_field(row, name, where), name, options, where)
 
 
 def _as_text(value: Any, name: str, options: ReadOptions, where: str) -> str:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,10 @@ MAX_ROW_BYTES = 32_000_000
 MAX_BLANK = 1 << 26
 """White space of which nobody knows yet whether it is part of a text; more than this is refused, not held."""
 
+QUESTION, ANSWER = "{question}", "{answer}"
+TEMPLATE = f"Question: {QUESTION}\nAnswer: {ANSWER}"
+"""A question with its answer as plain text."""
+
 
 class Piece(NamedTuple):
     """A part of a document, short enough to hold in memory."""
@@ -27,6 +31,16 @@ class Piece(NamedTuple):
     text: str
     ends: bool
     """Whether the document ends with it."""
+    prompt: int = 0
+    """How many of the document's first characters are only read and never predicted; said with its first piece."""
+
+
+class Document(NamedTuple):
+    """A document that is read piece by piece."""
+
+    texts: Iterator[str]
+    prompt: int
+    """How many of its first characters are only read and never predicted."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,11 @@ class ReadOptions:
     """JSONL, parquet, Hub: the fields that make a document; a dot goes into an object."""
     joiner: str = "\n"
     """The text between several fields."""
+    answer: str | None = None
+    """JSONL, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask. Then only
+    the answer has a loss; the rest is read and never predicted."""
+    template: str = TEMPLATE
+    """With an answer: the document, in which {question} stands for the joined fields; it ends with {answer}."""
     separator: Separator = "blank"
     """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`; or these
     by patterns of file names, of which the first counts: `{"childes*": lines, "*": blank}`."""
@@ -56,6 +75,15 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         decode(ReadOptions, self)
+        if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
+            raise BraidError(
+                f"a template has {QUESTION} once and ends with {ANSWER}, which is nowhere else in it: {self.template!r}"
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """The options as plain data; those of answers only where there are answers, as earlier versions had none."""
+        unused = ("answer", "template") if self.answer is None else ()
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,10 @@ class Format(ABC):
     start_unit = "byte"
     """What `Shard.start` counts."""
 
+    def has_fields(self, source: str) -> bool:
+        """Whether its documents are made from named fields, one of which may be an answer."""
+        return False
+
     @abstractmethod
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         """The shards of a source, in order, each of about `shard_bytes`."""
@@ -98,10 +130,24 @@ class Format(ABC):
         return {"place": source, "size": status.st_size, "changed": status.st_mtime_ns}
 
 
-def by_document(pieces: Iterable[Piece]) -> Iterator[Iterator[str]]:
-    """The texts of each document's pieces, which have to be read before the next document."""
+class RowFormat(Format):
+    """A format whose documents are rows with fields: it makes pieces, of which each is a document."""
+
+    def has_fields(self, source: str) -> bool:
+        return True
+
+    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+        return (piece.text for piece in self.pieces(shard, options))
+
+    @abstractmethod
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
+        """The documents of one shard, in order, each in one piece; see `fields.document_of`."""
+
+
+def by_document(pieces: Iterable[Piece]) -> Iterator[Document]:
+    """Each document, which has to be read before the next."""
     remaining = iter(pieces)
-    return (_until_end(piece, remaining) for piece in remaining)
+    return (Document(_until_end(piece, remaining), piece.prompt) for piece in remaining)
 
 
 def _until_end(piece: Piece, remaining: Iterator[Piece]) -> Iterator[str]:

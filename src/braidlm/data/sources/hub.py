@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.sources.fields import check_columns, text_of
-from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard, missing_package
+from braidlm.data.sources.fields import check_columns, document_of
+from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, RowFormat, Shard, missing_package
 
 PREFIX = "hub:"
 ASSUMED_FILE_BYTES = 32 << 20
@@ -16,7 +16,7 @@ ASSUMED_FILE_BYTES = 32 << 20
 
 
 @FORMATS.register("hub")
-class Hub(Format):
+class Hub(RowFormat):
     """A Hub data set; a shard is one of its files."""
 
     start_unit = "file"
@@ -27,11 +27,11 @@ class Hub(Format):
             check_columns(data.column_names, options, PREFIX + source)
         return [Shard("hub", source, index, index + 1, ASSUMED_FILE_BYTES) for index in range(data.num_shards)]
 
-    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         data = _open(shard.source, options)
         rows = data.shard(num_shards=data.num_shards, index=shard.start) if data.num_shards > 1 else data
         for number, row in enumerate(rows):
-            yield text_of(row, options, f"{PREFIX}{shard.source}, file {shard.start + 1}, row {number + 1}")
+            yield document_of(row, options, f"{PREFIX}{shard.source}, file {shard.start + 1}, row {number + 1}")
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
         return {"hub": source}

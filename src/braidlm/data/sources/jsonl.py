@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import parse_row
-from braidlm.data.sources.fields import text_of
+from braidlm.data.sources.fields import document_of
 from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes
-from braidlm.data.sources.format import FORMATS, MAX_ROW_BYTES, Format, ReadOptions, Shard, row_too_long
+from braidlm.data.sources.format import FORMATS, MAX_ROW_BYTES, Piece, ReadOptions, RowFormat, Shard, row_too_long
 
 REPAIR = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
 
 
 @FORMATS.register("jsonl")
-class JsonLines(Format):
+class JsonLines(RowFormat):
     """`.jsonl` and `.ndjson`."""
 
     extensions = (".jsonl", ".ndjson")
@@ -20,7 +20,7 @@ class JsonLines(Format):
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         return file_shards("jsonl", source, shard_bytes, after_newline if is_divisible(source, options) else None)
 
-    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         decoder = Decoder(shard, options)
         with open_bytes(shard.source) as file:
             for number, (position, raw) in enumerate(_rows(lines(file, shard, options))):
@@ -29,7 +29,7 @@ class JsonLines(Format):
                         raise row_too_long("")
                     text = decoder.decode(raw, position)
                     if text.strip():
-                        yield text_of(parse_row(text, todo=REPAIR), options, shard.source)
+                        yield document_of(parse_row(text, todo=REPAIR), options, shard.source)
                 except BraidError as error:
                     # The line number is computed only for an error: a shard does not know how many lines precede it.
                     line = f"{shard.source}, line {_lines_before(shard) + number + 1}"

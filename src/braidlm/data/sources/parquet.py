@@ -6,12 +6,13 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import explained_system_errors
-from braidlm.data.sources.fields import check_columns, text_of
+from braidlm.data.sources.fields import check_columns, document_of
 from braidlm.data.sources.format import (
     FORMATS,
     MAX_ROW_BYTES,
-    Format,
+    Piece,
     ReadOptions,
+    RowFormat,
     Shard,
     missing_package,
     row_too_long,
@@ -24,7 +25,7 @@ BUFFER_BYTES = 1 << 20
 
 
 @FORMATS.register("parquet")
-class Parquet(Format):
+class Parquet(RowFormat):
     """`.parquet`; a shard is a run of row groups."""
 
     extensions = (".parquet",)
@@ -42,7 +43,7 @@ class Parquet(Format):
                 start, shard_size = group + 1, 0
         return shards
 
-    def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
+    def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         with _open(shard.source) as file:
             columns = check_columns(file.schema_arrow.names, options, shard.source)
             row = sum(file.metadata.row_group(group).num_rows for group in range(shard.start))
@@ -50,10 +51,10 @@ class Parquet(Format):
                 for values in _rows(file, group, columns, shard.source, row):
                     row += 1
                     where = f"{shard.source}, row {row}"
-                    text = text_of(values, options, where)
-                    if len(text) > MAX_ROW_BYTES:
+                    document = document_of(values, options, where)
+                    if len(document.text) > MAX_ROW_BYTES:
                         raise row_too_long(where)
-                    yield text
+                    yield document
 
 
 def _rows(file: Any, group: int, columns: list[str], source: str, before: int) -> Iterator[dict[str, Any]]:

@@ -54,6 +54,19 @@ def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes
     return ShardPlan(shards, fingerprints)
 
 
+def check_answers(plan: ShardPlan, options: ReadOptions) -> None:
+    """Refuse answers in sources whose documents have no fields: all of their text would be trained."""
+    if options.answer is None:
+        return
+    for shard in plan.shards:
+        if not FORMATS[shard.kind]().has_fields(shard.source):
+            raise BraidError(
+                f"documents of this source have no fields, and the field '{options.answer}' is to be the answer",
+                shard.source,
+                "Questions with answers are JSONL, parquet or Hub data sets.",
+            )
+
+
 def read_documents(shard: Shard, options: ReadOptions) -> Iterator[str]:
     """The documents of a shard, in order."""
     return FORMATS[shard.kind]().documents(shard, options)

@@ -30,7 +30,7 @@ class Text(Format):
         return file_shards("text", source, shard_bytes, start)
 
     def documents(self, shard: Shard, options: ReadOptions) -> Iterator[str]:
-        return ("".join(document) for document in by_document(self.pieces(shard, options)))
+        return ("".join(document.texts) for document in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         options = _for_file(shard.source, options)

@@ -8,10 +8,10 @@ from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
 
 def documents_with_words(shard: Shard, options: ReadOptions) -> Iterator[Iterator[str]]:
     """The texts of each document's pieces, without documents that are blank."""
-    for pieces in by_document(read_pieces(shard, options)):
-        document = from_first_word(pieces, place_of(shard))
-        if document is not None:
-            yield document
+    for document in by_document(read_pieces(shard, options)):
+        texts = from_first_word(document.texts, place_of(shard))
+        if texts is not None:
+            yield texts
 
 
 def beginning(shard: Shard, options: ReadOptions, characters: int) -> Iterator[str]:

@@ -25,10 +25,20 @@ class Problem:
     def text(self) -> str:
         return f"Question: {self.question}\nSolution: {self.solution}\nAnswer: {self.answer}"
 
+    @property
+    def row(self) -> dict[str, str]:
+        """The problem as fields, with the answer as GSM8K states it: after the solution and a mark."""
+        return {"question": self.question, "answer": f"{self.solution}\n#### {self.answer}"}
+
 
 def problem_text(seed: int, index: int) -> str:
     """Problem `index` of the endless corpus with this seed."""
     return generate_problem(seed, index).text
+
+
+def problem_row(seed: int, index: int) -> dict[str, str]:
+    """The same as fields: question and answer."""
+    return generate_problem(seed, index).row
 
 
 def generate_problem(seed: int, index: int) -> Problem:
