@@ -1,0 +1,107 @@
+"""`braid edit select`: leave out the gates that a text hardly needs (Self-MoE, section 3.3)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from braidlm.bridges.model_info import TOKEN_IDS
+from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
+from braidlm.edits.account import Part, account_table
+from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.modules import moved
+from braidlm.edits.selecting.report import check_report, write_report
+from braidlm.edits.selecting.rules import Rule
+from braidlm.edits.selecting.selection import Selection, check_equal, select_gates
+from braidlm.edits.sources import Source
+from braidlm.edits.tensor_origins import targets
+from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.formats.held_out_text import read_text
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.config.ranges import Count, LayersOrZero, NonNegative
+from braidlm.model.config.strict import encode
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.routes.texts import DataSource
+
+
+@edits.register("select")
+@dataclass(frozen=True)
+class Select(Edit):
+    """Which gates go."""
+
+    about: ClassVar[str] = "leave out the gates that a text hardly needs (Self-MoE)"
+
+    text: str
+    """The calibration text: a file, a folder or packed data of what the gates were trained on."""
+    rule: Rule = "smallest-change"
+    """Gates stay if they change the perplexity of their layer's output, read through the head (smallest-change, what
+    the paper says); only if they lower it (only-if-helps); or only if they raise it (as_printed: the paper's Eq. 5)."""
+    threshold: NonNegative | None = None
+    """A gate must do so by more than this, in nats per token (0.01 is about 1%); by default 0.01 for smallest-change, 0
+    for the other rules."""
+    keep: LayersOrZero | None = None
+    """Instead of a threshold: how many gates stay at most, those that do so most; 0 takes all away."""
+    tokens: Count = 20_000
+    """How many tokens of the text are read."""
+    report: str | None = None
+    """A folder to write, also in a dry run: the table (CSV), the plot of it (PNG) and select.html."""
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.keep is not None:
+            raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.01`")
+
+    def plan(self, source: Source) -> EditPlan:
+        if not source.config.decoded.gates:
+            raise no_gates(source.model.title)
+        model = source.model.load()
+        selection = self.select(model, source.model)
+        config = _with_gates(source.config, selection.kept)
+        account = moved(list(targets(skeleton(config))), SOURCE, {})
+        used = {part.tensor for origin in account.derived.values() for part in origin.parts}
+        for name in source.plain.tensors:
+            if name not in used:
+                account.left_out[Part(SOURCE, name)] = "its gate goes"
+        account.check(targets(skeleton(config)), {SOURCE: source.plain.tensors})
+
+        def measure(edited: BraidForCausalLM) -> dict[str, Any]:
+            check_equal(model, edited, selection)
+            return selection.record()
+
+        zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.dropped)
+        unchanged_on = selection.probe if zero else None
+        lines = [*selection.lines(), *account_table(account, ()), *(f"  note: {note}" for note in source.notes)]
+        return EditPlan(lines, config, account, unchanged_on=unchanged_on, measure=measure)
+
+    def select(self, model: Any, opened: Any) -> Selection:
+        """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""
+        if self.report is not None:
+            check_report(self.report)
+        text = read_text(self.text, Settings(max_tokens=self.tokens))
+        data = DataSource("text", self.text, self.tokens, called=self.text)
+        documents = [document.ids for document in data.texts(opened.tokenizer)]
+        selection = select_gates(
+            model,
+            opened.title,
+            opened.folder,
+            opened.tokenizer,
+            documents,
+            text,
+            self.rule,
+            self.keep,
+            self.threshold,
+        )
+        if self.report is not None:
+            write_report(selection, self.report)
+        return selection
+
+
+def no_gates(title: str) -> BraidError:
+    """What is said of a model that has none."""
+    return BraidError("this model has no gates to select from", title, "`braid edit gate MODEL --out DIR` adds some.")
+
+
+def _with_gates(config: BraidConfig, layers: list[int]) -> BraidConfig:
+    """The same model with the gates of these layers only."""
+    gates = encode(config.decoded.gates) | {"layers": layers} if layers else None
+    ids = {name: getattr(config, name) for name in TOKEN_IDS}
+    architecture = config.architecture | {"gates": gates}
+    return BraidConfig(architecture, vocab_size=config.vocab_size, frozen=config.frozen, **ids)

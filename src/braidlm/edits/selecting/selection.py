@@ -1,0 +1,147 @@
+"""Which gates of a loaded model stay, by what each does to the perplexity of its layer's output."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.decoders.gating import gates_of, without
+from braidlm.edits.account import columns
+from braidlm.edits.edit import UNCHANGED
+from braidlm.edits.selecting.quality import Quality, quality
+from braidlm.edits.selecting.rules import Rule, Verdict, judge
+from braidlm.evals.formats.held_out_text import HeldOutText
+from braidlm.routes.gate_lens import LayerLens, gate_lens
+from braidlm.routes.gates import context_limit
+
+PROBE = 64
+"""Tokens at which logits are compared."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was measured, and what becomes of each gate."""
+
+    title: str
+    rule: Rule
+    lenses: dict[int, LayerLens]
+    """By layer."""
+    verdicts: list[Verdict]
+    before: Quality
+    after: Quality
+    probe: Tensor
+    """Token ids [1, time] of the text."""
+
+    @property
+    def kept(self) -> list[int]:
+        return [verdict.layer for verdict in self.verdicts if verdict.stays]
+
+    @property
+    def dropped(self) -> list[int]:
+        return [verdict.layer for verdict in self.verdicts if not verdict.stays]
+
+    def lines(self) -> list[str]:
+        """The plan in words: what each gate does, what becomes of it and why, and the quality before and after."""
+        rows = [["layer", "perplexity without", "with its gate", "change", "", "why"]]
+        for verdict in self.verdicts:
+            rows.append([str(verdict.layer), *self.numbers(verdict.layer), verdict.word, verdict.reason])
+        qualities = [["", "before", "after"]]
+        qualities.append(["bits per byte", *(f"{one.bits_per_byte:.4f}" for one in (self.before, self.after))])
+        qualities.append(["perplexity", *(f"{one.perplexity:.4g}" for one in (self.before, self.after))])
+        return [self.headline(), *columns(rows), "The whole model on this text:", *columns(qualities)]
+
+    def headline(self) -> str:
+        """Which gates go, in one sentence."""
+        gone = f"{len(self.dropped)} of {len(self.verdicts)} go" if self.dropped else "no gate goes"
+        which = f" (layers {_listed(self.dropped)})" if self.dropped else ""
+        return f"Select gates of {self.title} by {self.rule}: {gone}{which}"
+
+    def record(self) -> dict[str, Any]:
+        """For the lineage."""
+        layers = [
+            {
+                "layer": verdict.layer,
+                "stays": verdict.stays,
+                "reason": verdict.reason,
+                **({} if lens is None else asdict(lens) | {"change": lens.change}),
+            }
+            for verdict in self.verdicts
+            for lens in [self.lenses.get(verdict.layer)]
+        ]
+        return {"before": asdict(self.before), "after": asdict(self.after), "layers": layers}
+
+    def numbers(self, layer: int) -> list[str]:
+        """The perplexity without and with the layer's gate, and the change, as they are shown."""
+        lens = self.lenses.get(layer)
+        if lens is None:
+            return ["-", "-", "-"]
+        return [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", f"{lens.change:+.4f}"]
+
+
+def select_gates(
+    model: Any,
+    title: str,
+    folder: Path,
+    tokenizer: BraidTokenizer,
+    documents: Sequence[Sequence[int]],
+    text: HeldOutText,
+    rule: Rule,
+    keep: int | None,
+    threshold: float | None,
+) -> Selection:
+    """Measure the gates of a model on documents of a text, and judge them by a rule."""
+    with console.progress("perplexity of each layer", sum(map(len, documents)), "tokens") as advance:
+        lenses = {lens.layer: lens for lens in gate_lens(model, documents, advance)}
+    verdicts = judge({layer: lens.change for layer, lens in lenses.items()}, rule, keep, threshold)
+    known = {verdict.layer: verdict for verdict in verdicts}
+    unread = "its stream has another width than the head reads, so it cannot be judged"
+    verdicts = [known.get(layer, Verdict(layer, True, unread)) for layer in gates_of(model)]
+    dropped = [verdict.layer for verdict in verdicts if not verdict.stays]
+    if len(dropped) == len(verdicts) and keep != 0:
+        raise BraidError(
+            f"by the rule {rule} every gate would go: {_why_all(lenses)}",
+            title,
+            "Choose another rule, a lower --threshold, or --keep N; `--keep 0` takes all gates away.",
+        )
+    before = quality(model, tokenizer, folder, text)
+    after = quality(model, tokenizer, folder, text, dropped) if dropped else before
+    longest = max(documents, key=len)[: min(PROBE, context_limit(model))]
+    return Selection(title, rule, lenses, verdicts, before, after, torch.tensor([list(longest)]))
+
+
+@torch.no_grad()
+def check_equal(source: Any, edited: Any, selection: Selection) -> None:
+    """The new model computes what the old one does with the chosen gates switched off."""
+    ids = selection.probe.to(source.device)
+    with without(source, selection.dropped):
+        expected = source(ids).logits
+    change = (expected - edited(ids.to(edited.device)).logits.to(expected.device)).abs().max().item()
+    if not change <= UNCHANGED:
+        raise BraidError(
+            f"without these gates a logit should be what it is with them switched off, and one differs by {change:g}",
+            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
+        )
+
+
+def _why_all(lenses: dict[int, LayerLens]) -> str:
+    if not any(lens.change for lens in lenses.values()):
+        return "none has moved from zero, or none changes the perplexity"
+    largest = max(lenses.values(), key=lambda lens: abs(lens.change))
+    return f"none meets it (the largest change is {largest.change:+.4f} nats, at layer {largest.layer})"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """`2-5, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,206 @@
+"""What gates do: in each gated layer, the layer's output without and with its gate, over texts.
+
+The same hook reads a Braid model and a decoder of transformers: a gate is called with the layer's input and output.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.decoders.gating import gates_of
+from braidlm.model.gates import Gate
+from braidlm.routes.windows import windows_of
+
+MAX_WINDOW = 1024
+"""Tokens that are read at once, where the model's context is longer."""
+TOKENS_PER_PASS = 4096
+"""Of all windows of a batch; the outputs of every layer are in memory at once."""
+
+
+@dataclass(frozen=True)
+class LayerOutputs:
+    """What one gated layer gives in one pass, [window, time, width]."""
+
+    gate: Gate
+    hidden: Tensor
+    """The layer's input."""
+    plain: Tensor
+    """Its output without the gate."""
+    gated: Tensor
+    """Its output with the gate."""
+
+    @property
+    def added(self) -> Tensor:
+        """What the gate adds; the difference of the outputs would be rounded to the larger stream's precision."""
+        nothing = torch.zeros_like(self.hidden)
+        return nothing if self.gate.is_off else self.gate.add(self.hidden, nothing)
+
+
+@dataclass(frozen=True)
+class GatePass:
+    """One pass over some windows of texts."""
+
+    texts: list[int]
+    """For each window the index of its text."""
+    ids: Tensor
+    """[window, time]"""
+    mask: Tensor
+    """[window, time]: 0 at padding."""
+    layers: dict[int, LayerOutputs]
+    """By the numbers of the gated layers, counted from 1."""
+
+
+def context_limit(model: Any) -> int:
+    """Tokens of a window: the model's context, or MAX_WINDOW if that is less."""
+    return min(getattr(model.config, "max_position_embeddings", None) or MAX_WINDOW, MAX_WINDOW)
+
+
+@torch.no_grad()
+def gate_passes(
+    model: Any, texts: Sequence[Sequence[int]], advance: Callable[[float, str], None] | None = None
+) -> Iterator[GatePass]:
+    """Run a gated model over texts, in windows; what every gate reads and gives is recorded."""
+    gates, size, done = gates_of(model), context_limit(model), 0
+    with _recorded(gates) as layers:
+        for windows in windows_of(texts, size, max(1, TOKENS_PER_PASS // size)):
+            ids, mask = windows.padded(model.device)
+            model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+            yield GatePass(windows.texts, ids, mask, dict(layers))
+            done += windows.tokens
+            if advance is not None:
+                advance(done, "")
+
+
+@contextmanager
+def _recorded(gates: dict[int, Gate]) -> Iterator[dict[int, LayerOutputs]]:
+    """The outputs of each gate's layer in the latest pass; the hooks are removed whatever happens inside the block."""
+    layers: dict[int, LayerOutputs] = {}
+
+    def record(number: int) -> Callable[..., None]:
+        def hook(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+            layers[number] = LayerOutputs(gate, *inputs, output)
+
+        return hook
+
+    handles = [gate.register_forward_hook(record(number)) for number, gate in gates.items()]
+    try:
+        yield layers
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class GateActivity:
+    """One gate, and what it does to its layer's output over all tokens."""
+
+    layer: int
+    """Counted from 1."""
+    activation: float
+    """The mean size of the layer's outputs, over tokens and channels, with the gate."""
+    activation_without: float
+    """The same without the gate."""
+    mean: float
+    """The mean of the layer's outputs themselves, with the gate."""
+    mean_without: float
+    """The same without the gate."""
+    relative: float
+    """The norm of what the gate adds as a share of the norm of the layer's output without it, mean over tokens."""
+    gain: float
+    """How far the gate has moved from zero: by what factor it scales a random input, in the root mean square."""
+    by_domain: dict[str, float] = field(default_factory=dict)
+    """`relative` over the texts of each domain."""
+
+
+@dataclass
+class ModelGates:
+    """The gates of one model."""
+
+    name: str
+    folder: str
+    kind: str
+    """Vector, scalar or matrix."""
+    tokens: int
+    """How many were read."""
+    layers: list[GateActivity]
+
+    @property
+    def findings(self) -> list[str]:
+        """What stands out: gates that are still zero."""
+        zero = [str(one.layer) for one in self.layers if one.gain == 0.0 and one.relative == 0.0]
+        if not zero:
+            return []
+        if len(zero) == len(self.layers):
+            return ["no gate has moved from zero: the model is its base"]
+        gates = "gate of layer" if len(zero) == 1 else "gates of layers"
+        return [f"the {gates} {', '.join(zero)} {'is' if len(zero) == 1 else 'are'} still zero"]
+
+
+class _Sums:
+    """Sums over tokens of one layer and one domain, in float64."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.values = torch.zeros(5, dtype=torch.float64)
+
+    def add(self, layer: LayerOutputs, chosen: Tensor) -> None:
+        plain, gated, added = (one[chosen].double() for one in (layer.plain, layer.gated, layer.added))
+        share = added.norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        means = [gated.abs().mean(-1), plain.abs().mean(-1), gated.mean(-1), plain.mean(-1), share]
+        self.values += torch.stack([one.sum() for one in means]).cpu()
+        self.tokens += int(chosen.sum())
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        total = _Sums()
+        total.tokens, total.values = self.tokens + other.tokens, self.values + other.values
+        return total
+
+    @property
+    def means(self) -> list[float]:
+        return (self.values / self.tokens).tolist()  # type: ignore[no-any-return]
+
+
+def measure_gates(
+    model: Any,
+    texts: Sequence[Sequence[int]],
+    domains: Sequence[str | None],
+    advance: Callable[[float, str], None] | None = None,
+) -> list[GateActivity]:
+    """What each gate of a model does over texts, each of which has a domain or none."""
+    gates = gates_of(model)
+    sums: dict[tuple[int, str | None], _Sums] = {}
+    widths: dict[int, int] = {}
+    for one in gate_passes(model, texts, advance):
+        of_rows = [domains[text] for text in one.texts]
+        for domain in set(of_rows):
+            rows = torch.tensor([name == domain for name in of_rows], device=one.mask.device)
+            chosen = one.mask.bool() & rows[:, None]
+            for number, layer in one.layers.items():
+                sums.setdefault((number, domain), _Sums()).add(layer, chosen.to(layer.plain.device))
+                widths[number] = layer.plain.shape[-1]
+    names = list(dict.fromkeys(domains))
+    activities = []
+    for number, gate in gates.items():
+        of_domains = {name: sums[number, name] for name in names}
+        size, size_without, mean, mean_without, relative = sum(of_domains.values(), _Sums()).means
+        gain = gain_of(gate, widths[number])
+        shares = {name: own.means[-1] for name, own in of_domains.items() if name is not None}
+        activities.append(GateActivity(number, size, size_without, mean, mean_without, relative, gain, shares))
+    return activities
+
+
+@torch.no_grad()
+def gain_of(gate: Gate, width: int) -> float:
+    """The root mean square of the singular values of what a gate computes: of a scalar gate, the scalar's size.
+
+    A bias is not part of it.
+    """
+    parameter = next(gate.parameters())
+    rows = torch.eye(width, device=parameter.device, dtype=parameter.dtype)
+    without_bias = gate(rows[:1] * 0)
+    squares = sum((gate(part) - without_bias).double().square().sum() for part in rows.split(512))
+    return float(squares / width) ** 0.5
