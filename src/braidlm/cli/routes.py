@@ -10,10 +10,11 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability
 
 if TYPE_CHECKING:
+    from braidlm.routes.gates import ModelGates
     from braidlm.routes.measures import LayerTally
     from braidlm.routes.report import ModelRoutes, PromptRoutes, RoutingReport
 
-HELP = "who goes where: which paths or experts the tokens of prompts and data take in each layer"
+HELP = "who goes where: which paths or experts tokens take in each layer; and what gates do"
 MAX_NAMES = 50
 """With names of choices that together are longer than this, a table shows only the most and the least used."""
 EPILOG = """examples:
@@ -82,14 +83,30 @@ def _pairs(items: list[str] | None, option: str) -> dict[str, str]:
 def _show(report: "RoutingReport") -> None:
     from braidlm.routes.report import RoutingReport, verdicts
 
-    if report.models[0].prompts:
+    if report.models and report.models[0].prompts:
         _show_prompts(report)
-    _show_shares(report)
+    if report.models:
+        _show_shares(report)
     for model in report.models:
         _show_layers(model, RoutingReport([model]).choices)
         for line in (*model.findings, *verdicts(model), *(f"note: {note}" for note in model.notes)):
             show(line)
         show("")
+    for gates in report.gated:
+        _show_gates(gates)
+
+
+def _show_gates(model: "ModelGates") -> None:
+    """Per layer: activations with and without its gate, and how far the gate has moved from zero."""
+    from braidlm.routes.gates_report import gate_columns, gate_rows
+
+    show(f"{model.name}: its gates ({model.kind}) over {model.tokens:,} tokens")
+    show("(the mean size and the mean of the stream after each layer with and without its gate; the gate's output as a")
+    show("share of the layer's; by what factor the gate scales a random input)")
+    table(gate_columns(model), gate_rows(model))
+    for finding in model.findings:
+        show(finding)
+    show("")
 
 
 def _show_prompts(report: "RoutingReport") -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
 from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
+from braidlm.routes.gates import ModelGates, kind_of_gates, measure_gates
 from braidlm.routes.layers import Layer, find_layers, routing_modules
 from braidlm.routes.measures import counts_of, load_of, named_shares, tally, typical_tokens
 from braidlm.routes.report import PASSED_BY, DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
@@ -35,6 +38,9 @@ class OpenedModel:
     """The paths to use; None for those that the folder says."""
     without: list[str] = field(default_factory=list)
     """The modules that are switched off."""
+    routed: bool = True
+    """Whether there is something to choose between."""
+    gated: bool = False
 
     @property
     def where(self) -> str:
@@ -57,7 +63,7 @@ def open_models(
 ) -> list[OpenedModel]:
     """Models by their names; `active` are the paths to use, and `without` modules that are off, which each must have.
 
-    Models without paths or experts are refused where every model is named, and left out of a whole study.
+    Models without paths, experts or gates are refused where every model is named, and left out of a whole study.
     """
     sources = name_sources(models)
     if not sources:
@@ -67,16 +73,19 @@ def open_models(
     for name, source in sources.items():
         model = OpenModel(model_folder(source))
         meta_model = skeleton(model.config)
+        gated = model.config.decoded.gates is not None
         try:
-            routing_modules(meta_model)
+            routed = bool(routing_modules(meta_model))
         except BraidError as error:
-            left_out[name] = BraidError(error.what, str(model.folder), error.todo)
-            continue
+            routed = False
+            if not gated:
+                left_out[name] = BraidError(error.what, str(model.folder), error.todo)
+                continue
         with errors_at(str(model.folder)):
             use_paths(meta_model, active if active is not None else model.config.paths)
             switch_off_modules(meta_model, without or ())
         wanted = None if active is None else list(active)
-        opened.append(OpenedModel(name, model, path_names(meta_model), wanted, list(without or ())))
+        opened.append(OpenedModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated))
     for name, problem in left_out.items():
         if all_named or not opened:
             raise problem
@@ -84,22 +93,37 @@ def open_models(
     return opened
 
 
-def analyse(opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int) -> ModelRoutes:
-    """Run one model over its texts and describe what it chose."""
+def analyse(
+    opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
+) -> tuple[ModelRoutes | None, ModelGates | None]:
+    """Run one model over its texts and describe what it chose, and what its gates did."""
     model = opened.model.load(device)
     if opened.active is not None:
         use_paths(model, opened.active)
     switch_off_modules(model, opened.without)
+    routes = _routes(opened, model, texts, right, batch) if opened.routed else None
+    return routes, _gates(opened, model, texts) if opened.gated else None
+
+
+def _routes(
+    opened: OpenedModel, model: BraidForCausalLM, texts: Texts, right: dict[str, str | None], batch: int
+) -> ModelRoutes:
     with errors_at(opened.where):
         layers = find_layers(model)
-    total = sum(len(text.ids) for text in texts.all)
-    with progress(f"routes of {opened.name}", total, "tokens") as advance:
+    with progress(f"routes of {opened.name}", texts.tokens, "tokens") as advance:
         choices = collect_choices(model, layers, texts.all, batch, advance)
     inactive = {name for layer in layers if layer.of_paths for name in layer.inactive}
     active = [name for name in opened.paths if name not in inactive]
     result = ModelRoutes(opened.name, opened.where, list(opened.paths), active, right, layers)
     _describe(result, texts, choices, opened.model.tokenizer)
     return result
+
+
+def _gates(opened: OpenedModel, model: Any, texts: Texts) -> ModelGates:
+    with progress(f"gates of {opened.name}", texts.tokens, "tokens") as advance:
+        ids, domains = [text.ids for text in texts.all], [text.domain for text in texts.all]
+        layers = measure_gates(model, ids, domains, advance)
+    return ModelGates(opened.name, opened.where, kind_of_gates(model), texts.tokens, layers)
 
 
 def _describe(result: ModelRoutes, texts: Texts, choices: list[TokenChoices], tokenizer: BraidTokenizer) -> None:

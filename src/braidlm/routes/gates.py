@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from braidlm.decoders.gating import gates_of
-from braidlm.model.gates import Gate
+from braidlm.model.gates import Gate, gate_kinds
 from braidlm.routes.windows import windows_of
 
 MAX_WINDOW = 1024
@@ -162,6 +162,12 @@ class _Sums:
     @property
     def means(self) -> list[float]:
         return (self.values / self.tokens).tolist()  # type: ignore[no-any-return]
+
+
+def kind_of_gates(model: Any) -> str:
+    """The registered name of the gates' kind."""
+    gate = next(iter(gates_of(model).values()))
+    return next(name for name in gate_kinds if gate_kinds[name] is type(gate))
 
 
 def measure_gates(

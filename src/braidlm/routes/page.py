@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from braidlm.core.report import figures
 from braidlm.core.report.page import Mark, Page
+from braidlm.routes.gates_report import add_gates, gates_page
 from braidlm.routes.layers import Layer
 from braidlm.routes.report import (
     MANY,
@@ -35,6 +36,8 @@ READ_BY = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
 
 def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str = "") -> Page:
     """The whole page, from the main results to the method; `back` is the page that it belongs to."""
+    if not report.models:
+        return gates_page(report.gated, drawn, back)
     page = Page("Who goes where", f"Which path the tokens of a text take in {_listed(report)}")
     if back:
         page.links({"Back to the report": back})
@@ -57,6 +60,9 @@ def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str 
         _typical(page, report)
     page.heading("Token by token")
     _token_views(page, report)
+    if report.gated:
+        page.heading("Gates")
+        add_gates(page, report.gated, drawn)
     page.heading("How this was read")
     _method(page, report)
     return page

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from braidlm.core.report.notebook import html_table
+from braidlm.routes.gates import ModelGates
+from braidlm.routes.gates_report import gate_columns, gate_rows
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import Tally
 
@@ -96,6 +98,9 @@ class RoutingReport:
     """All models, side by side."""
 
     models: list[ModelRoutes]
+    """Those with paths or experts."""
+    gated: list[ModelGates] = field(default_factory=list)
+    """Those with gates."""
 
     @property
     def choices(self) -> list[str]:
@@ -105,7 +110,7 @@ class RoutingReport:
     @property
     def most_choices(self) -> int:
         """The largest number of choices of a layer."""
-        return max(len(layer.choices) for model in self.models for layer in model.layers)
+        return max((len(layer.choices) for model in self.models for layer in model.layers), default=0)
 
     @property
     def no_paths(self) -> list[str]:
@@ -124,14 +129,22 @@ class RoutingReport:
         return [choice for layer in sorted(layers, key=lambda one: -len(one.choices)) for choice in layer.choices]
 
     def _repr_html_(self) -> str:
-        """In a notebook: the share of every choice over all layers, and what it means."""
+        """In a notebook: the share of every choice over all layers, what gates do, and what it means."""
         notes = [f"{model.name}: {text}" for model in self.models for text in (*verdicts(model), *model.findings)]
-        rows = [(tally.what, *row) for at, tally in enumerate(self.models[0].tallies) for row in share_rows(self, at)]
-        return html_table(("over", "choice", *(model.name for model in self.models)), rows, notes)
+        tallies = self.models[0].tallies if self.models else []
+        rows = [(tally.what, *row) for at, tally in enumerate(tallies) for row in share_rows(self, at)]
+        tables = [html_table(("over", "choice", *(model.name for model in self.models)), rows, notes)] if rows else []
+        for gates in self.gated:
+            found = [f"{gates.name}: {finding}" for finding in gates.findings]
+            tables.append(html_table(gate_columns(gates), gate_rows(gates), found))
+        return "".join(tables)
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-        return {"models": [asdict(m, dict_factory=_json) | {"verdicts": verdicts(m)} for m in self.models]}
+        return {
+            "models": [asdict(m, dict_factory=_json) | {"verdicts": verdicts(m)} for m in self.models],
+            "gates": [asdict(m) | {"findings": m.findings} for m in self.gated],
+        }
 
 
 def _json(fields: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.report import figures
 from braidlm.core.report.heat_map import HeatMap, heat_maps
+from braidlm.routes.gates_report import FILE_COLUMNS, domain_rows, file_rows, gate_figures
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import LayerTally
 from braidlm.routes.page import routes_page
@@ -90,6 +91,11 @@ def report_tables(report: RoutingReport) -> dict[str, Table]:
         name: Table(("model", *columns), [(m.name, *row) for m in report.models for row in rows(m)])
         for name, (columns, rows) in makers.items()
     }
+    gates = {"gates": (FILE_COLUMNS, file_rows), "gate_domains": (("layer", "domain", "relative"), domain_rows)}
+    all_tables |= {
+        name: Table(("model", *columns), [(m.name, *row) for m in report.gated for row in rows(m)])
+        for name, (columns, rows) in gates.items()
+    }
     return {name: table for name, table in all_tables.items() if table.rows}
 
 
@@ -156,7 +162,9 @@ def _plain(value: Any) -> Any:
 
 def report_figures(report: RoutingReport) -> dict[str, "Figure"]:
     """Figures by name."""
-    drawn = {"shares": load_figure(report) if report.most_choices > MANY else share_figure(report)}
+    drawn = gate_figures(report.gated) if report.gated else {}
+    if report.models:
+        drawn["shares"] = load_figure(report) if report.most_choices > MANY else share_figure(report)
     if (information := information_figure(report)) is not None:
         drawn["information"] = information
     return drawn

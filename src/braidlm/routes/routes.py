@@ -31,7 +31,7 @@ def routes(
     device: str = "auto",
     batch: int = 16,
 ) -> RoutingReport:
-    """Who goes where in models, each named by its folder, its run or its study (all models that have paths or experts).
+    """Who goes where in models, each named by its folder, its run or its study (all that have paths, experts or gates).
 
     `prompts` is a file or a list, by default (without `data`) the 20 of PaPaformer; `data` names packed folders or
     text; `paths` are those to use, `without` modules that are switched off; `domains` says which path should know a
@@ -57,9 +57,11 @@ def routes(
             of_prompts = prompt_texts(loaded, model.model.tokenizer, model.context, model.where)
             of_data = {source.name: source.texts(model.model.tokenizer) for source in sources}
             texts[model.text_key] = Texts(of_prompts, of_data)
-    report = RoutingReport(
-        [analyse(model, texts[model.text_key], r, device, batch) for model, r in zip(opened, right, strict=True)]
-    )
+    report = RoutingReport([])
+    for model, of_domains in zip(opened, right, strict=True):
+        chosen, gates = analyse(model, texts[model.text_key], of_domains, device, batch)
+        report.models += [] if chosen is None else [chosen]
+        report.gated += [] if gates is None else [gates]
     if out is not None:
         write_folder(report, out, back)
     return report

@@ -39,6 +39,10 @@ class Texts:
     def all(self) -> list[Text]:
         return [*self.prompts, *(text for texts in self.data.values() for text in texts)]
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(text.ids) for text in self.all)
+
 
 @dataclass(frozen=True)
 class DataSource:
