@@ -6,11 +6,12 @@ from pathlib import Path
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import find_model, title_of
+from braidlm.core.models.runs import MODEL_CONFIGS, is_model_folder
 from braidlm.core.reading import given_path
 from braidlm.data.tokenizing.build import BraidTokenizer, load_tokenizer
 
 DOWNLOADED = [
-    "config.json",
+    *MODEL_CONFIGS,
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer*.json",
@@ -100,6 +101,6 @@ def _download(name: str) -> Location:
             f"there is no folder '{name}', and the Hub cannot be reached ({type(error).__name__})",
             todo="Check the path; or download the model where there is a connection and give its folder.",
         ) from None
-    if not (folder / "config.json").is_file():
+    if not is_model_folder(folder):
         raise BraidError(f"'{name}' on the Hub has no config.json", todo="It is not a transformers model.")
     return Location(folder, f"{name}@{folder.name}")  # a snapshot's folder is named after its commit

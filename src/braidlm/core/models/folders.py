@@ -73,16 +73,24 @@ def write_model_files(
     if tokenizer is not None and tokenizer.pause_id is not None:
         model.generation_config.suppress_tokens = [tokenizer.pause_id]  # it was never trained as the next token
     model.save_pretrained(folder, max_shard_size=ONE_FILE)
+    record = write_lineage(folder, tokenizer, lineage, {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)})
+    write_text(folder / "README.md", model_card(name, config, model, record))
+
+
+def write_lineage(
+    folder: Path, tokenizer: Tokenizer | None, lineage: dict[str, Any], weights: dict[str, Any]
+) -> dict[str, Any]:
+    """Write where a folder came from, with its tokenizer, its weights, the time and the versions; gives the record."""
     record = {
         "format": 1,
         **lineage,
         "tokenizer": tokenizer.fingerprint if tokenizer else None,
-        "weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)},
+        "weights": weights,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
     }
     write_json(folder / "lineage.json", record)
-    write_text(folder / "README.md", model_card(name, config, model, record))
+    return record
 
 
 def read_tokenizer(model: BraidForCausalLM, tokenizer: Tokenizer) -> None:

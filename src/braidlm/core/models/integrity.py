@@ -14,13 +14,14 @@ from torch import Tensor
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
+from braidlm.core.models.runs import MODEL_CONFIGS
 
 ALLOW_CHANGED = "BRAID_ALLOW_CHANGED_WEIGHTS"
 """The environment variable that lets weights differ from what their lineage records."""
 HASHED_FILES = (
     "*.safetensors",
     "*.bin",
-    "config.json",
+    *MODEL_CONFIGS,
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
@@ -35,12 +36,17 @@ def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
     recorded = record.get("sha256") if isinstance(record, dict) and record.get("file") == path.name else None
     if recorded is None or os.environ.get(ALLOW_CHANGED) == "1":
         return
-    if _sha256(*_version(path)) != recorded:
+    if file_sha256(path) != recorded:
         raise BraidError(
             f"{path.name} is not the file that lineage.json records (another SHA-256): it was damaged or changed",
             str(path.parent),
             f"Use another copy. If it was changed on purpose, set {ALLOW_CHANGED}=1, or save the model anew.",
         )
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, which is read once a process."""
+    return _sha256(*_version(path))
 
 
 def check_finite(path: Path) -> None:

@@ -15,6 +15,18 @@ MEMINFO = Path("/proc/meminfo")
 SMALLER = "Make the model smaller, or use a machine with more memory."
 
 
+def training_plan(model: nn.Module, device: torch.device) -> str:
+    """What training a model (a skeleton will do) needs, in words; activations come on top."""
+    state, free = training_state_bytes(model), free_memory(device)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    return (
+        f"Training {trained:,} parameters; {frozen:,} are frozen. Memory before activations: weights "
+        f"{_size(weights_bytes(model))}, gradients {_size(state // 3)}, AdamW's two moments {_size(state * 2 // 3)}"
+        + ("." if free is None else f"; {_size(free)} are free.")
+    )
+
+
 def check_training_fits(model: nn.Module, device: torch.device) -> None:
     """Refuse to train a model (a skeleton will do) whose weights, gradients and optimizer state do not fit.
 

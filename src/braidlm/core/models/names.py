@@ -1,6 +1,6 @@
 """One way to name a model, for every verb and for Python.
 
-    FOLDER            a model folder: Braid's, or one of transformers
+    FOLDER            a model folder: Braid's, one of transformers, or one of adapters that names its base
     RUN               a run folder: its newest checkpoint
     RUN/NAME          one of its checkpoints, or `best`: the one with the lowest validated bits per byte
     STUDY             a study's folder: all of its models
@@ -16,12 +16,21 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
-from braidlm.core.models.runs import CHECKPOINTS, RECIPE, checkpoint_steps, is_run, newest_checkpoint, read_metrics
+from braidlm.core.models.runs import (
+    CHECKPOINTS,
+    CONFIG,
+    RECIPE,
+    checkpoint_steps,
+    is_model_folder,
+    is_run,
+    model_folders_in,
+    newest_checkpoint,
+    read_metrics,
+)
 from braidlm.core.reading import existing_folder
 
 StrPath = str | Path
 BEST = "best"
-CONFIG = "config.json"
 _SEED = re.compile(r"seed-(\d+)")
 
 
@@ -43,7 +52,7 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     if path is None:
         raise _missing(Path(os.path.expanduser(name)))
     existing_folder(path)
-    if (path / CONFIG).is_file() or is_run(path):
+    if is_model_folder(path) or is_run(path):
         return [path]
     if runs := study_runs(path):
         return runs
@@ -72,7 +81,7 @@ def name_sources(
 
 def model_folder(source: Path) -> Path:
     """The model folder of what `find_sources` found: itself, or the newest checkpoint of a run."""
-    if (source / CONFIG).is_file():
+    if is_model_folder(source):
         return source
     newest = newest_checkpoint(source)
     if newest is None:
@@ -131,8 +140,8 @@ def best_checkpoint(run: Path) -> Path:
     }
     scores = {
         folder: bits[steps]
-        for folder in (path.parent for path in sorted((run / CHECKPOINTS).glob(f"*/{CONFIG}")))
-        if not folder.name.startswith(".") and (steps := checkpoint_steps(folder)) in bits
+        for folder in model_folders_in(run / CHECKPOINTS)
+        if (steps := checkpoint_steps(folder)) in bits
     }
     if not scores:
         raise BraidError(

@@ -15,6 +15,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.reading import parse_row, read_json
 
 RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
+CONFIG, GATE_CONFIG, LORA_CONFIG = "config.json", "gate_config.json", "adapter_config.json"
+MODEL_CONFIGS = (CONFIG, GATE_CONFIG, LORA_CONFIG)
+"""A model folder has the first; a folder of gates or of LoRA adapters, which names its base, another."""
 
 
 def is_run(folder: Path | str) -> bool:
@@ -22,10 +25,20 @@ def is_run(folder: Path | str) -> bool:
     return (Path(folder) / RECIPE).is_file()
 
 
+def is_model_folder(folder: Path | str) -> bool:
+    """Whether a folder is a model's, or that of adapters which name the model they are for."""
+    return any((Path(folder) / name).is_file() for name in MODEL_CONFIGS)
+
+
+def model_folders_in(parent: Path) -> list[Path]:
+    """The model folders directly in a folder, by name; those being written are left out."""
+    inside = sorted(parent.iterdir()) if parent.is_dir() else []
+    return [folder for folder in inside if not folder.name.startswith(".") and is_model_folder(folder)]
+
+
 def newest_checkpoint(run: Path | str) -> Path | None:
     """The model folder of a run with most training steps, or None; folders being written are ignored."""
-    folders = [path.parent for path in (Path(run) / CHECKPOINTS).glob("*/config.json")]
-    return max((folder for folder in folders if not folder.name.startswith(".")), key=_age, default=None)
+    return max(model_folders_in(Path(run) / CHECKPOINTS), key=_age, default=None)
 
 
 def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
