@@ -119,8 +119,12 @@ def _show_tasks(rows: list[Row]) -> None:
 
 
 def _where(row: Row) -> str:
+    from braidlm.evals.task_data import BUILT_IN
+
     if row["name"] == "bits_per_byte":
         return "yours"
+    if row["data"] == str(BUILT_IN):
+        return "built in"
     return "here" if row["data"] else "not here"
 
 

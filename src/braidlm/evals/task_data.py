@@ -14,6 +14,8 @@ from braidlm.evals.tasks import TASKS
 StrPath = str | Path
 VARIABLE = "BRAID_DATA"
 DEFAULT = "data"
+BUILT_IN = Path("built-in")
+"""Stands for the data of a task that makes its items itself."""
 
 
 def data_root(root: StrPath | None) -> Path:
@@ -22,7 +24,9 @@ def data_root(root: StrPath | None) -> Path:
 
 
 def data_here(task: str, root: StrPath | None = None) -> Path | None:
-    """Where the data of a task is, if it is in the data folder."""
+    """Where the data of a task is, if it is in the data folder; `BUILT_IN` if it needs none."""
+    if TASKS[task].built_in:
+        return BUILT_IN
     candidates = [data_root(root) / location for location in TASKS[task].locations]
     return next((path for path in candidates if path.exists()), None)
 
@@ -32,11 +36,13 @@ def find_data(tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrP
     for name in own:
         if name not in tasks:
             raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
+        if TASKS[name].built_in:
+            raise BraidError(f"data is given for '{name}', which makes its items itself", todo="Leave it out.")
     paths, missing, collections = {}, [], []
     on_hub = {name: str(location) for name, location in own.items() if str(location).startswith(PREFIX)}
     for name in (name for name in tasks if name not in on_hub):
         path = given_path(own[name]) if name in own else data_here(name, root)
-        if path is not None and path.exists():
+        if path is not None and (path == BUILT_IN or path.exists()):
             paths[name] = path
         elif path is not None:
             missing.append(f"{name}: there is no file or folder {path}")

@@ -67,6 +67,8 @@ class Task(ABC):
     `{task}` for the task's name; not needed for data of the BabyLM challenge or on the Hub."""
     collection: str = ""
     """How to get the collection that the data is part of; shown once where several tasks of it are missing."""
+    built_in = False
+    """Whether it makes its items itself, so that no data has to be found."""
     hub: HubSource | None = None
     """The data set for `hub:`, if the task can read it from the Hub."""
     uses: tuple[str, ...] = ()

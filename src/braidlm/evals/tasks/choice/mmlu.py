@@ -19,14 +19,16 @@ EXAMPLE = '{"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, 
 EXAMPLE_CSV = "1 + 1?,1,2,3,4,B"
 
 
-class _Mmlu(ChoiceTask):
-    """Questions of all subjects, read from the CSV files of the original or from rows as on the Hub."""
+class MmluTask(ChoiceTask):
+    """Questions of all subjects, or of some, read from the CSV files of the original or from rows as on the Hub."""
 
     size = "57 subjects, 14,042 questions of 4 options"
     licence = "MIT"
     locations = ("choice/mmlu", "mmlu")
     hub = HubSource("cais/mmlu", "all", ("dev", "test"))
     shots = 0
+    subjects: tuple[str, ...] = ()
+    """Those that are asked about; none for all."""
     fixed_options = True
 
     def rows(self, path: Path) -> Rows:
@@ -35,7 +37,10 @@ class _Mmlu(ChoiceTask):
         self.examples: dict[str, list[Row]] = {}
         for row in _rows(dev_files):
             self.examples.setdefault(row.text("subject"), []).append(row)
-        return Rows(_rows(files), sha256_of_files([*files, *dev_files]))
+        rows = [row for row in _rows(files) if not self.subjects or row.text("subject") in self.subjects]
+        if self.subjects and not rows:
+            raise BraidError(f"there is no question about {', '.join(self.subjects)}", str(path))
+        return Rows(rows, sha256_of_files([*files, *dev_files]))
 
     def question(self, row: Row) -> Question:
         """With a line on the subject and examples from the development set before it (tasks/mmlu/default)."""
@@ -49,14 +54,14 @@ class _Mmlu(ChoiceTask):
 
 
 @TASKS.register("mmlu")
-class Mmlu(_Mmlu):
+class Mmlu(MmluTask):
     """Which letter follows the question and its lettered options (lm-evaluation-harness, tasks/mmlu/default)."""
 
     description = "MMLU: the letter of the answer, without examples; small models are near chance"
 
 
 @TASKS.register("mmlu_5shot")
-class MmluFiveShots(_Mmlu):
+class MmluFiveShots(MmluTask):
     """The same after five examples of the subject, as papers report it; needs a context of a few thousand tokens."""
 
     description = "MMLU: the letter of the answer after five examples of the subject"
@@ -64,7 +69,7 @@ class MmluFiveShots(_Mmlu):
 
 
 @TASKS.register("mmlu_continuation")
-class MmluContinuation(_Mmlu):
+class MmluContinuation(MmluTask):
     """`Question: ...\\nAnswer:` and the answer's own words (tasks/mmlu/continuation): tells more of small models."""
 
     description = "MMLU: the answer's own words after the question"

@@ -1,0 +1,52 @@
+"""The arithmetic task: problems of its own, which no corpus has, asked as they are trained and compared by number."""
+
+from pathlib import Path
+
+import pytest
+from test_maths_tasks import evaluated, said
+
+from braidlm.core.errors import BraidError
+from braidlm.data.corpora.maths.arithmetic import arithmetic_row
+from braidlm.data.sources.fields import document_of
+from braidlm.data.sources.format import ReadOptions
+from braidlm.evals.evaluate import evaluate
+from braidlm.evals.formats.maths_problems import MathsProblems
+from braidlm.evals.task_data import BUILT_IN, data_here, find_data
+from braidlm.evals.tasks import TASKS
+
+__all__ = ["said"]
+
+
+def opened() -> MathsProblems:
+    task = TASKS["arithmetic"]().open(BUILT_IN)
+    assert isinstance(task, MathsProblems)
+    return task
+
+
+def test_solutions_are_compared_by_their_number(said: dict) -> None:
+    data = opened()
+    answers = [int(question.answer) for question in data.items]
+    texts = [f" Add: {answer}.\n#### {answer}\nQuestion: #### 1" for answer in answers]
+    texts[:3] = [f" so it is {answers[0]}", f" {answers[1]}\n#### {answers[1] + 1}", ""]
+    said["texts"] = texts
+    result = data.evaluate("arithmetic", evaluated())
+    assert result.items["right"] == [True, False, False] + [True] * (data.count - 3)
+    assert result.also == {"stated after ####": 100 * (data.count - 3) / data.count}
+    assert (len(result.parts), result.chance) == (6, 0.0)
+
+
+def test_problems_are_asked_as_they_are_trained(said: dict) -> None:
+    said["texts"] = [""] * opened().count
+    opened().evaluate("arithmetic", evaluated())
+    row = arithmetic_row(0, 0)
+    document = document_of(row, ReadOptions(fields=("question",), answer="answer"), "")
+    assert opened().format.prompt(row["question"], 0) == document.text[: document.prompt].rstrip()
+    assert said["prompts"][0] == f"Question: {opened().items[0].text}\nAnswer:"
+
+
+def test_it_needs_no_data(tmp_path: Path) -> None:
+    assert find_data(["arithmetic"], tmp_path, {}) == {"arithmetic": BUILT_IN}
+    assert data_here("arithmetic", tmp_path) == BUILT_IN
+    with pytest.raises(BraidError, match="makes its items itself"):
+        evaluate([], "arithmetic", data_of={"arithmetic": tmp_path})
+    assert opened().sha256 == opened().sha256
