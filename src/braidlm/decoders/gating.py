@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from braidlm.core.errors import BraidError
 from braidlm.decoders.structure import find_parts, layers_in
-from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gate_kinds, gated, ungated
+from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate, ungated
 
 
 def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
@@ -24,7 +24,7 @@ def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
     for number in gates.for_depth(len(parts.layers)).layers or ():
         layer = parts.layers[number - 1]
         with torch.device(_device(layer)):
-            gate = gate_kinds.build(gates.kind, parts.width)
+            gate = make_gate(gates.kind, parts.width)
         gate.train(layer.training)
         parts.layers[number - 1] = _moved_hook(layer, gated(layer, gate))
 

@@ -35,12 +35,9 @@ class Gate(nn.Module):
 
     is_off = False
     """Whether the gate adds nothing for now."""
+    choice: Choice
+    """Its kind and options."""
     fill = staticmethod(fill_gate)
-
-    def fill_all(self) -> None:
-        """Give every parameter its first value."""
-        for parameter in self.parameters():
-            self.fill(self, parameter)
 
     def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
         """What the gate makes of a layer's input; with the layer's `output`, the sum of both, in one pass."""
@@ -63,7 +60,6 @@ class VectorGate(Gate):
     def __init__(self, config: Config, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
-        self.fill_all()
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
         return torch.addcmul(output, hidden.to(output.dtype), self.weight.to(output.dtype))
@@ -96,7 +92,6 @@ class MatrixGate(Gate):
         self.weight = nn.Parameter(torch.empty(width, width if rank is None else rank))
         self.down = None if rank is None else nn.Parameter(torch.empty(rank, width))
         self.bias = nn.Parameter(torch.empty(width)) if config.bias else None
-        self.fill_all()
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
         dtype = compute_dtype(hidden)
@@ -129,6 +124,15 @@ class GatesConfig:
         if layers[-1] > depth:
             raise BraidError(f"gates.layers: there is no layer {layers[-1]}: the model has {depth}")
         return replace(self, layers=layers)
+
+
+def make_gate(choice: Choice, width: int) -> Gate:
+    """A gate at zero."""
+    gate: Gate = gate_kinds.build(choice, width)
+    gate.choice = choice
+    for parameter in gate.parameters():
+        fill_gate(gate, parameter)
+    return gate
 
 
 class GatedLayer(nn.Module):
@@ -189,5 +193,5 @@ def add_gates(stages: Any, width: int, config: GatesConfig | None) -> None:
                         "gates.layers",
                         "List the other layers.",
                     )
-                layers[index] = gated(layer, gate_kinds.build(config.kind, width))
+                layers[index] = gated(layer, make_gate(config.kind, width))
         width = stage.width_out

@@ -1,0 +1,186 @@
+"""Gate adapters: a folder with the gates of a decoder alone, which names the base that they belong to.
+
+It holds `gates.safetensors`, under the names that the gates have in the model, and `gate_config.json`.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from braidlm.core.differences import compare_shapes, listed
+from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.files import atomic_folder, sha256_of, write_json, write_text
+from braidlm.core.models.card import exported_card
+from braidlm.core.models.folders import load_lineage, versions
+from braidlm.core.models.integrity import ALLOW_CHANGED, check_finite, check_hash, file_sha256
+from braidlm.core.reading import read_json
+from braidlm.decoders.gating import attach, detach, gates_of
+from braidlm.decoders.structure import find_parts
+from braidlm.model.config.ranges import Layers, Size
+from braidlm.model.config.strict import decode, encode
+from braidlm.model.gates import GatesConfig
+
+GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+
+
+@dataclass
+class GateAdapter:
+    """What `gate_config.json` says."""
+
+    base: str
+    """The base model: a folder, or a name on the Hub."""
+    base_sha256: str | None
+    """Of its weights, as `weights_sha256` computes it; None if they never were in files."""
+    model_type: str
+    """What transformers calls the base's architecture."""
+    width: Size
+    """Channels of the base's stream."""
+    depth: Layers
+    """Layers of the base."""
+    gates: GatesConfig
+    format: int = 1
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Put gates at zero around the layers of a decoder like the one that these gates are for."""
+        parts = find_parts(model)
+        if (parts.width, len(parts.layers)) != (self.width, self.depth):
+            raise BraidError(
+                f"these gates are for another model, of width {self.width} and {self.depth} layers; "
+                f"this one has width {parts.width} and {len(parts.layers)} layers",
+                todo=f"Load them on {self.base}.",
+            )
+        attach(model, self.gates)
+
+
+def is_adapter(folder: Path | str) -> bool:
+    """Whether a folder holds gates for a base model that it names."""
+    return (Path(folder) / GATE_CONFIG).is_file()
+
+
+def read_adapter(folder: Path | str) -> GateAdapter:
+    """The configuration of a gate adapter."""
+    path = Path(folder) / GATE_CONFIG
+    if not path.is_file():
+        raise BraidError(f"this is not a gate adapter (no {GATE_CONFIG})", str(folder))
+    with errors_at(str(path)):
+        adapter: GateAdapter = decode(GateAdapter, read_json(path))
+    return adapter
+
+
+def weights_sha256(base: Path | str) -> str:
+    """SHA-256 over the files of a folder that hold weights; each is read once a process."""
+    files = sorted({path for pattern in WEIGHT_FILES for path in Path(base).glob(pattern)})
+    if not files:
+        raise BraidError("this folder holds no weights", str(base))
+    lines = "".join(f"{path.name} {file_sha256(path)}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def gates_config_of(model: PreTrainedModel) -> GatesConfig:
+    """Kind and layers of the gates that a decoder has."""
+    gates = gates_of(model)
+    if not gates:
+        raise BraidError("this model has no gates", todo="Add some: `braid edit gate MODEL --out DIR`.")
+    return GatesConfig(next(iter(gates.values())).choice, list(gates))
+
+
+def save_adapter(
+    model: PreTrainedModel, folder: Path | str, base: str, base_sha256: str | None, lineage: Mapping[str, Any]
+) -> Path:
+    """Write the gates of a decoder, in one atomic step."""
+    with atomic_folder(folder) as scratch:
+        write_adapter_files(model, scratch, base, base_sha256, lineage, Path(folder).name)
+    return Path(folder)
+
+
+def write_adapter_files(
+    model: PreTrainedModel, folder: Path, base: str, base_sha256: str | None, lineage: Mapping[str, Any], name: str
+) -> None:
+    """The files of an adapter, into a folder that the caller makes final."""
+    parts, gates = find_parts(model), gates_config_of(model)
+    adapter = GateAdapter(base, base_sha256, model.config.model_type, parts.width, len(parts.layers), gates)
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in gate_tensors(model).items()}
+    save_file(tensors, folder / GATES, metadata={"format": "pt"})
+    write_json(folder / GATE_CONFIG, encode(adapter))
+    record = {
+        "format": 1,
+        **lineage,
+        "weights": {"file": GATES, "sha256": sha256_of(folder / GATES)},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
+    write_json(folder / "lineage.json", record)
+    write_text(folder / "README.md", exported_card(name, record))
+
+
+def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters of the gates, by their names in the model."""
+    parts = find_parts(model)
+    return {
+        f"{parts.layers_name}.{number - 1}.gate.{name}": parameter
+        for number, gate in gates_of(model).items()
+        for name, parameter in gate.named_parameters()
+    }
+
+
+def load_adapter(folder: Path | str, model: PreTrainedModel, base: Path | str | None = None) -> GateAdapter:
+    """Attach the gates of an adapter to a decoder that is in memory; `detach` takes them away again.
+
+    With the folder `base` that the decoder came from, its weights must be those that the gates were made for.
+    """
+    adapter = read_adapter(folder)
+    if base is not None:
+        check_base(adapter, base, folder)
+    stored = _read_tensors(Path(folder))
+    with errors_at(str(folder)):
+        adapter.attach(model)
+    own = gate_tensors(model)
+    if problems := compare_shapes(_shapes(own), _shapes(stored), f"{GATE_CONFIG} says"):
+        detach(model)
+        raise BraidError(f"the gates do not fit their configuration: {listed(problems)}", str(folder))
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if not parameter.is_meta:
+                parameter.copy_(stored[name])
+    return adapter
+
+
+def check_base(adapter: GateAdapter, base: Path | str, folder: Path | str) -> None:
+    """Refuse a base whose weights changed since the gates were made for it."""
+    if adapter.base_sha256 is None or os.environ.get(ALLOW_CHANGED) == "1":
+        return
+    if weights_sha256(base) != adapter.base_sha256:
+        raise BraidError(
+            f"the weights of the base, {base}, are not those that these gates were made for (another SHA-256)",
+            str(folder),
+            f"Use the base as it was. If it was changed on purpose, set {ALLOW_CHANGED}=1.",
+        )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    path = folder / GATES
+    if not path.is_file():
+        raise BraidError(f"the folder has no {GATES}", str(folder))
+    try:
+        with safe_open(path, "pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise BraidError(f"{GATES} is damaged ({error})", str(folder), "Use another copy.") from error
+    check_hash(path, load_lineage(folder))
+    check_finite(path)
+    return stored
