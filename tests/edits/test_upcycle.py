@@ -97,7 +97,7 @@ def test_experts_are_copies_and_routers_are_fresh(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in others)
     lineage = json.loads((out / "lineage.json").read_text())
     assert lineage["made_by"] == "braid edit upcycle"
-    assert lineage["options"] == {"seed": 7, "experts": 3, "top_k": 1, "noise": 0.0}
+    assert lineage["options"] == {"seed": 7, "experts": 3, "top_k": 1, "noise": 0.0, "to": None}
     assert lineage["tensors"][router] == "fresh"
     assert lineage["tensors"][f"{feed}.bank.up.weight"] == {
         "from": {"model": f"{feed}.up.weight"},

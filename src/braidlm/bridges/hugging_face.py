@@ -51,14 +51,18 @@ class HuggingFaceBridge(ExportingBridge):
         return TransformersTarget(model, self.head, self.embedding)
 
     def open(self, location: Location) -> OpenedCheckpoint:
-        config = self._read_config(location.path)
-        checkpoint = self._open_checkpoint(location.path)
-        notes = self._resolve_tied_head(config, checkpoint)
+        config = self.foreign_config(location.path)
+        if problems := self.import_problems(config):
+            where = str(location.path / "config.json")
+            raise BraidError(f"Braid cannot express this {self.title}:{bullet_list(problems)}", where)
+        checkpoint = self.open_checkpoint(location.path)
+        notes = self.resolve_tied_head(config, checkpoint)
         token_ids = {name: getattr(config, name) for name in TOKEN_IDS}
         ours = BraidConfig(self.architecture(config), vocab_size=config.vocab_size, **token_ids)
         return OpenedCheckpoint(checkpoint, ours, f"the {self.title} that config.json describes", notes)
 
-    def _read_config(self, folder: Path) -> Any:
+    def foreign_config(self, folder: Path) -> Any:
+        """The configuration of a folder whose weights are plain numbers, in transformers' terms."""
         path = folder / "config.json"
         data = read_config(folder, self.config_class.model_type)
         if "quantization_config" in data:
@@ -67,15 +71,13 @@ class HuggingFaceBridge(ExportingBridge):
                 f"the weights are quantised ({method})", str(folder), "Convert the model they were quantised from."
             )
         try:
-            config = self.config_class.from_dict(data)
+            return self.config_class.from_dict(data)
         except Exception as error:  # strict configurations raise errors of several libraries
             first = " ".join(str(error).split())
             raise BraidError(f"transformers does not accept this configuration: {first}", str(path)) from error
-        if problems := self.import_problems(config):
-            raise BraidError(f"Braid cannot express this {self.title}:{bullet_list(problems)}", str(path))
-        return config
 
-    def _open_checkpoint(self, folder: Path) -> Checkpoint:
+    def open_checkpoint(self, folder: Path) -> Checkpoint:
+        """The tensors of a folder, without those that carry nothing learned."""
         checkpoint = Checkpoint(folder)
         if not any(name.startswith(self.body) for name in checkpoint.stored):  # saved without its head
             checkpoint.rename(lambda name: name if name == self.head else self.body + name)
@@ -84,7 +86,7 @@ class HuggingFaceBridge(ExportingBridge):
                 checkpoint.ignore(name, why)
         return checkpoint
 
-    def _resolve_tied_head(self, config: Any, checkpoint: Checkpoint) -> list[str]:
+    def resolve_tied_head(self, config: Any, checkpoint: Checkpoint) -> list[str]:
         """Leave out a stored head that equals the embedding it is tied to; untie another one, as transformers does."""
         stored = checkpoint.stored
         if not config.tie_word_embeddings or self.head not in stored or self.embedding not in stored:

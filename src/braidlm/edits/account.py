@@ -177,7 +177,7 @@ def account_table(account: Account, paths: Sequence[str]) -> list[str]:
         if isinstance(origin, Fresh):
             count(f"{_pattern(origin.module, (), 'layers')}.*", origin.kind, ())
         else:
-            count(_pattern(name, paths, "layers", "stack"), origin.description, origin.parts)
+            count(_pattern(name, paths, "layers", "stack", "experts"), origin.description, origin.parts)
     for part, reason in account.left_out.items():
         count("-", f"left out: {reason}", (part,))
     lines = [[str(number), row[0], _origin_text(sources.get(row, {})), row[1]] for row, number in times.items()]

@@ -6,21 +6,30 @@ computes what it did, for every number of experts and whatever the fresh routers
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
 from braidlm.bridges.bridge import bullet_list
+from braidlm.bridges.locate import locate_model
+from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
+from braidlm.core.reading import given_path, read_json
 from braidlm.edits.account import account_table
 from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed, with_stages
 from braidlm.edits.sources import Source
 from braidlm.edits.upcycling.experts import noise_for, upcycled_account, upcycled_stages
+from braidlm.edits.upcycling.mixtral import MIXTRAL_SOURCES, plan_mixtral
+from braidlm.edits.upcycling.mixtral_folder import write_mixtral
 from braidlm.model.config.ranges import MAX_ITEMS, Choices, NonNegative, Range
 from braidlm.model.modeling_braid import BraidForCausalLM
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""What transformers' configurations call the number of experts."""
 
 
 @edits.register("upcycle")
@@ -39,10 +48,35 @@ class Upcycle(Edit):
     noise: NonNegative = 0.0
     """Normal noise on the copies, as a share of each matrix's standard deviation; with any, predictions change at once.
     By default the copies are equal, and part ways because they are trained on different tokens."""
+    to: Literal["braid", "mixtral"] | None = None
+    """What the result is: a Braid model, or a Mixtral folder, which plain transformers opens without further code. By
+    default Mixtral for Llama and Mistral folders, and Braid for others."""
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
             raise BraidError(f"top_k is {self.top_k}, and there are only {self.experts} experts")
+
+    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        location = locate_model(model)
+        kind = model_type(location.path)
+        _refuse_experts(location.path, kind)
+        if self.to == "braid" or (self.to is None and kind not in MIXTRAL_SOURCES):
+            return super().apply(location.path, out, record, dry_run)
+        if kind not in MIXTRAL_SOURCES:
+            raise BraidError(
+                f"this folder holds a '{kind}' model; {' and '.join(MIXTRAL_SOURCES)} become Mixtral",
+                str(location.path),
+                "Leave out `--to mixtral`; or write a Llama folder first, with `braid convert MODEL --to llama`.",
+            )
+        plan = plan_mixtral(location, kind, self.experts, self.top_k)
+        notes = (*self.notes(), "transformers adds the balance loss to the loss only with `output_router_logits=True`")
+        for line in (*plan.lines(), *(f"  note: {note}" for note in notes)):
+            (console.show if dry_run else console.say)(line)
+        if dry_run:
+            return None
+        assert out is not None
+        write_mixtral(plan, given_path(out), record, self.noise)
+        return given_path(out)
 
     def plan(self, source: Source) -> EditPlan:
         check_uncompressed(source.plain)
@@ -80,6 +114,13 @@ class Upcycle(Edit):
             f"{self.top_k}; {after.parameters:,} parameters in place of {before.parameters:,}, "
             f"{after.active_parameters:,} active per token in place of {before.active_parameters:,}"
         )
+
+
+def _refuse_experts(folder: Path, kind: str) -> None:
+    """Refuse a sparse model of another format, whose configuration counts experts."""
+    counts = [key for key in read_json(folder / "config.json") if key in EXPERT_COUNTS]
+    if kind != BRAID and counts:
+        raise BraidError(f"this '{kind}' model is sparse already (config.json has {counts[0]})", str(folder))
 
 
 def _change_of_logits(source: Source) -> Callable[[BraidForCausalLM], dict[str, Any]]:
