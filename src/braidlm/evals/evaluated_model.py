@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from braidlm.data.sources.format import TEMPLATE
 from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Range, Rows, Temperature
 from braidlm.model.config.strict import decode
 
@@ -33,6 +34,10 @@ class Settings:
     """The fields of JSONL and parquet that make a document of text to score, as in `braid prepare`."""
     joiner: str = "\\n"
     """The text between several fields."""
+    answer: str | None = None
+    """The field of JSONL and parquet with the answer to the others: then only answers are scored."""
+    template: str = TEMPLATE.replace("\n", "\\n")
+    """With an answer: the text of a document, as in `braid prepare`."""
     separator: tuple[str, ...] = ("blank",)
     """What separates documents of text files: blank (lines), lines, file or a text; for some files PATTERN=S."""
     held_out: Probability | None = None

@@ -14,7 +14,7 @@ from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.sources.separators import parse_separators
-from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
@@ -183,3 +183,47 @@ def test_places_without_text(tmp_path: Path) -> None:
         read_text(tmp_path / "empty.txt")
     with pytest.raises(BraidError, match="there is no such file"):
         read_text(tmp_path / "none.txt")
+
+
+ROWS = [{"q": "one?", "a": "two, ü"}, {"q": "and three?", "a": "four"}, {"q": "so?", "a": "no"}]
+
+
+def answers_file(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_only_answers_are_scored_and_after_their_questions(tmp_path: Path) -> None:
+    eos, template = TOKENIZER.eos_id, "{question} {answer}"
+    assert eos is not None
+    settings = Settings(field=("q",), answer="a", template=template)
+    result = read_text(answers_file(tmp_path), settings).evaluate("bits_per_byte", EvaluatedModel(scorer(), TOKENIZER))
+    bits, size, previous = 0.0, 0, []
+    for row in ROWS:  # the context of 16 has room for one of the first two, and for the last after the second
+        prompt, answer = f"{row['q']} ", f"{row['a']}"
+        read, told = TOKENIZER.encode(prompt), [*TOKENIZER.encode(answer), eos]
+        before = [eos, *previous, *read] if len(previous) + len(read) + len(told) <= CONTEXT else [eos, *read]
+        model = scorer().model
+        bits -= (plain_sum(model, [*before, *told]) - plain_sum(model, before)) / math.log(2)
+        size += len(answer.encode())
+        previous = [*before[1:], *told]
+    assert result.score == pytest.approx(bits / size, abs=1e-5)
+    assert result.notes["bytes"] == size
+    assert result.notes["tokens"] == size + len(ROWS)
+
+
+def test_packed_answers_are_scored_as_validation_does(tmp_path: Path) -> None:
+    packed = prepare(answers_file(tmp_path), tmp_path / "packed", tokenizer="bytes", fields="q", answer="a")
+    model = EvaluatedModel(scorer(), TOKENIZER)
+    score = read_text(packed.folder).evaluate("bits_per_byte", model).score
+    text = validation_windows(TokenStream(packed), CONTEXT)
+    assert score == pytest.approx(score_text(TrainableBraid(model.model), text).bits_per_byte, abs=1e-5)
+    settings = Settings(field=("q",), answer="a")
+    direct = read_text(tmp_path / "rows.jsonl", settings).evaluate("bits_per_byte", model)
+    assert direct.score == pytest.approx(score, abs=1e-6)
+    other = prepare("stories", tmp_path / "stories", documents=50, tokenizer="bpe", vocab_size=300)
+    words = load_tokenizer(other.tokenizer_folder)
+    stranger = EvaluatedModel(Scorer(tiny_model(vocab_size=words.vocab_size, context=CONTEXT)), words)
+    with pytest.raises(BraidError, match="another tokenizer"):
+        read_text(packed.folder).evaluate("bits_per_byte", stranger)

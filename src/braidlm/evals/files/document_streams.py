@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,12 +13,21 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
+from braidlm.data.packing.shards import Packer
+from braidlm.data.sources.format import Piece, by_document
+from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards, read_pieces
 from braidlm.data.sources.separators import check_separator, parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import Settings
+
+
+class EncodedDocument(NamedTuple):
+    """The tokens of a document."""
+
+    tokens: list[int]
+    prompt: int
+    """How many of the first are read and not scored."""
 
 
 class DocumentStream(ABC):
@@ -26,23 +36,27 @@ class DocumentStream(ABC):
     parts: list[str]
     """The file or data set of each document."""
     bytes: np.ndarray
-    """[documents], of their text in UTF-8."""
+    """[documents], of what is scored of their text in UTF-8."""
+
+    has_prompts: bool
+    """Whether documents begin with a prompt, which is read and not scored."""
 
     @abstractmethod
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[list[int]]:
+    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
         """The tokens of each document, ended by `eos`."""
 
 
 class TextDocuments(DocumentStream):
-    """Documents as text."""
+    """Documents as text, each in one piece."""
 
-    def __init__(self, texts: Sequence[str], parts: list[str]):
-        self.texts, self.parts = texts, parts
-        self.bytes = np.array([len(text.encode()) for text in texts])
+    def __init__(self, documents: Sequence[Piece], parts: list[str]):
+        self.documents, self.parts = documents, parts
+        self.bytes = np.array([len(text[prompt:].encode()) for text, _, prompt in documents])
+        self.has_prompts = any(document.prompt for document in documents)
 
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[list[int]]:
-        cutter = Cutter(tokenizer)
-        return [[*cutter.encode(text), eos] for text in self.texts]
+    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
+        packer = Packer(tokenizer)
+        return [_encoded(document, packer, eos) for document in self.documents]
 
 
 class PackedDocuments(DocumentStream):
@@ -55,34 +69,53 @@ class PackedDocuments(DocumentStream):
         if not len(self._chosen):
             raise BraidError(f"{held_out:g} of {data.manifest.documents} documents is none", str(data.folder))
         self.parts = [data.folder.name] * len(self._chosen)
-        self.bytes = data.document_bytes[self._chosen].astype(np.int64)
+        self.bytes = data.document_target_bytes[self._chosen].astype(np.int64)
+        self.has_prompts = data.targets is not None
 
-    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[list[int]]:
+    def encode(self, tokenizer: BraidTokenizer, eos: int) -> list[EncodedDocument]:
         if self.data.manifest.tokenizer == tokenizer.fingerprint:
             return self._tokens
         return TextDocuments(self._texts, self.parts).encode(tokenizer, eos)
 
     @cached_property
-    def _tokens(self) -> list[list[int]]:
-        starts = self.data.document_starts
-        documents = [self.data.tokens[starts[number] : starts[number + 1]] for number in self._chosen]
-        for tokens in documents:
+    def _tokens(self) -> list[EncodedDocument]:
+        starts, targets = self.data.document_starts, self.data.targets
+        documents = []
+        for number in self._chosen:
+            place = slice(starts[number], starts[number + 1])
+            tokens = self.data.tokens[place]
             self.data.check_tokens(tokens)
-        return [tokens.tolist() for tokens in documents]
+            documents.append(EncodedDocument(tokens.tolist(), 0 if targets is None else int(targets[place].argmax())))
+        return documents
 
     @cached_property
-    def _texts(self) -> list[str]:
+    def _texts(self) -> list[Piece]:
         tokenizer = load_tokenizer(self.data.tokenizer_folder)
         eos = self.data.manifest.eos_id
-        texts = [tokenizer.decode(ids[:-1] if ids[-1:] == [eos] else ids) for ids in self._tokens]
-        if [len(text.encode()) for text in texts] != self.bytes.tolist():
+        texts = [tokenizer.decode(ids[:-1] if ids[-1:] == [eos] else ids) for ids, _ in self._tokens]
+        if self.has_prompts or [len(text.encode()) for text in texts] != self.bytes.tolist():
             raise BraidError(
                 "this data set was packed with another tokenizer than the model's, from whose tokens the text cannot "
                 "be had back",
                 str(self.data.folder),
-                "Give the text itself, or pack it with `braid prepare SOURCE --tokenizer MODEL --out DIR`.",
+                "Give the text itself (of questions the JSONL, with `--answer`), or pack it with "
+                "`braid prepare SOURCE --tokenizer MODEL --out DIR`.",
             )
-        return texts
+        return [Piece(text, True) for text in texts]
+
+
+def _encoded(document: Piece, packer: Packer, eos: int) -> EncodedDocument:
+    """The tokens of a document, of which those of the prompt are counted."""
+    if not document.prompt:
+        return EncodedDocument([*packer.cutter.encode(document.text), eos], 0)
+    tokens: list[int] = []
+    prompt, left = 0, document.prompt
+    for part in packer.cutter.parts([document.text]):
+        batch = packer.pack([part], [False], prompts=[min(left, len(part))])
+        tokens += batch.tokens.tolist()
+        prompt += int((batch.targets == 0).sum())
+        left = max(left - len(part), 0)
+    return EncodedDocument([*tokens, eos], prompt)
 
 
 def open_streams(path: Path, settings: Settings) -> tuple[list[DocumentStream], str]:
@@ -102,19 +135,26 @@ def open_streams(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
 
 def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], str]:
     reading = ReadOptions(
-        fields=settings.field, joiner=unescaped(settings.joiner), separator=parse_separators(settings.separator)
+        fields=settings.field,
+        joiner=unescaped(settings.joiner),
+        answer=settings.answer,
+        template=unescaped(settings.template),
+        separator=parse_separators(settings.separator),
     )
     check_separator(reading.separator)
-    shards = plan_shards([path], reading).shards
+    plan = plan_shards([path], reading)
+    check_answers(plan, reading)
     root = (path if path.is_dir() else path.parent).absolute()
-    texts: list[str] = []
+    documents: list[Piece] = []
     parts: list[str] = []
-    for shard in shards:
-        documents = [text for text in read_documents(shard, reading) if text.strip()]
-        texts += documents
-        parts += [str(Path(shard.source).relative_to(root))] * len(documents)
-    if not texts:
+    for shard in plan.shards:
+        before = len(documents)
+        for texts, prompt in by_document(read_pieces(shard, reading)):
+            if (text := "".join(texts)).strip():
+                documents.append(Piece(text, True, prompt))
+        parts += [str(Path(shard.source).relative_to(root))] * (len(documents) - before)
+    if not documents:
         raise BraidError("there is no text in it", str(path))
-    files = dict.fromkeys(shard.source for shard in shards)
+    files = dict.fromkeys(shard.source for shard in plan.shards)
     digest = "".join(f"{Path(file).name} {sha256_of(file)}\n" for file in files)
-    return [TextDocuments(texts, parts)], hashlib.sha256(digest.encode()).hexdigest()
+    return [TextDocuments(documents, parts)], hashlib.sha256(digest.encode()).hexdigest()

@@ -2,22 +2,25 @@
 
 As the validation of a run does it, so that the two agree on the same text: the documents of a source are one stream,
 each ended by the EOS token, which is predicted too; the first token is predicted from an EOS token; a window has as
-many tokens as the run's training sequences. A packed data set is a stream of its own; the files of a folder are one.
+many tokens as the run's training sequences. Of questions with answers only answers are scored, in windows of whole
+documents. A packed data set is a stream of its own; the files of a folder are one.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.trained_length import trained_length
+from braidlm.data.loading.document_rows import document_rows
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
-from braidlm.evals.files.document_streams import DocumentStream, open_streams
+from braidlm.evals.files.document_streams import DocumentStream, EncodedDocument, open_streams
 from braidlm.evals.results import Part, TaskResult
 from braidlm.evals.scoring.prefix_trees import PrefixTrees
 from braidlm.evals.scoring.requests import Request, begin_id
@@ -31,11 +34,13 @@ DEFAULT_WINDOW = 1024
 
 @dataclass(frozen=True)
 class _Encoded:
-    """What is scored for one tokenizer: a window per tree, and the documents that were taken."""
+    """What is read for one tokenizer: a window per tree, and the documents that were taken."""
 
     trees: PrefixTrees
     tokens: np.ndarray
     """[documents], EOS included."""
+    scored: np.ndarray
+    """[tokens of all documents] bool: all but those of prompts."""
     bytes: np.ndarray
     """[documents]"""
     parts: list[str]
@@ -58,7 +63,7 @@ class HeldOutText:
         """Bits per byte over all documents, and of each file or data set."""
         window = _window(model)
         encoded = self._prepare(model.scorer, model.tokenizer, window)
-        log_probabilities = model.scorer.score_trees(encoded.trees, advance).tokens
+        log_probabilities = model.scorer.score_trees(encoded.trees, advance).tokens * encoded.scored
         sums = np.add.reduceat(log_probabilities, np.concatenate(([0], np.cumsum(encoded.tokens)[:-1])))
         lengths = encoded.bytes
         names = np.array(encoded.parts)
@@ -78,7 +83,7 @@ class HeldOutText:
             standard_error=ratio_error(-sums / math.log(2), lengths, score),
             higher_is_better=False,
             parts=parts,
-            notes={"tokens": int(encoded.tokens.sum()), "bytes": int(lengths.sum()), "window": window},
+            notes={"tokens": int(encoded.scored.sum()), "bytes": int(lengths.sum()), "window": window},
             items={INFLUENCE: ratio_influences(-sums / math.log(2), lengths)},
         )
 
@@ -88,15 +93,22 @@ class HeldOutText:
         requests: list[Request] = []
         tokens: list[int] = []
         sizes: list[np.ndarray] = []
+        scored: list[np.ndarray] = []
         parts: list[str] = []
         for stream in self.streams:
             documents = _first_documents(stream.encode(tokenizer, eos), self.max_tokens)
-            tokens += map(len, documents)
+            lengths = [len(document.tokens) for document in documents]
+            tokens += lengths
+            scored += [np.arange(len(document.tokens)) >= document.prompt for document in documents]
             sizes.append(stream.bytes[: len(documents)])
             parts += stream.parts[: len(documents)]
-            ids = [eos, *(token for document in documents for token in document)]
-            requests += [Request(ids[at : at + window + 1]) for at in range(0, len(ids) - 1, window)]
-        return _Encoded(PrefixTrees(requests, share=False), np.array(tokens), np.concatenate(sizes), parts)
+            ids = [eos, *(token for document in documents for token in document.tokens)]
+            bounds = np.cumsum([0, *lengths])
+            # A question is before its answer; where all is scored, windows need not begin with a document.
+            starts = document_rows(bounds, window) if stream.has_prompts else np.arange(0, bounds[-1], window)
+            requests += [Request(ids[at : end + 1]) for at, end in pairwise([*starts.tolist(), int(bounds[-1])])]
+        trees = PrefixTrees(requests, share=False)
+        return _Encoded(trees, np.array(tokens), np.concatenate(scored), np.concatenate(sizes), parts)
 
 
 def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText:
@@ -139,9 +151,9 @@ def _trained_length(folder: Path | None) -> int | None:
     return None if folder is None else trained_length(load_lineage(folder))
 
 
-def _first_documents(documents: Sequence[Sequence[int]], max_tokens: int | None) -> Sequence[Sequence[int]]:
+def _first_documents(documents: Sequence[EncodedDocument], max_tokens: int | None) -> Sequence[EncodedDocument]:
     """The first whole documents within so many tokens, at least one."""
     if max_tokens is None:
         return documents
-    ends = np.cumsum([len(document) for document in documents])
+    ends = np.cumsum([len(document.tokens) for document in documents])
     return documents[: max(1, int(np.searchsorted(ends, max_tokens, side="right")))]
