@@ -14,6 +14,7 @@ from braidlm.core.models.folders import load_model
 from braidlm.data.packing.prepare import prepare
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
+from braidlm.training.trainables import braid_model
 
 
 @pytest.fixture
@@ -287,7 +288,7 @@ def failing(*args: Any, **kwargs: Any) -> None:
 
 
 FULL = {
-    "the weights": (checkpoints, "write_model_files"),
+    "the weights": (braid_model, "write_model_files"),
     "the optimizer": (checkpoints, "write_state"),
     "the manifest": (checkpoints, "write_json"),
     "the rename": (checkpoints, "make_final"),

@@ -91,8 +91,10 @@ class TrainingConfig:
     """How long the rate rises from zero."""
     clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no clipping."""
-    precision: Literal["auto", "bf16", "float32"] = "auto"
-    """auto: bf16 autocast on a GPU, float32 on a CPU."""
+    precision: Literal["auto", "bf16", "float32", "pure_bf16"] = "auto"
+    """auto: bf16 autocast on a GPU, float32 on a CPU. Weights are trained in float32, but for pure_bf16 (of a decoder
+    only), in which they, their gradients and AdamW's moments are bf16 too: 8 bytes for each parameter in place of 16,
+    and what changes a weight by less than about 1/500 of it is lost."""
     compile: bool | None = None
     """torch.compile; by default on a GPU, unless the step is a graph and every part has kernels of its own."""
     threads: Threads | None = None
@@ -121,8 +123,11 @@ class TrainingConfig:
     freeze: list[Freezable] = field(default_factory=list)
     """Parts that keep their weights, beside the folder's own. `joins` includes projections and the last norm; `blocks`
     is all between embedding and head, and `routers` those of experts, both but for what was inserted."""
+    train: Literal["all", "gates"] = "all"
+    """What is trained: all that is not frozen, or the model's gates alone."""
     lora: LoraTrainingConfig | None = None
-    """Train adapters in place of the model's own weights; checkpoints have them merged, and beside them alone."""
+    """Train adapters in place of the model's own weights; checkpoints have them merged, and beside them alone. Those of
+    a decoder have the adapters alone, and name their base."""
     distill: DistillConfig | None = None
     """Learn from the probabilities of other models: `{teachers: [runs/a, runs/b]}`."""
 
@@ -196,6 +201,9 @@ class Recipe:
     start_from: str | None = None
     """A model whose weights the training begins with; it brings its architecture, unless `model` is given, and its
     tokenizer for sources that are prepared."""
+    decoder: str | None = None
+    """A decoder of transformers to train as it is, in place of a Braid model: its folder, its name on the Hub, or a
+    folder of gates or of LoRA adapters. It brings its tokenizer for sources that are prepared."""
     licence: str | None = None
     """The model's licence for its card, as the Hub writes it: apache-2.0, mit, cc-by-4.0."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -205,11 +213,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
-        if self.training.lora is not None and self.start_from is None:
+        if self.training.lora is not None and self.start_from is None and self.decoder is None:
             raise BraidError(
                 "training.lora adapts a trained model",
                 todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
             )
+        if self.decoder is not None:
+            self._check_decoder()
+        elif self.training.precision == "pure_bf16":
+            raise BraidError("training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16")
         if self.data.pauses and self.training.distill is not None and self.training.distill.top_k is not None:
             raise BraidError(
                 "training.distill.top_k stores what teachers say of text without pauses",
@@ -219,6 +231,30 @@ class Recipe:
             raise BraidError(
                 "training.memory: a row has a memory only where it goes on with its text from step to step",
                 todo="Add data.chunking=consecutive.",
+            )
+
+    def _check_decoder(self) -> None:
+        """Refuse options that only Braid's models have."""
+        training = self.training
+        if self.start_from is not None:
+            raise BraidError("start_from is a Braid model, and decoder is one of transformers: give one of them")
+        if training.lora is not None and training.train == "gates":
+            raise BraidError("training.lora trains adapters and gates, and training.train: gates only these: give one")
+        given = {
+            "data.chunking": self._keeps_rows,
+            "training.memory": bool(training.memory),
+            "training.losses": bool(training.losses),
+            "training.routing_losses": training.routing_losses is not None,
+            "training.distill": training.distill is not None,
+            "training.freeze": bool(training.freeze),
+            "training.dropout": training.dropout.kind != "constant",
+            "training.temperature": training.temperature.kind != "constant",
+            "training.graph": bool(training.graph),
+        }
+        if named := [name for name, is_given in given.items() if is_given]:
+            raise BraidError(
+                f"{', '.join(named)}: only Braid's models have this, and a decoder of transformers is trained as it is",
+                todo="Leave it out; `training.train: gates` and `training.lora` say what of a decoder is trained.",
             )
 
     @property
@@ -243,7 +279,7 @@ class LoadedRecipe:
 
     recipe: Recipe
     model: RecipeModel | None
-    """None where the model is the one to start from."""
+    """None where the model is the one to start from, or a decoder."""
 
     @property
     def architecture(self) -> Architecture | None:
@@ -276,8 +312,10 @@ def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
             decoded = decode_model(model)
     elif model is not None:
         problems.append(f"model: expected a mapping, got '{model}'")
-    elif not data.get("start_from"):
-        problems.append("model: missing; give an architecture, or start_from a model folder")
+    elif not data.get("start_from") and not data.get("decoder"):
+        problems.append("model: missing; give an architecture, or start_from a model folder, or a decoder")
+    if model is not None and data.get("decoder"):
+        problems.append("decoder: brings its own architecture; leave out model")
     recipe = None
     with collecting(problems):
         recipe = decode(Recipe, {key: value for key, value in data.items() if key != "model"})

@@ -13,6 +13,7 @@ from braidlm.data.loading.config import DataConfig, TokenizerConfig
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.decoders.loading import open_decoder
 from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
@@ -30,12 +31,12 @@ def data_of(recipe: Recipe) -> DataConfig:
     has_packed = any(data_set.path is not None for data_set in recipe.data.sets.values())
     if has_packed:  # they bring their tokenizer, which is compared when it is read
         return recipe.data
-    if recipe.start_from is None:
+    if recipe.start_from is None and recipe.decoder is None:
         distill = recipe.training.distill
         if distill is None or recipe.data.tokenizer != TokenizerConfig():
             return recipe.data
         return replace(recipe.data, tokenizer=TokenizerConfig(str(locate_model(distill.teachers[0].model).path)))
-    start, asked = open_model(recipe.start_from).folder, recipe.data.tokenizer
+    start, asked = _tokenizer_folder(recipe), recipe.data.tokenizer
     own = find_tokenizer(start)
     if own is not None and asked == TokenizerConfig():
         return replace(recipe.data, tokenizer=TokenizerConfig(str(start)))
@@ -49,8 +50,18 @@ def data_of(recipe: Recipe) -> DataConfig:
             else "Leave out data.tokenizer to use the model's, or start_from to train a new model.",
         )
     if own is not None:
-        _check_same_tokenizer(start, own, load_tokenizer(asked.kind))
+        check_same_tokenizer(start, own, load_tokenizer(asked.kind))
     return recipe.data
+
+
+def _tokenizer_folder(recipe: Recipe) -> Path:
+    """The folder of the model to start from; of adapters without a tokenizer, that of their base."""
+    if recipe.start_from is not None:
+        return open_model(recipe.start_from).folder
+    decoder = open_decoder(str(recipe.decoder))
+    while find_tokenizer(decoder.folder) is None and decoder.base is not None:
+        decoder = decoder.base
+    return decoder.folder
 
 
 def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidForCausalLM:
@@ -58,7 +69,7 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
     config, where = start.config, str(start.folder)
     check_vocabulary(config.vocab_size, data.tokenizer, where)
     if own := find_tokenizer(start.folder):  # one without, as a conversion may leave, cannot be compared
-        _check_same_tokenizer(start.folder, own, data.tokenizer)
+        check_same_tokenizer(start.folder, own, data.tokenizer)
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
         changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
@@ -95,7 +106,8 @@ def check_length(context: int, length: int) -> None:
         )
 
 
-def _check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer) -> None:
+def check_same_tokenizer(start: Path, own: BraidTokenizer, other: BraidTokenizer) -> None:
+    """Refuse data that was packed with another tokenizer than the model's."""
     if own.fingerprint != other.fingerprint:
         raise BraidError(
             f"the data has another tokenizer than the model to start from: {'; '.join(differences(own, other))}",

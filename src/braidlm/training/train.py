@@ -21,10 +21,12 @@ from braidlm.core.report.notebook import html_table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.data.loading.ordered import order_streams, record_orders
+from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.training.decoder_start import check_decoder_run, make_decoder, train_gates_alone
 from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
@@ -38,6 +40,7 @@ from braidlm.training.step.memory import check_positions
 from braidlm.training.step.objective import use_routing_losses
 from braidlm.training.step.parallel import Rank, join_group, wait_for_all
 from braidlm.training.trainables.braid_model import TrainableBraid
+from braidlm.training.trainables.trainable import Trainable
 
 
 @dataclass
@@ -110,20 +113,28 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
     distill = recipe.training.distill
     teachers = [] if distill is None else find_teachers(distill, data.tokenizer, recipe.data.length)
     torch.manual_seed(recipe.seed)
-    model = _make_model(loaded, data, rank.device).to(rank.device)
-    freeze(model, recipe.training.freeze)
-    _check_trainable(model)
-    adapter = _add_adapter(model, loaded)
+    trained = _make_trainable(loaded, data, rank.device)
     # Dropout differs between processes, weights do not.
     torch.manual_seed((recipe.seed * 1000 + rank.index) % MAX_INTEGER)
     checkpoints = Checkpoints(folder, rank, recipe.checkpoints.keep)
-    trained = TrainableBraid(model, adapter)
     trainer = Trainer(recipe, trained, data, checkpoints, _lineage_maker(loaded, data, teachers), rank, teachers)
     with claimed(folder, resolved, fresh) if rank.is_main else contextlib.nullcontext():
         if rank.is_main:
             record_orders(data.train, folder / ORDER)
         resumed = _resume(trainer, checkpoints, rank, teachers)
         return _run(trainer, folder, checkpoints, resumed)
+
+
+def _make_trainable(loaded: LoadedRecipe, data: OpenData, device: torch.device) -> Trainable:
+    """What the recipe trains, with all else frozen."""
+    if loaded.recipe.decoder is not None:
+        return make_decoder(loaded.recipe, data, device)
+    model, training = _make_model(loaded, data, device).to(device), loaded.recipe.training
+    freeze(model, training.freeze)
+    if training.train == "gates":
+        train_gates_alone(model)
+    _check_trainable(model)
+    return TrainableBraid(model, _add_adapter(model, loaded))
 
 
 def trainable_parameters(model: torch.nn.Module) -> int:
@@ -203,7 +214,9 @@ def _track(trainer: Trainer, folder: Path) -> bool:
 
 def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
-    if loaded.recipe.start_from is not None:
+    if loaded.recipe.decoder is not None:
+        check_decoder_run(loaded.recipe, device)
+    elif loaded.recipe.start_from is not None:
         start = open_model(loaded.recipe.start_from)
         check_not_quantised(start.config.decoded, str(start.folder))
     elif loaded.architecture is not None:
@@ -218,6 +231,8 @@ def _check_memory(config: BraidConfig, loaded: LoadedRecipe, device: torch.devic
     if loaded.recipe.memory:
         check_positions(model)
     freeze(model, [*config.frozen, *loaded.recipe.training.freeze])
+    if loaded.recipe.training.train == "gates":
+        train_gates_alone(model)
     if loaded.recipe.training.lora is not None:
         model.requires_grad_(False)  # adapters are small, and nothing else has gradients
     check_training_fits(model, device)
@@ -254,6 +269,8 @@ def _lineage_maker(loaded: LoadedRecipe, data: OpenData, teachers: list[Teacher]
     ]
     if loaded.recipe.start_from:
         sources.append(open_model(loaded.recipe.start_from).record())
+    if loaded.recipe.decoder:
+        sources.append(open_decoder(loaded.recipe.decoder).record())
     sources += [teacher.record() for teacher in teachers]
 
     def lineage(training: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,11 @@ def adaptable(model: nn.Module) -> list[str]:
 
 def choose_matrices(model: nn.Module, wanted: str | Sequence[str]) -> list[str]:
     """The matrices of these names (`qkv`, `feed.out`), or whose whole name a regular expression matches."""
-    names = list(matrices(model))
+    return choose_names(list(matrices(model)), wanted)
+
+
+def choose_names(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
+    """The same among the matrices of any model."""
     if isinstance(wanted, str):
         try:
             chosen = [name for name in names if re.fullmatch(wanted, name)]

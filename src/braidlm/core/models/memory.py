@@ -122,4 +122,6 @@ def _group_free(group: Path) -> int | None:
 
 
 def _size(amount: int) -> str:
+    if amount < 1e8:
+        return f"{amount / 1e6:.3g} MB"
     return f"{amount / 1e9:,.0f} GB" if amount >= 1e11 else f"{amount / 1e9:.3g} GB"

@@ -12,6 +12,8 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of matrix products; a CPU that is slow at bf16 gets float32 and a message."""
     if precision == "float32":
         return torch.float32
+    if precision == "pure_bf16":
+        return torch.bfloat16
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16

@@ -1,0 +1,56 @@
+"""What a decoder of transformers costs: counted from its parameters, since it says nothing of it itself."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from braidlm.core.models.accounting import Cost
+from braidlm.decoders.structure import find_parts
+
+
+def decoder_cost(model: PreTrainedModel, length: int) -> Cost:
+    """The whole decoder's cost at sequences of `length`."""
+    config = model.config.get_text_config()
+    total = sum((row[1] for row in cost_rows(model)), Cost())
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Scores and sums of values: two products of each token with the half of the sequence that it sees on average.
+    total.flops_per_token += 2 * (length + 1) * config.num_attention_heads * size * config.num_hidden_layers
+    return total
+
+
+def cost_rows(model: PreTrainedModel) -> list[tuple[str, Cost]]:
+    """The costs of embedding, layers, their gates, what else there is, and head, without those of scores."""
+    parts, share = find_parts(model), _active_experts(model)
+    rows = {name: Cost() for name in ("embedding", "layers", "gates", "others", "head")}
+    head = set(parts.head.parameters())
+    for name, parameter in model.named_parameters():
+        owner = _owner(name, parameter, parts)
+        active = share if ".experts." in name else 1.0
+        row = rows[owner]
+        row.parameters += parameter.numel()
+        row.active_parameters += round(active * parameter.numel())
+        if parameter.ndim > 1 and owner not in ("embedding", "others"):
+            row.flops_per_token += round(2 * active * parameter.numel())
+    if tied := sum(p.numel() for p in head & set(parts.embedding.parameters())):
+        rows["head"].flops_per_token += 2 * tied  # it is counted once, and still multiplied
+    return [(name, cost) for name, cost in rows.items() if cost != Cost()]
+
+
+def _owner(name: str, parameter: nn.Parameter, parts: Any) -> str:
+    if any(parameter is own for own in parts.embedding.parameters()):
+        return "embedding"
+    if any(parameter is own for own in parts.head.parameters()):
+        return "head"
+    if name.startswith(f"{parts.layers_name}."):
+        return "gates" if name.split(".")[parts.layers_name.count(".") + 2] == "gate" else "layers"
+    return "others"
+
+
+def _active_experts(model: PreTrainedModel) -> float:
+    """The share of the experts that a token uses; 1 where there are none."""
+    config = model.config.get_text_config()
+    used = getattr(config, "num_experts_per_tok", None)
+    counts = [getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")]
+    there = next((count for count in counts if count), None)
+    return used / there if used and there else 1.0

@@ -1,0 +1,77 @@
+"""Small random decoders of several architectures, as folders of transformers with a tokenizer of ours."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_runs import BASE, merged
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.decoders.adapter import save_adapter, weights_sha256
+from braidlm.decoders.gating import attach
+from braidlm.decoders.loading import open_decoder
+from braidlm.model.config.strict import decode
+from braidlm.model.gates import GatesConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, num_key_value_heads=1),
+    "gpt2": GPT2Config(vocab_size=320, n_embd=16, n_layer=3, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0),
+    "gpt_neox": GPTNeoXConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=1, tie_word_embeddings=True),
+    "phi3": Phi3Config(**SIZES, num_key_value_heads=1),
+    "mixtral": MixtralConfig(**SIZES, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1),
+}
+
+
+def save_decoder(name: str, tokenizer: Path, folder: Path, **changes: Any) -> Path:
+    """A random decoder of this architecture, with the tokenizer of packed data."""
+    config = CONFIGS[name].__class__(**{**CONFIGS[name].to_dict(), **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=0.1)
+    model.save_pretrained(folder)
+    load_tokenizer(tokenizer).save(folder)
+    return folder
+
+
+def save_gates(base: Path, folder: Path, kind: Any = "vector", moved: float = 0.0) -> Path:
+    """Gates for a decoder; `moved` from zero by random numbers of this size."""
+    model = open_decoder(base).load()
+    attach(model, decode(GatesConfig, {"kind": kind}))
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(5)
+        for name, parameter in model.named_parameters():
+            if ".gate." in name and moved:
+                parameter.normal_(std=moved)
+    return save_adapter(model, folder, str(base), weights_sha256(base), {"made_by": "a test"})
+
+
+def decoder_recipe(data: Path, out: Path, decoder: Path, **changes: Any) -> dict[str, Any]:
+    """A recipe that trains a decoder on packed data."""
+    sets = {"stories": {"path": str(data), "holdout": 0.05}}
+    base = {key: value for key, value in BASE.items() if key != "model"}
+    return merged(merged(base, {"out": str(out), "decoder": str(decoder), "data": {"sets": sets}}), changes)
