@@ -20,7 +20,6 @@ from .config.braid_config import BraidConfig
 from .dropout import Dropout
 from .errors import BraidError
 from .freezing import freeze
-from .gates import add_gates
 from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
@@ -138,7 +137,8 @@ class BraidModel(BraidPreTrainedModel):
             self.stages.append(stage)
         self.width_out: int = width
         add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
-        add_gates(self.stages, architecture.width, architecture.gates)
+        if architecture.gates is not None:
+            architecture.gates.add_to(self.stages, architecture.width)
         self.norm = norms.build(architecture.norm, width)
         compress(self, architecture.compression)
         self.attentions = [m for m in self.modules() if hasattr(m, "cache_slot")]
