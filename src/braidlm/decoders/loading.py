@@ -22,13 +22,13 @@ from braidlm.core.models.folders import errors_of_transformers
 from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
-from braidlm.core.models.names import StrPath
+from braidlm.core.models.names import StrPath, title_of
 from braidlm.core.models.runs import CONFIG, LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.adapter import is_adapter, load_adapter, read_adapter
 from braidlm.decoders.gating import attach
-from braidlm.decoders.structure import check_decoder, find_parts
+from braidlm.decoders.structure import check_decoder
 from braidlm.model.config.braid_config import BraidConfig
 
 
@@ -98,9 +98,7 @@ class OpenDecoder:
         """The decoder with its gates and without memory for its weights: enough to count them."""
         if self.base is None:
             with torch.device("meta"), errors_of_transformers(self.folder):
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
-            find_parts(model)
-            return model
+                return AutoModelForCausalLM.from_config(self.config, dtype=dtype)  # type: ignore[no-any-return]
         model = self.base.skeleton(dtype)
         if self.has_gates:
             attach(model, read_adapter(self.folder).gates)
@@ -123,6 +121,11 @@ class OpenDecoder:
         if self.has_gates:
             load_adapter(self.folder, model, self.base.folder)
         return model
+
+
+def decoder_in(folder: Path) -> OpenDecoder:
+    """The decoder of a folder."""
+    return OpenDecoder(Location(folder, title_of(folder)), str(folder))
 
 
 def open_decoder(name: StrPath) -> OpenDecoder:

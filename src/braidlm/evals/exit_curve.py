@@ -75,7 +75,7 @@ def _exits(folder: ModelFolder, layers: Sequence[int] | None) -> list[ModelExit]
         ModelExit(
             f"{folder.name}, layer {layer}",
             folder.path,
-            True,
+            None,
             folder.tokenizer,
             f"{folder.sha256}, layer {layer}",
             layer=layer,

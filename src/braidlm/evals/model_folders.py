@@ -1,4 +1,5 @@
-"""The model folders that are evaluated: Braid's or plain transformers', and all checkpoints of a run."""
+"""The model folders that are evaluated: Braid's, decoders of transformers with or without adapters, and all
+checkpoints of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,18 @@ from braidlm.core.models.folders import (
     check_vocabulary,
     check_weights,
     choose_paths,
-    errors_of_transformers,
     leave_out_modules,
     load_config,
     load_lineage,
     load_model,
 )
-from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
+from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.names import StrPath, model_folder, name_sources
-from braidlm.core.models.runs import CHECKPOINTS, is_interruption, is_run
+from braidlm.core.models.runs import CHECKPOINTS, CONFIG, is_interruption, is_run, model_folders_in
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.decoders.loading import OpenDecoder, decoder_in
 from braidlm.evals.babylm.conventions import words_in_name
 from braidlm.model.config.braid_config import BraidConfig
 
@@ -32,7 +33,8 @@ class ModelFolder:
 
     name: str
     path: Path
-    is_braid: bool
+    decoder: OpenDecoder | None
+    """The decoder of transformers that it is; None for a Braid model."""
     tokenizer: BraidTokenizer
     sha256: str
     run: str | None = None
@@ -44,19 +46,15 @@ class ModelFolder:
     without: list[str] | None = None
     """The modules that are switched off, if any."""
 
+    @property
+    def is_braid(self) -> bool:
+        return self.decoder is None
+
     def load(self, device: str) -> Any:
         """The model in memory, in evaluation mode and in float32."""
-        if self.is_braid:
-            return load_model(self.path, device, self.paths, without=self.without)
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        with errors_of_transformers(self.path):
-            model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, trust_remote_code=False)
-        model = model.to(device).eval()
-        if names := not_finite(model.state_dict().items()):
-            raise not_finite_error(names, str(self.path))
-        return model
+        if self.decoder is not None:
+            return self.decoder.load(device)
+        return load_model(self.path, device, self.paths, without=self.without)
 
 
 def open_model_folders(
@@ -89,13 +87,12 @@ def open_model_folders(
 def checkpoint_folders(folder: Path) -> list[Path]:
     """The model folders of a run, or of any folder that holds some."""
     parent = folder / CHECKPOINTS if is_run(folder) else folder
-    folders = [path.parent for path in parent.glob("*/config.json") if not path.parent.name.startswith(".")]
-    checkpoints = [path for path in folders if not is_interruption(path)]
+    checkpoints = [path for path in model_folders_in(parent) if not is_interruption(path)]
     if not checkpoints:
         raise BraidError(
             "there are no checkpoints here", str(folder), "Leave out --all-checkpoints to evaluate a single model."
         )
-    return sorted(checkpoints)
+    return checkpoints
 
 
 def open_model_folder(
@@ -106,17 +103,17 @@ def open_model_folder(
     without: Sequence[str] | None = None,
 ) -> ModelFolder:
     """Check a model folder by its configuration, its tokenizer and the header of its weights."""
-    config = read_json(path / "config.json")
-    is_braid = config.get("model_type") == BraidConfig.model_type
+    is_braid = (path / CONFIG).is_file() and read_json(path / CONFIG).get("model_type") == BraidConfig.model_type
+    decoder = None if is_braid else decoder_in(path)
     try:
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path) if decoder is None else decoder.tokenizer
     except BraidError as error:
         todo = (
             "Put the tokenizer.json that the model was trained with into the folder. (Of a model of transformers: "
             "`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` in Python writes it.)"
         )
         raise BraidError("this model folder has no tokenizer that can be read", str(path), todo) from error
-    if is_braid:
+    if decoder is None:
         braid_config = load_config(path)
         check_weights(path, braid_config)
         check_vocabulary(braid_config.vocab_size, tokenizer, str(path))
@@ -127,18 +124,17 @@ def open_model_folder(
     elif paths is not None or without:
         what, option = ("paths to choose from", "--paths") if paths is not None else ("named modules", "--without")
         raise BraidError(f"only Braid's models have {what}", str(path), f"Leave out {option}.")
-    elif isinstance(config.get("vocab_size"), int):
-        _check_transformers_config(path)
-        check_vocabulary(config["vocab_size"], tokenizer, str(path))
+    elif isinstance(size := getattr(decoder.config.get_text_config(), "vocab_size", None), int):
+        check_vocabulary(size, tokenizer, str(path))
     else:
         raise BraidError("this is not the folder of a language model (its config.json has no vocab_size)", str(path))
     training = (load_lineage(path) or {}).get("training") or {}
     return ModelFolder(
         name=name,
         path=path,
-        is_braid=is_braid,
+        decoder=decoder,
         tokenizer=tokenizer,
-        sha256=model_hash(path),
+        sha256=model_hash(path) if decoder is None else decoder.sha256,
         run=run,
         steps=training.get("steps"),
         tokens=training.get("tokens"),
@@ -146,11 +142,3 @@ def open_model_folder(
         paths=None if paths is None else list(paths),
         without=list(without) if without else None,
     )
-
-
-def _check_transformers_config(path: Path) -> None:
-    """Let transformers read the configuration; code that the folder brings along is not run."""
-    from transformers import AutoConfig
-
-    with errors_of_transformers(path):
-        AutoConfig.from_pretrained(path, trust_remote_code=False)

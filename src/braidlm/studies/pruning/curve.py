@@ -122,7 +122,7 @@ def _pruned(folder: ModelFolder, name: str, plan: EditPlan, source: Source) -> P
     """Points that leave out the same modules have the same hash, and are scored once."""
     known = {"of": folder.sha256, "architecture": plan.config.architecture}
     sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    return PrunedModel(name, folder.path, True, folder.tokenizer, sha256, plan=plan, source=source)
+    return PrunedModel(name, folder.path, None, folder.tokenizer, sha256, plan=plan, source=source)
 
 
 def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[ModelFolder, Point]]:
