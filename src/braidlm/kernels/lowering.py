@@ -20,6 +20,7 @@ from braidlm.model.config.registry import Choice
 from braidlm.model.dropout import Dropout
 from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.gates import GatedLayer
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
 from braidlm.model.mixture_of_depths import MixtureOfDepthsStage
@@ -136,6 +137,8 @@ def lowers(part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | 
 def refusal(part: nn.Module, body: Any) -> str | None:
     """Why a part of a BraidModel runs its plain forward; None where kernels serve it."""
     lowering = LOWERINGS.get(type(part))
+    if isinstance(part, GatedLayer):
+        return "it has a gate"
     if lowering is None:
         return f"{type(part).__name__} has no kernels"
     for option in set_options(part.config):

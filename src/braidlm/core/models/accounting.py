@@ -13,6 +13,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
+from braidlm.model.gates import Gate
 from braidlm.model.heads.embedding import Embedding
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelStage
@@ -56,6 +57,8 @@ def cost_of(module: nn.Module, length: int, counted: dict[nn.Parameter, float] |
         active += weights * max(share - (before or 0.0), 0.0)
         counted[parameter] = max(share, before or 0.0)
     products = weights_in(module, "weight", module.weight) if _multiplies(module) else 0
+    if isinstance(module, Gate):  # each of its factors, of which a low-rank gate has two matrices
+        products = sum(parameter.numel() for name, parameter in module.named_parameters() if name != "bias")
     total = Cost(
         own,
         round(active),
