@@ -20,13 +20,11 @@ from braidlm.core.models.licence import CARD, licence_record
 from braidlm.core.models.memory import free_memory
 from braidlm.decoders.shards import write_shards
 from braidlm.edits.account import Fresh
-from braidlm.edits.edit import PROBE
+from braidlm.edits.edit import PROBE, UNCHANGED
 from braidlm.edits.upcycling.mixtral import EXPERTS, MixtralPlan
 
 COPIED = ("*token*.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template*", "LICENSE*", GENERATION)
 """Files of the source that the result has too: the tokenizer's, and how text is generated."""
-ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""The largest change of a logit, as a share of the largest logit, that is no more than rounding in a type."""
 
 
 def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: float) -> None:
@@ -80,18 +78,20 @@ def _reader(plan: MixtralPlan, seed: int, noise: float) -> Callable[[str], Tenso
 def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
     """The change of logits on random tokens, for the lineage; where none is promised and one is found, an error.
 
-    One of both models is in memory at a time. Where the new one does not fit, it is not compared, and that is said.
+    They are computed in float32, where rounding is small, by one model after the other. Where the new one does not fit
+    into memory like that, they are not compared, and that is said.
     """
-    free = free_memory(torch.device("cpu"))
-    if free is not None and plan.bytes > free:
-        console.say(f"  logits are not compared: the new model does not fit into the {free / 1e9:.3g} GB that are free")
+    needed, free = 4 * sum(tensor.numel() for tensor in plan.tensors.values()), free_memory(torch.device("cpu"))
+    if free is not None and needed > free:
+        numbers = f"in float32 the new model needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
+        console.say(f"  logits are not compared: {numbers}")
         return {"logits": "not compared"}
     length = min(PROBE[1], plan.config.max_position_embeddings)
     ids = torch.randint(plan.config.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
     before, after = _logits(plan.location.path, ids), _logits(folder, ids)
     change, largest = (after - before).abs().max().item(), before.abs().max().item()
     console.say(f"  a logit changed by at most {change:.3g} (the largest is {largest:.3g})")
-    allowed = max(1.0, largest) * max(ROUNDING[t.dtype] for t in plan.tensors.values())
+    allowed = UNCHANGED * max(1.0, largest)
     if promised and not change <= allowed:
         raise BraidError(
             f"this edit promises not to change a logit by more than {allowed:.3g}, and one changed by {change:.3g}",
@@ -104,7 +104,7 @@ def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
 def _logits(folder: Path, ids: Tensor) -> Tensor:
     """The logits of a folder as plain transformers opens it; a tensor that it misses or does not know is an error."""
     with errors_of_transformers(folder):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if wrong := [f"{what}: {name}" for what in ("missing_keys", "unexpected_keys") for name in sorted(info[what])]:
         raise BraidError(f"transformers does not read these weights as they are:{bullet_list(wrong)}", str(folder))
-    return model.eval()(ids).logits.float()  # type: ignore[no-any-return]
+    return model.eval()(ids).logits  # type: ignore[no-any-return]
