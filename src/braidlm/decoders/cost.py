@@ -11,16 +11,11 @@ from braidlm.decoders.structure import find_parts
 
 def decoder_cost(model: PreTrainedModel, length: int) -> Cost:
     """The whole decoder's cost at sequences of `length`."""
-    config = model.config.get_text_config()
-    total = sum((row[1] for row in cost_rows(model)), Cost())
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Scores and sums of values: two products of each token with the half of the sequence that it sees on average.
-    total.flops_per_token += 2 * (length + 1) * config.num_attention_heads * size * config.num_hidden_layers
-    return total
+    return sum((cost for _, cost in cost_rows(model, length)), Cost())
 
 
-def cost_rows(model: PreTrainedModel) -> list[tuple[str, Cost]]:
-    """The costs of embedding, layers, their gates, what else there is, and head, without those of scores."""
+def cost_rows(model: PreTrainedModel, length: int) -> list[tuple[str, Cost]]:
+    """The costs of embedding, layers, their gates, what else there is, and head."""
     parts, share = find_parts(model), _active_experts(model)
     rows = {name: Cost() for name in ("embedding", "layers", "gates", "others", "head")}
     head = set(parts.head.parameters())
@@ -32,9 +27,18 @@ def cost_rows(model: PreTrainedModel) -> list[tuple[str, Cost]]:
         row.active_parameters += round(active * parameter.numel())
         if parameter.ndim > 1 and owner not in ("embedding", "others"):
             row.flops_per_token += round(2 * active * parameter.numel())
+    config = model.config.get_text_config()
+    # Scores and sums of values: two products of each token with the half of the sequence that it sees on average.
+    scores = 2 * (length + 1) * config.num_attention_heads * head_size(config)
+    rows["layers"].flops_per_token += scores * config.num_hidden_layers
     if tied := sum(p.numel() for p in head & set(parts.embedding.parameters())):
         rows["head"].flops_per_token += 2 * tied  # it is counted once, and still multiplied
     return [(name, cost) for name, cost in rows.items() if cost != Cost()]
+
+
+def head_size(config: Any) -> int:
+    """Channels of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _owner(name: str, parameter: nn.Parameter, parts: Any) -> str:

@@ -7,6 +7,7 @@
 A folder of adapters names its base, which is opened the same way, so that adapters may stand on adapters.
 """
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class OpenDecoder:
     def sha256(self) -> str:
         """Over all files that determine its scores."""
         own = model_hash(self.folder)
-        return own if self.base is None else f"{own}:{self.base.sha256}"
+        return own if self.base is None else hashlib.sha256(f"{own} {self.base.sha256}".encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
         """Which model this is, for the lineage of another that is made of it."""

@@ -3,7 +3,6 @@
 import torch
 from transformers import PreTrainedModel
 
-from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.core.models.memory import check_training_fits, training_plan
@@ -18,8 +17,8 @@ from braidlm.training.trainables.decoder import TrainableDecoder
 from braidlm.training.trainables.decoder_lora import DecoderLora
 
 
-def check_decoder_run(recipe: Recipe, device: torch.device) -> None:
-    """Find a decoder that cannot be trained before its data is prepared; say what it needs."""
+def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:
+    """Find a decoder that cannot be trained before its data is prepared; gives what its training needs, in words."""
     source, training = open_decoder(str(recipe.decoder)), recipe.training
     if source.context is not None:
         check_length(source.context, recipe.data.length)
@@ -33,8 +32,8 @@ def check_decoder_run(recipe: Recipe, device: torch.device) -> None:
     freeze_decoder(model, training)
     if training.lora is not None:
         DecoderLora(model, training.lora, source.address)
-    console.say(training_plan(model, device))
     check_training_fits(model, device)
+    return training_plan(model, device)
 
 
 def make_decoder(recipe: Recipe, data: OpenData, device: torch.device) -> TrainableDecoder:

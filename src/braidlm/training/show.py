@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from braidlm.bridges.opening import OpenModel, open_model
+from braidlm.bridges.opening import open_model
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting, did_you_mean, errors_at
 from braidlm.core.models.accounting import model_facts, skeleton
@@ -19,9 +19,13 @@ from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.decoders.facts import decoder_facts, decoder_notes
+from braidlm.decoders.loading import OpenDecoder, open_decoder
+from braidlm.decoders.opening import open_folder
 from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.training.decoder_start import plan_decoder_run
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of
 
@@ -42,6 +46,8 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     """A composed recipe, checked in full; its model as it would be built."""
     notes: list[str] = []
     problems: list[str] = []
+    if data.get("decoder"):
+        return _decoder_recipe_facts(name, data, length)
     if is_preset(data):
         kind, key = "preset", "vocab_size"
         model = read_model(data, name)
@@ -75,7 +81,9 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
 
 def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
     """A model folder, with what is wrong with it."""
-    opened = OpenModel(folder)
+    opened = open_folder(folder)
+    if isinstance(opened, OpenDecoder):
+        return _decoder_folder_facts(opened, length)
     config = opened.config
     notes: list[str] = []
     problems: list[str] = []
@@ -111,6 +119,34 @@ def folder_facts(folder: Path, length: int | None = None) -> dict[str, Any]:
         "notes": notes,
         "problems": problems,
     }
+
+
+def _decoder_folder_facts(opened: OpenDecoder, length: int | None) -> dict[str, Any]:
+    problems: list[str] = []
+    fingerprint = None
+    with collecting(problems):
+        fingerprint = opened.tokenizer.fingerprint
+    return {
+        "name": str(opened.folder),
+        **decoder_facts(opened, length),
+        "vocab_size_assumed": False,
+        "lineage": load_lineage(opened.folder),
+        "tokenizer": fingerprint,
+        "recipe": opened.config.to_dict(),
+        "notes": decoder_notes(opened),
+        "problems": problems,
+    }
+
+
+def _decoder_recipe_facts(name: str, data: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """A recipe that trains a decoder, which is opened and not loaded."""
+    with errors_at(name):
+        recipe = decode_recipe(data).recipe
+    facts = _decoder_folder_facts(open_decoder(str(recipe.decoder)), length)
+    with collecting(facts["problems"]):
+        facts["notes"].append(plan_decoder_run(recipe, torch.device(choose_device("auto"))))
+    about = dict(list_recipes()).get(name)
+    return {**facts, "kind": "recipe", "name": name, "about": about, "lineage": None, "recipe": data}
 
 
 def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:

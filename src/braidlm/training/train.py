@@ -26,7 +26,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.decoder_start import check_decoder_run, make_decoder, train_gates_alone
+from braidlm.training.decoder_start import make_decoder, plan_decoder_run, train_gates_alone
 from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
@@ -215,7 +215,7 @@ def _track(trainer: Trainer, folder: Path) -> bool:
 def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:
     """Find a model that cannot be built before its data is prepared, which may take long."""
     if loaded.recipe.decoder is not None:
-        check_decoder_run(loaded.recipe, device)
+        console.say(plan_decoder_run(loaded.recipe, device))
     elif loaded.recipe.start_from is not None:
         start = open_model(loaded.recipe.start_from)
         check_not_quantised(start.config.decoded, str(start.folder))
