@@ -131,10 +131,11 @@ def test_folders_that_cannot_generate(braid, tmp_path: Path, model_folder: Path)
     assert "neither a model folder (no config.json) nor a run folder" in braid("generate", tmp_path, "a").err
     (tmp_path / "recipe.yaml").write_text("name: x\n")
     assert "this run has no checkpoint yet" in braid("generate", tmp_path, "a").err
-    (model_folder / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    shown = braid("generate", model_folder, "a")
-    assert shown.code == 2
-    assert "this folder holds a 'mamba' model; Braid reads braid, gpt2, llama" in shown.err
+    for kind, text in {"bert": "this is an encoder ('bert')", "t5": "this is an encoder and a decoder ('t5')"}.items():
+        (model_folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        shown = braid("generate", model_folder, "a")
+        assert shown.code == 2
+        assert text in shown.err
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Gates on a decoder of transformers: attached around its layers, read, switched off, and taken away again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,11 @@ def attach(model: PreTrainedModel, gates: GatesConfig) -> None:
         parts.layers[number - 1] = _moved_hook(layer, gated(layer, gate))
 
 
-def detach(model: PreTrainedModel) -> None:
-    """Take the gates away: what is left computes what the base computes."""
+def detach(model: PreTrainedModel, numbers: Collection[int] | None = None) -> None:
+    """Take the gates of these layers away, or all: without any, the model computes what the base computes."""
     layers = find_parts(model).layers
     for index, layer in enumerate(layers):
-        if isinstance(layer, GatedLayer):
+        if isinstance(layer, GatedLayer) and (numbers is None or index + 1 in numbers):
             layers[index] = _moved_hook(layer, ungated(layer))
 
 

@@ -14,6 +14,8 @@ from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.decoders.loading import OpenDecoder
+from braidlm.decoders.opening import open_folder
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
 from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
@@ -32,9 +34,9 @@ class OpenedModel:
     """A model whose configuration and tokenizer have been read, and whose weights have not."""
 
     name: str
-    model: OpenModel
-    paths: tuple[str, ...]
-    active: list[str] | None
+    model: OpenModel | OpenDecoder
+    paths: tuple[str, ...] = ()
+    active: list[str] | None = None
     """The paths to use; None for those that the folder says."""
     without: list[str] = field(default_factory=list)
     """The modules that are switched off."""
@@ -47,11 +49,11 @@ class OpenedModel:
         return str(self.model.folder)
 
     @property
-    def context(self) -> int:
-        return self.model.config.max_position_embeddings
+    def context(self) -> int | None:
+        return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
-    def text_key(self) -> tuple[str, int]:
+    def text_key(self) -> tuple[str, int | None]:
         """Models with the same key share their tokenized texts."""
         return self.model.tokenizer.fingerprint, self.context
 
@@ -71,21 +73,14 @@ def open_models(
     all_named = len(sources) == (1 if isinstance(models, (str, Path)) else len(models))
     opened, left_out = [], {}
     for name, source in sources.items():
-        model = OpenModel(model_folder(source))
-        meta_model = skeleton(model.config)
-        gated = model.config.decoded.gates is not None
+        model = open_folder(model_folder(source))
         try:
-            routed = bool(routing_modules(meta_model))
-        except BraidError as error:
-            routed = False
-            if not gated:
-                left_out[name] = BraidError(error.what, str(model.folder), error.todo)
-                continue
-        with errors_at(str(model.folder)):
-            use_paths(meta_model, active if active is not None else model.config.paths)
-            switch_off_modules(meta_model, without or ())
-        wanted = None if active is None else list(active)
-        opened.append(OpenedModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated))
+            if isinstance(model, OpenModel):
+                opened.append(_opened(name, model, active, without))
+            else:
+                opened.append(_opened_decoder(name, model, active, without))
+        except _NothingToSee as error:
+            left_out[name] = error
     for name, problem in left_out.items():
         if all_named or not opened:
             raise problem
@@ -93,14 +88,48 @@ def open_models(
     return opened
 
 
+class _NothingToSee(BraidError):
+    """A model has neither paths nor experts nor gates."""
+
+
+def _opened(name: str, model: OpenModel, active: Sequence[str] | None, without: Sequence[str] | None) -> OpenedModel:
+    meta_model = skeleton(model.config)
+    gated = model.config.decoded.gates is not None
+    try:
+        routed = bool(routing_modules(meta_model))
+    except BraidError as error:
+        routed = False
+        if not gated:
+            raise _NothingToSee(error.what, str(model.folder), error.todo) from error
+    with errors_at(str(model.folder)):
+        use_paths(meta_model, active if active is not None else model.config.paths)
+        switch_off_modules(meta_model, without or ())
+    wanted = None if active is None else list(active)
+    return OpenedModel(name, model, path_names(meta_model), wanted, list(without or ()), routed, gated)
+
+
+def _opened_decoder(
+    name: str, model: OpenDecoder, active: Sequence[str] | None, without: Sequence[str] | None
+) -> OpenedModel:
+    where = str(model.folder)
+    if not model.has_gates:
+        raise _NothingToSee(
+            "this decoder has no gates to look at", where, "`braid edit gate MODEL --out DIR` adds some."
+        )
+    if active is not None or without:
+        raise BraidError("only Braid's models have paths and named modules", where, "Leave out --paths and --without.")
+    return OpenedModel(name, model, routed=False, gated=True)
+
+
 def analyse(
     opened: OpenedModel, texts: Texts, right: dict[str, str | None], device: str, batch: int
 ) -> tuple[ModelRoutes | None, ModelGates | None]:
     """Run one model over its texts and describe what it chose, and what its gates did."""
-    model = opened.model.load(device)
+    model: Any = opened.model.load(device)
     if opened.active is not None:
         use_paths(model, opened.active)
-    switch_off_modules(model, opened.without)
+    if opened.without:
+        switch_off_modules(model, opened.without)
     routes = _routes(opened, model, texts, right, batch) if opened.routed else None
     return routes, _gates(opened, model, texts) if opened.gated else None
 

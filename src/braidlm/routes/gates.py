@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from braidlm.decoders.gating import gates_of
-from braidlm.model.gates import Gate, gate_kinds
+from braidlm.model.gates import Gate
 from braidlm.routes.windows import windows_of
 
 MAX_WINDOW = 1024
@@ -166,8 +166,7 @@ class _Sums:
 
 def kind_of_gates(model: Any) -> str:
     """The registered name of the gates' kind."""
-    gate = next(iter(gates_of(model).values()))
-    return next(name for name in gate_kinds if gate_kinds[name] is type(gate))
+    return next(iter(gates_of(model).values())).choice.kind
 
 
 def measure_gates(

@@ -51,7 +51,7 @@ def routes(
     right = [right_paths(named, model.paths, path_of, model.where) for model in opened]
     device = choose_device(device)
     # Every text is read and checked before any model runs; models of one tokenizer share the tokens.
-    texts: dict[tuple[str, int], Texts] = {}
+    texts: dict[tuple[str, int | None], Texts] = {}
     for model in opened:
         if model.text_key not in texts:
             of_prompts = prompt_texts(loaded, model.model.tokenizer, model.context, model.where)

@@ -116,13 +116,13 @@ class DataSource:
             yield ids[:-1] if ids and ids[-1] == facts.eos_id else ids
 
 
-def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: int, where: str) -> list[Text]:
+def prompt_texts(prompts: Sequence[Prompt], tokenizer: BraidTokenizer, context: int | None, where: str) -> list[Text]:
     """Prompts as tokens; each must fit into the model's context, so that the choice at its end has seen all of it."""
     if not prompts:
         return []
     encoded = encode_prompts(tokenizer, [prompt.text for prompt in prompts])
     for prompt, ids in zip(prompts, encoded, strict=True):
-        if len(ids) > context:
+        if context is not None and len(ids) > context:
             raise BraidError(
                 f"the prompt {prompt.label[:40]!r} has {len(ids)} tokens, and the model's context is {context}", where
             )

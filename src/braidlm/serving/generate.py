@@ -5,15 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from braidlm.bridges.opening import OpenModel, open_model
-from braidlm.core.decoding.decoder import Decoder, Sampling
+from braidlm.bridges.opening import OpenModel
+from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import EarlyExit
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
 from braidlm.core.decoding.prompts import Prompt, read_prompts
+from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.names import StrPath, model_folder, name_sources
+from braidlm.core.models.names import StrPath, find_model, model_folder, name_sources
+from braidlm.decoders.loading import OpenDecoder
+from braidlm.decoders.opening import open_folder
 from braidlm.model.config.ranges import CountOrZero, Length
 from braidlm.model.config.strict import decode
 from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, check_report, write_report
@@ -47,20 +50,21 @@ def generate(
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
-    opened = open_model(model)
+    opened = open_folder(find_model(model))
     device = choose_device(device)
-    loaded, tokenizer = opened.load(device, paths, without), opened.tokenizer
-    config, texts = loaded.config, [Continuation(prompt) for prompt in prompts]
-    result = Generation(str(opened.folder), device, config.paths, config.without or None, texts=texts)
-    early_exit.prepare(loaded)
+    loaded, plain_decoder = _load(opened, device, paths, without, early_exit)
+    tokenizer, config, texts = opened.tokenizer, loaded.config, [Continuation(prompt) for prompt in prompts]
+    result = Generation(str(opened.folder), device, texts=texts)
+    if isinstance(opened, OpenModel):
+        result.paths, result.without = config.paths, config.without or None
     if top_next:
         for text, tokens in zip(result.texts, next_tokens(loaded, tokenizer, prompts, top_next, pauses), strict=True):
             text.next = tokens
     start = time.perf_counter()
-    decoders: list[Decoder] = []
+    decoders: list[TokenDecoder] = []
 
-    def make_decoder(*arguments: Any) -> Decoder:
-        decoders.append(early_exit.decoder(*arguments))
+    def make_decoder(*arguments: Any) -> TokenDecoder:
+        decoders.append(plain_decoder(*arguments))
         return decoders[-1]
 
     for piece in continue_text(loaded, tokenizer, prompts, max_tokens, sampling, pauses, make_decoder):
@@ -110,7 +114,7 @@ def prompt_study(
         raise BraidError("there is no model", todo="Name one or more model folders, runs or studies.")
     named, texts = name_sources(models), [prompt.text for prompt in loaded]
     for model in named.values():
-        _check_model(OpenModel(model_folder(model)), texts, pauses, paths, without, early_exit)
+        _check_model(open_folder(model_folder(model)), texts, pauses, paths, without, early_exit)
     study = PromptStudy(loaded)
     for name, model in named.items():
         if on_model is not None:
@@ -154,8 +158,37 @@ def _sampling(
     return Sampling(0.0 if greedy else temperature, top_k, top_p, seed)
 
 
+def _load(
+    opened: OpenModel | OpenDecoder,
+    device: str,
+    paths: Sequence[str] | None,
+    without: Sequence[str] | None,
+    early_exit: EarlyExit,
+) -> tuple[Any, Callable[..., TokenDecoder]]:
+    """The model in memory, and what makes a decoder for it."""
+    if isinstance(opened, OpenDecoder):
+        _check_switches(opened, paths, without, early_exit)
+        return opened.load(device), decoder_for
+    loaded = opened.load(device, paths, without)
+    early_exit.prepare(loaded)
+    return loaded, early_exit.decoder
+
+
+def _check_switches(
+    decoder: OpenDecoder, paths: Sequence[str] | None, without: Sequence[str] | None, early_exit: EarlyExit
+) -> None:
+    """Refuse what only Braid's models have."""
+    for option, given, what in (
+        ("--paths", paths is not None, "paths to choose from"),
+        ("--without", bool(without), "named modules"),
+        ("--exit-layer, --exit-confidence and --speculate", early_exit != EarlyExit(), "early exits"),
+    ):
+        if given:
+            raise BraidError(f"only Braid's models have {what}", str(decoder.folder), f"Leave out {option}.")
+
+
 def _check_model(
-    model: OpenModel,
+    model: OpenModel | OpenDecoder,
     prompts: Sequence[str],
     pauses: int,
     paths: Sequence[str] | None,
@@ -163,10 +196,14 @@ def _check_model(
     early_exit: EarlyExit,
 ) -> None:
     """Find problems before any model is loaded."""
-    model.check(paths, without)
-    empty = skeleton(model.config)
-    early_exit.check(empty)
-    limit = empty.model.positions.limit
+    if isinstance(model, OpenDecoder):
+        _check_switches(model, paths, without, early_exit)
+        limit = model.context
+    else:
+        model.check(paths, without)
+        empty = skeleton(model.config)
+        early_exit.check(empty)
+        limit = empty.model.positions.limit
     for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts, pauses), strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt

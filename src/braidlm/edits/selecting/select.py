@@ -1,17 +1,29 @@
 """`braid edit select`: leave out the gates that a text hardly needs (Self-MoE, section 3.3)."""
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from braidlm.bridges.model_info import TOKEN_IDS
+from braidlm.bridges.opening import OpenModel
+from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.names import find_model, title_of
+from braidlm.core.models.runs import LORA_CONFIG
+from braidlm.core.reading import given_path
+from braidlm.decoders.adapter import read_adapter, write_adapter_files
+from braidlm.decoders.gating import detach
+from braidlm.decoders.loading import OpenDecoder
+from braidlm.decoders.opening import open_folder
 from braidlm.edits.account import Part, account_table
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import moved
 from braidlm.edits.selecting.report import check_report, write_report
 from braidlm.edits.selecting.rules import Rule
-from braidlm.edits.selecting.selection import Selection, check_equal, select_gates
+from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates
 from braidlm.edits.sources import Source
 from braidlm.edits.tensor_origins import targets
 from braidlm.evals.evaluated_model import Settings
@@ -21,6 +33,10 @@ from braidlm.model.config.ranges import Count, LayersOrZero, NonNegative
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.routes.texts import DataSource
+
+LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+"""What may stand beside the gates of a decoder, and stays as it is."""
 
 
 @edits.register("select")
@@ -63,7 +79,7 @@ class Select(Edit):
         account.check(targets(skeleton(config)), {SOURCE: source.plain.tensors})
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
-            check_equal(model, edited, selection)
+            check_equal(logits_without(model, selection), edited, selection)
             return selection.record()
 
         zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.dropped)
@@ -71,7 +87,42 @@ class Select(Edit):
         lines = [*selection.lines(), *account_table(account, ()), *(f"  note: {note}" for note in source.notes)]
         return EditPlan(lines, config, account, unchanged_on=unchanged_on, measure=measure)
 
-    def select(self, model: Any, opened: Any) -> Selection:
+    def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
+        """Of a decoder of transformers with gates, the same decoder with fewer of them."""
+        opened = open_folder(find_model(model))
+        if isinstance(opened, OpenModel):
+            return super().apply(model, out, record, dry_run)
+        return self._apply_to_decoder(opened, out, record, dry_run)
+
+    def _apply_to_decoder(
+        self, opened: OpenDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
+    ) -> Path | None:
+        if not opened.has_gates:
+            raise no_gates(opened.name)
+        adapter = read_adapter(opened.folder)
+        if self.keep == 0:
+            todo = f"Use the base itself: {adapter.base}."
+            raise BraidError("without any gate this is its base", str(opened.folder), todo)
+        model = opened.load()
+        selection = self.select(model, opened)
+        for line in selection.lines():
+            (console.show if dry_run else console.say)(line)
+        if dry_run:
+            return None
+        assert out is not None
+        expected = logits_without(model, selection)
+        detach(model, selection.dropped)
+        check_equal(expected, model, selection)
+        lineage = {**record, "measured": selection.record(), "sources": [{"name": SOURCE, **opened.record()}]}
+        folder = given_path(out)
+        with atomic_folder(folder) as scratch:
+            write_adapter_files(model, scratch, adapter.base, adapter.base_sha256, lineage, folder.name)
+            for name in (*LORA_FILES, *TOKENIZER_FILES):
+                if (opened.folder / name).is_file():
+                    shutil.copy2(opened.folder / name, scratch / name)
+        return folder
+
+    def select(self, model: Any, opened: OpenModel | OpenDecoder) -> Selection:
         """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""
         if self.report is not None:
             check_report(self.report)
@@ -80,7 +131,7 @@ class Select(Edit):
         documents = [document.ids for document in data.texts(opened.tokenizer)]
         selection = select_gates(
             model,
-            opened.title,
+            title_of(opened.folder),
             opened.folder,
             opened.tokenizer,
             documents,

@@ -116,12 +116,17 @@ def select_gates(
 
 
 @torch.no_grad()
-def check_equal(source: Any, edited: Any, selection: Selection) -> None:
-    """The new model computes what the old one does with the chosen gates switched off."""
-    ids = selection.probe.to(source.device)
-    with without(source, selection.dropped):
-        expected = source(ids).logits
-    change = (expected - edited(ids.to(edited.device)).logits.to(expected.device)).abs().max().item()
+def logits_without(model: Any, selection: Selection) -> Tensor:
+    """What a model predicts with the gates switched off that are to go."""
+    with without(model, selection.dropped):
+        return model(selection.probe.to(model.device)).logits  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def check_equal(expected: Tensor, edited: Any, selection: Selection) -> None:
+    """The new model predicts what the old one did with these gates switched off."""
+    logits = edited(selection.probe.to(edited.device)).logits
+    change = (expected - logits.to(expected.device)).abs().max().item()
     if not change <= UNCHANGED:
         raise BraidError(
             f"without these gates a logit should be what it is with them switched off, and one differs by {change:g}",
