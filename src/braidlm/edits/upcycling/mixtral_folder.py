@@ -104,7 +104,8 @@ def _compare(plan: MixtralPlan, folder: Path, promised: bool) -> dict[str, Any]:
 def _logits(folder: Path, ids: Tensor) -> Tensor:
     """The logits of a folder as plain transformers opens it; a tensor that it misses or does not know is an error."""
     with errors_of_transformers(folder):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
     if wrong := [f"{what}: {name}" for what in ("missing_keys", "unexpected_keys") for name in sorted(info[what])]:
         raise BraidError(f"transformers does not read these weights as they are:{bullet_list(wrong)}", str(folder))
-    return model.eval()(ids).logits  # type: ignore[no-any-return]
+    # Transformers needs twice the memory to load weights in another type than the file's.
+    return model.float().eval()(ids).logits  # type: ignore[no-any-return]
