@@ -66,3 +66,19 @@ def test_built_in_problems_have_fields(corpus: str) -> None:
         assert question.splitlines()[0] == document(corpus, 2, number).splitlines()[0]
     plain = ReadOptions(documents=5, first=3, seed=2)
     assert list(read_documents(shard, plain)) == [document(corpus, 2, number) for number in range(3, 8)]
+
+
+def test_rows_of_a_hub_data_set_as_orca_maths(tmp_path: Path) -> None:
+    """The fields of microsoft/orca-math-word-problems-200k, from a folder in the Hub's layout."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    rows = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}."} for n in range(5)]
+    (tmp_path / "orca" / "data").mkdir(parents=True)
+    file = tmp_path / "orca" / "data" / "train-00000-of-00001.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    options = ReadOptions(fields=("question",), answer="answer")
+    for source in (f"hub:{tmp_path / 'orca'}", str(file)):
+        (shard,) = plan_shards([source], options).shards
+        assert list(read_pieces(shard, options)) == [document_of(row, options, "") for row in rows]
+    with pytest.raises(BraidError, match="no field 'solution'"):
+        plan_shards([f"hub:{tmp_path / 'orca'}"], ReadOptions(fields=("question",), answer="solution"))
