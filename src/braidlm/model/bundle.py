@@ -11,7 +11,7 @@ the default one contains, and the definitions that these mention.
 import ast
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile, zip_longest
@@ -40,11 +40,15 @@ License: Apache-2.0.
 def bundle(names: frozenset[str]) -> str:
     """The text of the file, for a configuration that contains these names."""
     # transformers compares a configuration with the default one, which the folder's code must be able to make.
-    reached = reachable(names | names_in(BraidConfig().architecture))
+    body = body_of(reachable(names | names_in(BraidConfig().architecture)))
+    return HEADER.format(version=__version__, digest=hashlib.sha256(body.encode()).hexdigest()) + body
+
+
+def body_of(reached: frozenset[str]) -> str:
+    """The text of these definitions, after the imports that they need."""
     sources = [source for source in in_order() if source.definitions_in(reached)]
     bodies = [source.body(reached) for source in sources]
-    body = "\n".join([*_merged_imports(sources, "\n".join(bodies)), bodies[0].removeprefix("\n"), *bodies[1:], ""])
-    return HEADER.format(version=__version__, digest=hashlib.sha256(body.encode()).hexdigest()) + body
+    return "\n".join([*_merged_imports(sources, "\n".join(bodies)), bodies[0].removeprefix("\n"), *bodies[1:], ""])
 
 
 def names_in(value: Any) -> frozenset[str]:
@@ -58,6 +62,24 @@ def names_in(value: Any) -> frozenset[str]:
 
 def reachable(names: frozenset[str]) -> frozenset[str]:
     """The names of the definitions that a configuration with these names needs."""
+    named = (name for one in definitions().values() if one.registered & names for name in one.names)
+    return needed_by({name for one in source_file(LAST).definitions for name in one.names} | set(named))
+
+
+def needed_by(names: Iterable[str]) -> frozenset[str]:
+    """These names of definitions, and those that they mention, and so on."""
+    defined, waiting = definitions(), list(names)
+    reached: set[str] = set()
+    while waiting:
+        definition = defined[waiting.pop()]
+        if not reached.issuperset(definition.names):
+            reached |= definition.names
+            waiting += [name for name in definition.mentioned if name in defined]
+    return frozenset(reached)
+
+
+def definitions() -> dict[str, "Definition"]:
+    """What the files of the package define, by name."""
     defined: dict[str, Definition] = {}
     for source in in_order():
         for definition in source.definitions:
@@ -65,15 +87,7 @@ def reachable(names: frozenset[str]) -> frozenset[str]:
                 if name in defined:
                     raise RuntimeError(f"'{name}' is defined in {defined[name].path} and in {source.path}")
                 defined[name] = definition
-    named = (definition for definition in defined.values() if definition.registered & names)
-    waiting = [*source_file(LAST).definitions, *named]
-    reached: set[str] = set()
-    while waiting:
-        definition = waiting.pop()
-        if not reached.issuperset(definition.names):
-            reached |= definition.names
-            waiting += [defined[name] for name in definition.mentioned if name in defined]
-    return frozenset(reached)
+    return defined
 
 
 def in_order() -> list["SourceFile"]:
