@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
 from safetensors.torch import load_file, save_file
-from tiny_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from braidlm.core.errors import BraidError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
+from random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from braidlm.core.errors import BraidError

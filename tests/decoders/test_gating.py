@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import CONFIGS, DEPTH, WIDTH, open_gates, tiny_decoder, tiny_decoder_config, token_ids
+from random_decoders import CONFIGS, DEPTH, WIDTH, open_gates, tiny_decoder, tiny_decoder_config, token_ids
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Trainer, TrainingArguments
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
+from random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
