@@ -1,0 +1,89 @@
+"""Selecting gates of a decoder of transformers: an adapter in, an adapter out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import text_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, PretrainedConfig
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_lineage
+from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.decoders.adapter import read_adapter, save_adapter, weights_sha256
+from braidlm.decoders.gating import attach, gates_of, without
+from braidlm.decoders.loading import open_decoder
+from braidlm.edits.edit import edit
+from braidlm.model.config.strict import decode
+from braidlm.model.gates import GatesConfig
+from tiny_models import random_ids, randomised
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 4}
+VOCABULARY = bytes_tokenizer().vocab_size
+CONFIGS: dict[str, PretrainedConfig] = {
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=5, n_head=4, n_positions=64),
+    "gpt_neox": GPTNeoXConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **SIZES),
+    "llama": LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, num_key_value_heads=2, **SIZES),
+}
+
+
+@torch.no_grad()
+def gated_decoder(home: Path, name: str = "llama", sizes: tuple[float, ...] = (0.0, 0.001, 0.5, 0.4)) -> Path:
+    """An adapter of scalar gates of these sizes for layers 2 to 5, and its base beside it."""
+    model: Any = randomised(AutoModelForCausalLM.from_config(CONFIGS[name])).eval()
+    model.save_pretrained(home / "base")
+    bytes_tokenizer().save(home / "base")
+    attach(model, decode(GatesConfig, {"kind": "scalar"}))
+    for gate, size in zip(gates_of(model).values(), sizes, strict=True):
+        gate.weight.fill_(size)
+    return save_adapter(model, home / "gates", str(home / "base"), weights_sha256(home / "base"), {"made_by": "test"})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_adapter_with_fewer_gates(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = gated_decoder(tmp_path, name)
+    edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
+    assert "Select gates of gates by smallest-change: 2 of 4 go (layers 2-3)" in capsys.readouterr().out
+    before, after = open_decoder(source).load(), open_decoder(tmp_path / "out").load()
+    assert list(gates_of(after)) == [4, 5]
+    assert read_adapter(tmp_path / "out").gates.layers == [4, 5]
+    ids = random_ids(2, 20, vocab_size=VOCABULARY)
+    with torch.no_grad(), without(before, [2, 3]):
+        assert torch.equal(before(ids).logits, after(ids).logits)
+    lineage = load_lineage(tmp_path / "out")
+    assert lineage is not None
+    assert lineage["made_by"] == "braid edit select"
+    assert [one["layer"] for one in lineage["measured"]["layers"] if not one["stays"]] == [2, 3]
+    assert lineage["sources"][0]["base"]["model"] == "base"
+
+
+def test_a_gate_that_never_moved_goes_without_changing_a_logit(tmp_path: Path) -> None:
+    source = gated_decoder(tmp_path, sizes=(0.0, 0.3, 0.0, 0.4))
+    edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
+    before, after = open_decoder(source).load(), open_decoder(tmp_path / "out").load()
+    assert list(gates_of(after)) == [3, 5]
+    ids = random_ids(2, 20, vocab_size=VOCABULARY)
+    with torch.no_grad():
+        assert torch.equal(before(ids).logits, after(ids).logits)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    source, text = gated_decoder(tmp_path, "gpt_neox"), str(text_file(tmp_path))
+    with pytest.raises(BraidError, match="without any gate this is its base") as error:
+        edit("select", source, tmp_path / "out", text=text, keep=0)
+    assert str(tmp_path / "base") in str(error.value.todo)
+    with pytest.raises(BraidError, match="this model has no gates to select from"):
+        edit("select", tmp_path / "base", tmp_path / "out", text=text)
+    with pytest.raises(BraidError, match="every gate would go"):
+        edit("select", source, tmp_path / "out", text=text, threshold=50)
+    assert edit("select", source, text=text, dry_run=True) is None
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
+    source, text = gated_decoder(tmp_path), str(text_file(tmp_path))
+    randomised(AutoModelForCausalLM.from_config(CONFIGS["llama"]), seed=5).save_pretrained(tmp_path / "base")
+    with pytest.raises(BraidError, match="are not those that these gates were made for"):
+        edit("select", source, tmp_path / "out", text=text)
+    assert not (tmp_path / "out").exists()
