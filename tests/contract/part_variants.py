@@ -31,6 +31,9 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("stage", "project"): {"to": 16},
     ("stage", "parallel"): {"paths": 2},
+    ("norm", "per_path"): {"paths": {"a": 8, "b": 8}},
+    ("head", "average"): {"paths": {"a": 8, "b": 8}},
+    ("head", "mixture"): {"paths": {"a": 8, "b": 8}},
     ("compression", "low_rank"): {"ranks": {"stages.*": 4}},
     ("compression", "int8"): {"modules": ["stages.*"]},
     ("compression", "int4"): {"modules": ["stages.*"], "group": 8},
@@ -42,7 +45,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
 VALUES: dict[str, list[Any]] = {
     "losses": [{"z_loss": 0.1}],
     "names": [3, ["a", "b", "c"]],
-    "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}],
+    "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}, {"a": 4, "b": 12}],
     "experts": [3],
     "width": [16],
     "new": [["expert_3"], ["path_2"]],

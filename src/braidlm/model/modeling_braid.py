@@ -285,6 +285,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         architecture = config.decoded
         head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         self.head: Any = compressed_head(head, architecture.compression)
+        use_paths(self, config.paths)
         freeze(self, config.frozen)
         self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
         self.post_init()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from ..stages import Stage
 
 def path_names(model: nn.Module) -> tuple[str, ...]:
     """The names of all paths of a model, each once."""
-    return tuple(dict.fromkeys(name for stage in _stages(model) for name in stage.names))
+    return tuple(dict.fromkeys(name for part in _parts_with_paths(model) for name in part.names))
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
@@ -25,8 +26,8 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
     if known and not active:
         raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
-    for stage in _stages(model):
-        stage.use_paths(frozenset(active))
+    for part in _parts_with_paths(model):
+        part.use_paths(frozenset(active))
 
 
 def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
@@ -58,6 +59,11 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
             raise BraidError("this switches off every module there", part, "Leave at least one of them.")
     for router, inactive in off.items():
         router.inactive = frozenset(inactive)
+
+
+def _parts_with_paths(model: nn.Module) -> Iterator[Any]:
+    """Its stages, and a head that has logits of each path."""
+    return (module for module in model.modules() if hasattr(module, "use_paths"))
 
 
 def _stages(model: nn.Module) -> Iterator[Stage]:

@@ -1,0 +1,129 @@
+"""Heads of models side by side: each path has logits of its own, and what is averaged is their probabilities.
+
+The logits that these heads return are the logarithms of the averaged probabilities, so that their softmax is the
+average itself, and whoever samples, scores or distils needs to know nothing of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config.ranges import Size
+from ..errors import BraidError
+from ..heads.head import Head, heads
+from ..heads.linear import LinearHead
+from ..heads.losses import IGNORED
+from .per_path_norm import check_parts
+
+
+@heads.register("average")
+class AverageHead(LinearHead):
+    """Every path predicts the next token by itself, from its own part of the stream; the probabilities are averaged."""
+
+    composed = {}  # a model with this head is made of whole models, and is no path of another
+
+    @dataclass(kw_only=True)
+    class Config(LinearHead.Config):
+        paths: dict[str, Size]
+        """The width of each path by its name, in the order of their parts of the stream."""
+
+        def __post_init__(self) -> None:
+            if not self.paths:
+                raise BraidError("paths: at least one is needed")
+
+    def __init__(self, config: Config, width: int, vocab_size: int):
+        super().__init__(config, width, vocab_size)
+        if config.bias:
+            self.bias = nn.Parameter(torch.empty(len(config.paths), vocab_size))
+        self.names, self.widths = tuple(config.paths), list(config.paths.values())
+        check_parts(self.widths, width)
+        self.active = list(range(len(self.names)))
+        """The indices of the paths that are averaged."""
+
+    def use_paths(self, active: frozenset[str]) -> None:
+        """An inactive path has no share of the average."""
+        self.active = [index for index, name in enumerate(self.names) if name in active]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The logarithms of the averaged probabilities [..., vocabulary]."""
+        weights = self.log_weights(hidden).unbind(-1)
+        pairs = zip(self.path_logits(hidden), weights, strict=True)
+        return reduce(torch.logaddexp, (logits.log_softmax(-1) + weight[..., None] for logits, weight in pairs))
+
+    def log_weights(self, hidden: Tensor) -> Tensor:
+        """The logarithm of each active path's share of the average, [path] or [..., path]."""
+        return torch.zeros(len(self.active), dtype=_wide(hidden), device=hidden.device).log_softmax(-1)
+
+    def path_logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """The logits [..., vocabulary] of each active path."""
+        parts, matrices = hidden.split(self.widths, dim=-1), self.weight.split(self.widths, dim=1)
+        for index in self.active:
+            bias = None if self.bias is None else self.bias[index]
+            yield F.linear(parts[index], matrices[index], bias).to(_wide(hidden))
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, count: Tensor | float | None = None, logits: Tensor | None = None
+    ) -> Tensor:
+        """The same in less memory: in training only what each path gives to the targets is averaged."""
+        if logits is not None or not torch.is_grad_enabled():
+            return Head.loss(self, hidden, targets, count, logits)
+        flat, real = targets.flatten(), targets != IGNORED
+        of_paths = [
+            -F.cross_entropy(one.flatten(0, -2), flat, ignore_index=IGNORED, reduction="none").view_as(targets)
+            for one in self.path_logits(hidden)
+        ]
+        averaged = (torch.stack(of_paths, dim=-1) + self.log_weights(hidden)).logsumexp(-1)
+        return -torch.where(real, averaged, 0.0).sum() / (real.sum() if count is None else count)
+
+    def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:
+        return [self], []
+
+
+@heads.register("mixture")
+class MixtureHead(AverageHead):
+    """The same with learned shares: one number for each path, or with `per_token` a router that reads the stream."""
+
+    @dataclass(kw_only=True)
+    class Config(AverageHead.Config):
+        per_token: bool = False
+        """Whether a linear router reads the stream and changes the shares from token to token."""
+
+    def __init__(self, config: Config, width: int, vocab_size: int):
+        super().__init__(config, width, vocab_size)
+        self.mixture = MixtureWeights(width if config.per_token else None, len(config.paths))
+
+    def log_weights(self, hidden: Tensor) -> Tensor:
+        return self.mixture(hidden)[..., self.active].to(_wide(hidden)).log_softmax(-1)
+
+    def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:
+        return [parameter for parameter in (self.weight, self.bias) if parameter is not None], [self.mixture]
+
+
+class MixtureWeights(nn.Module):
+    """The logits of the paths' shares; they begin equal."""
+
+    def __init__(self, width: int | None, paths: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(paths))
+        self.router = None if width is None else ZeroLinear(width, paths, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.bias if self.router is None else self.router(hidden) + self.bias
+
+
+class ZeroLinear(nn.Linear):
+    """A linear layer that begins at zero."""
+
+    @staticmethod
+    def fill(module: nn.Module, parameter: nn.Parameter) -> None:
+        nn.init.zeros_(parameter)
+
+
+def _wide(hidden: Tensor) -> torch.dtype:
+    """Probabilities are computed in float32, or in float64."""
+    return torch.promote_types(hidden.dtype, torch.float32)
