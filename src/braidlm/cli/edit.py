@@ -7,15 +7,17 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: insert modules, prune, share, factorize, quantize, sparsify"
+HELP = "make a new model of one: add gates, insert modules, prune, share, factorize, quantize, sparsify, upcycle"
 EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
+  braid edit gate models/llama --kind vector --out adapters/maths
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
   braid edit factorize runs/stories --energy 0.9 --text dev.txt --out models/narrow
   braid edit quantize runs/stories --scheme int8 --text dev.txt --out models/int8
   braid edit sparsify runs/stories --pattern 2:4 --text dev.txt --out models/sparse
   braid edit share runs/stories --what feeds --layers interior --lora 8 --out models/shared
+  braid edit upcycle runs/stories --experts 4 --top-k 2 --out models/sparse
 """
 
 
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.edits.edit import edits, load_edits
 
     load_edits()
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="edit", metavar="KIND", required=True)
     common = common_options(default=argparse.SUPPRESS)
     for name in edits:
         sub = kinds.add_parser(name, help=edits[name].about, description=edits[name].about, parents=[common])
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     """Edit as the arguments say."""
     from braidlm.edits.edit import edit
 
-    folder = edit(**options_of(args))
+    folder = edit(args.edit, **options_of(args, "edit"))
     console.show_json({"model": folder, "source": args.model})
     if folder is not None:
         console.show(str(folder))

@@ -54,6 +54,8 @@ class EditPlan:
     """Fills what the account calls fresh in another way than the model's initialisation."""
     unchanged_on: Tensor | None = None
     """Token ids [sequence, time] whose logits the edit promises not to change; by default it promises nothing."""
+    check: Callable[[BraidForCausalLM], None] | None = None
+    """Raises an error if the new model does not keep another promise."""
     measure: Callable[[BraidForCausalLM], dict[str, Any]] | None = None
     """What the new model costs and predicts beside the old one, for the lineage; it shows its numbers itself."""
 
@@ -79,6 +81,7 @@ class Edit(ABC):
 
 def edit(
     kind: str,
+    /,
     model: str | Path,
     out: str | Path | None = None,
     *,
@@ -125,6 +128,8 @@ def carry_out(
     if plan.unchanged_on is not None:
         (source,) = sources.values()
         _check_unchanged(source, model, plan.unchanged_on)
+    if plan.check is not None:
+        plan.check(model)
     lineage = {
         **record,
         **({} if plan.measure is None else {"measured": plan.measure(model)}),
