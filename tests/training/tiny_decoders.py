@@ -70,8 +70,8 @@ def save_gates(base: Path, folder: Path, kind: Any = "vector", moved: float = 0.
     return save_adapter(model, folder, str(base), weights_sha256(base), {"made_by": "a test"})
 
 
-def decoder_recipe(data: Path, out: Path, decoder: Path, **changes: Any) -> dict[str, Any]:
+def decoder_recipe(packed: Path, out: Path, decoder: Path, **changes: Any) -> dict[str, Any]:
     """A recipe that trains a decoder on packed data."""
-    sets = {"stories": {"path": str(data), "holdout": 0.05}}
+    sets = {"stories": {"path": str(packed), "holdout": 0.05}}
     base = {key: value for key, value in BASE.items() if key != "model"}
     return merged(merged(base, {"out": str(out), "decoder": str(decoder), "data": {"sets": sets}}), changes)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from braidlm.bridges.locate import Location, find_tokenizer, locate_model
@@ -27,10 +29,12 @@ from braidlm.core.models.names import StrPath, title_of
 from braidlm.core.models.runs import CONFIG, LORA_CONFIG
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.decoders.adapter import is_adapter, load_adapter, read_adapter
-from braidlm.decoders.gating import attach
+from braidlm.decoders.adapter import gate_tensors, is_adapter, load_adapter, read_adapter
+from braidlm.decoders.full_folder import register_gated
+from braidlm.decoders.gating import attach, gates_of
 from braidlm.decoders.structure import check_decoder
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.gated_decoder import GatedDecoder
 
 
 class OpenDecoder:
@@ -61,6 +65,7 @@ class OpenDecoder:
         """The configuration of the decoder without its adapters; code that a folder brings along is not run."""
         if self.base is not None:
             return self.base.config
+        register_gated(self.folder)
         with errors_of_transformers(self.folder):
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
         check_decoder(config)
@@ -99,7 +104,8 @@ class OpenDecoder:
         """The decoder with its gates and without memory for its weights: enough to count them."""
         if self.base is None:
             with torch.device("meta"), errors_of_transformers(self.folder):
-                return AutoModelForCausalLM.from_config(self.config, dtype=dtype)  # type: ignore[no-any-return]
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
+            return _with_gates_in_float32(model, {})
         model = self.base.skeleton(dtype)
         if self.has_gates:
             attach(model, read_adapter(self.folder).gates)
@@ -135,6 +141,7 @@ def open_decoder(name: StrPath) -> OpenDecoder:
 
 
 def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    register_gated(folder)
     with errors_of_transformers(folder):
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, output_loading_info=True
@@ -145,7 +152,29 @@ def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             str(folder),
             "config.json and the weights must come from the same model.",
         )
+    return _with_gates_in_float32(model, {} if dtype == torch.float32 else _stored_gates(model, folder))
+
+
+@torch.no_grad()
+def _with_gates_in_float32(model: PreTrainedModel, stored: dict[str, Tensor]) -> PreTrainedModel:
+    """A decoder that was made with gates, which have the type of its own weights, with gates of their own type."""
+    if isinstance(model, GatedDecoder):
+        for gate in gates_of(model).values():
+            gate.float()
+        for name, parameter in gate_tensors(model).items():
+            if name in stored:
+                parameter.copy_(stored[name])
     return model
+
+
+def _stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """The gates in the files of a folder, before they were rounded to the type of the other weights."""
+    found: dict[str, Tensor] = {}
+    wanted = set(gate_tensors(model)) if isinstance(model, GatedDecoder) else set()
+    for path in sorted(folder.glob("*.safetensors")) if wanted else []:
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in wanted & set(file.keys())}
+    return found
 
 
 def _base_of_lora(folder: Path) -> str:
@@ -165,4 +194,6 @@ def _with_lora(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     with errors_of_transformers(folder):
         adapted: Any = PeftModel.from_pretrained(model, str(folder))
-        return adapted.merge_and_unload()  # type: ignore[no-any-return]
+        merged: PreTrainedModel = adapted.merge_and_unload()
+    merged.requires_grad_(True)  # peft has frozen it
+    return merged

@@ -9,7 +9,7 @@ from braidlm.core.models.memory import check_training_fits, training_plan
 from braidlm.data.loading.open_data import OpenData
 from braidlm.decoders.adapter import read_adapter
 from braidlm.decoders.gating import gates_of
-from braidlm.decoders.loading import open_decoder
+from braidlm.decoders.loading import OpenDecoder, open_decoder
 from braidlm.training.recipe import Recipe, TrainingConfig
 from braidlm.training.start_from import check_length, check_same_tokenizer
 from braidlm.training.step.precision import choose_dtype
@@ -29,7 +29,7 @@ def plan_decoder_run(recipe: Recipe, device: torch.device) -> str:
             "training.train=all trains on from it, and makes a whole model of it.",
         )
     model = source.skeleton(weights_dtype(training, device))
-    freeze_decoder(model, training)
+    freeze_decoder(model, source, training)
     if training.lora is not None:
         DecoderLora(model, training.lora, source.address)
     check_training_fits(model, device)
@@ -42,8 +42,7 @@ def make_decoder(recipe: Recipe, data: OpenData, device: torch.device) -> Traina
     check_vocabulary(source.config.get_text_config().vocab_size, data.tokenizer, str(source.folder))
     check_same_tokenizer(source.folder, source.tokenizer, data.tokenizer)
     model = source.load(device, weights_dtype(training, device))
-    model.config.use_cache = False
-    freeze_decoder(model, training)
+    freeze_decoder(model, source, training)
     if training.lora is None:
         return TrainableDecoder(model, source)
     base = read_adapter(source.folder).base if source.has_gates else source.address
@@ -59,9 +58,12 @@ def weights_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype
     return choose_dtype(training.precision, device)
 
 
-def freeze_decoder(model: PreTrainedModel, training: TrainingConfig) -> None:
-    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them."""
-    if training.train == "gates":
+def freeze_decoder(model: PreTrainedModel, source: OpenDecoder, training: TrainingConfig) -> None:
+    """Let only what the recipe asks for have gradients; LoRA's adapters, which come later, have them.
+
+    Beside these, gates are trained that are adapters themselves; those of a whole folder are part of the base.
+    """
+    if training.train == "gates" or (training.lora is not None and source.has_gates):
         train_gates_alone(model)
     elif training.lora is not None:
         model.requires_grad_(False)

@@ -1,6 +1,6 @@
 """Checkpoints of a run: model folders for everyone, and beside them the state from which the run resumes exactly.
 
-    RUN/checkpoints/NAME/   a complete model folder; where an adapter is trained, merged, and alone in adapter/
+    RUN/checkpoints/NAME/   what the trained model writes: a complete model folder, or adapters that name their base
     RUN/states/NAME/        optimizer, random states, memory (safetensors), position.json, manifest.json
 
 A state is good when every file has the hash in its manifest and its model folder holds the weights it was saved with.
@@ -17,8 +17,7 @@ from typing import Any
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
-from braidlm.core.models.folders import WEIGHTS
-from braidlm.core.models.runs import checkpoint_steps, is_interruption
+from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
@@ -27,7 +26,8 @@ from braidlm.training.step.parallel import Rank, wait_for_all
 
 STATES_KEPT = 2
 POSITION, MANIFEST = "position.json", "manifest.json"
-NEEDED = (WEIGHTS, "config.json", "tokenizer.json", f"{ADAPTER}/{ADAPTER_WEIGHTS}")
+NEEDED = ("*.safetensors", *MODEL_CONFIGS, "tokenizer.json", f"{ADAPTER}/{ADAPTER_WEIGHTS}")
+"""Patterns of the files that a model cannot do without."""
 
 
 class Checkpoints:
@@ -163,7 +163,8 @@ def _is_interruption(model: Path) -> bool:
 def manifest_of(state: Path, model: Path) -> dict[str, Any]:
     """Hashes of every file of a state, and of the files of its model folder that the model cannot do without."""
     files = {str(p.relative_to(state)): sha256_of(p) for p in sorted(state.rglob("*")) if p.is_file()}
-    return {"files": files, "model": {name: sha256_of(model / name) for name in NEEDED if (model / name).is_file()}}
+    needed = [path for pattern in NEEDED for path in sorted(model.glob(pattern))]
+    return {"files": files, "model": {str(path.relative_to(model)): sha256_of(path) for path in needed}}
 
 
 def state_problem(state: Path, model: Path) -> str | None:

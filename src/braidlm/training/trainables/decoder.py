@@ -17,6 +17,7 @@ from braidlm.core.models.folders import load_lineage, write_lineage
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.adapter import GATES, gate_tensors, read_adapter, write_adapter_files
 from braidlm.decoders.cost import decoder_cost
+from braidlm.decoders.full_folder import write_decoder
 from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import OpenDecoder, open_decoder
 from braidlm.model.heads.losses import IGNORED
@@ -40,10 +41,12 @@ class TrainableDecoder(Trainable):
     def __init__(self, model: PreTrainedModel, source: OpenDecoder, lora: DecoderLora | None = None):
         """`source` is what the model was loaded from: the base of what is saved, where that is frozen."""
         self.model, self.source, self.lora = model, source, lora
-        self.gates = gates_of(model)
-        gated = {parameter for gate in self.gates.values() for parameter in gate.parameters()}
+        gated = {parameter for gate in gates_of(model).values() for parameter in gate.parameters()}
         others = [parameter for parameter in model.parameters() if parameter not in gated]
-        self.trains_base = lora is None and any(parameter.requires_grad for parameter in others)
+        trains_base = lora is None and any(parameter.requires_grad for parameter in others)
+        trains_gates = any(parameter.requires_grad for parameter in gated)
+        self.is_whole = trains_base or (trains_gates and not source.has_gates)
+        """Whether what is saved is the whole decoder, and not adapters that name their base."""
 
     def objective(
         self, lowered: "LoweredModel | None" = None, extra: Mapping[str, ExtraLoss] | None = None
@@ -62,9 +65,9 @@ class TrainableDecoder(Trainable):
 
     def write(self, folder: Path, tokenizer: BraidTokenizer | None, lineage: dict[str, Any], name: str) -> None:
         """Adapters that name their base, where that is frozen; else a complete folder of transformers."""
-        if self.trains_base:
-            self.model.save_pretrained(folder)
-        elif self.gates:
+        if self.is_whole:
+            write_decoder(self.model, folder)
+        elif self.source.has_gates:
             base = read_adapter(self.source.folder)
             write_adapter_files(self.model, folder, base.base, base.base_sha256, lineage, name)
         if self.lora is not None:
@@ -77,16 +80,16 @@ class TrainableDecoder(Trainable):
 
     def read(self, folder: Path) -> None:
         sources = (load_lineage(folder) or {}).get("sources") or []
-        if not self.trains_base and sources and self.source.record() not in sources:
+        if not self.is_whole and sources and self.source.record() not in sources:
             raise BraidError(
                 "the decoder that these adapters were trained on has changed since",
                 str(folder),
                 "Go on with the decoder that it was, or begin a new run with another folder (out=DIR).",
             )
-        if self.trains_base:
+        if self.is_whole:
             # Transformers converts names on the way, so that its own reader is what reads its folders.
             self.model.load_state_dict(open_decoder(folder).load("cpu", self.model.dtype).state_dict())
-        elif self.gates:
+        elif self.source.has_gates:
             self._read_gates(folder)
         if self.lora is not None:
             self.lora.read(folder)

@@ -10,17 +10,17 @@ from transformers.pytorch_utils import Conv1D
 
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.adapters import choose_names, lora
-from braidlm.decoders.gating import gates_of
 from braidlm.decoders.structure import find_parts
 from braidlm.training.lora import ADAPTER_WEIGHTS, NAME, TARGETS
 from braidlm.training.recipe import LoraTrainingConfig
 
 
 class DecoderLora:
-    """Adapters on the matrices of a decoder's layers; from then on these are trained, and its gates if it has some."""
+    """Adapters on the matrices of a decoder's layers; from then on these are trained, and all that was."""
 
     def __init__(self, model: PreTrainedModel, config: LoraTrainingConfig, base: str):
         """`base` is the name that the decoder is opened by without the adapters."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found = layer_matrices(model)
         names = list(found)
         if config.targets is not None:
@@ -38,8 +38,8 @@ class DecoderLora:
             fan_in_fan_out=transposed,
         )
         self.peft.peft_config[NAME].base_model_name_or_path = base
-        for gate in gates_of(model).values():
-            gate.requires_grad_(True)
+        for parameter in trained:  # peft freezes it
+            parameter.requires_grad_(True)
 
     def write(self, folder: Path) -> None:
         self.peft.save_pretrained(folder, save_embedding_layers=False)
