@@ -66,6 +66,7 @@ def test_documents_that_are_cut_are_said() -> None:
     text = Documents().warning(TokenStream(QUESTIONS), 4)
     assert text is not None
     assert "1 of 3 documents" in text
+    assert Documents().warning(TokenStream(numbered(30)), 4) is None, "plain text is cut by every method"
 
 
 @given(answered_data(), st.integers(1, 7), st.integers(1, 9))

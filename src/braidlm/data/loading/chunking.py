@@ -173,13 +173,13 @@ class Documents(Chunking):
         return lengths
 
     def warning(self, stream: TokenStream, length: int) -> str | None:
-        """A warning that documents are cut."""
+        """A warning that answers are cut off from their questions; other text is cut by every method."""
         longer = int((np.diff(stream.document_bounds) > length).sum())
-        if not longer:
+        if not longer or not stream.has_prompts:
             return None
         return (
             f"data set '{stream.name}': {longer:,} of {stream.documents:,} documents are longer than {length} tokens; "
-            "they are cut, and what follows a cut is read without what was before it"
+            "they are cut, and what follows a cut is answered without the question"
         )
 
 
