@@ -9,10 +9,11 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 
-HELP = "make one model of several that were trained apart, as parallel paths with a join"
+HELP = "make one model of several that were trained apart: parallel paths with a join, or averaged probabilities"
 EPILOG = """examples:
   braid compose runs/stories runs/maths --out models/both --dry-run
   braid compose runs/stories runs/maths --join gumbel_v1 --freeze paths --out models/both
+  braid compose runs/seed-1 runs/seed-2 --join average --out models/average
   braid compose A B C --names stories maths code --join "{kind: gumbel_v2, losses: {load_balance: 0.01}}" --out M
 """
 
@@ -27,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model folder, a run, a study (all its models), or a Llama or GPT-2 folder; one tokenizer for all",
     )
     add("--out", metavar="DIR", help="the folder to write; it must not exist yet")
-    add("--join", default="shared_linear", metavar="JOIN", help='a kind, or "{kind: ..., option: ...}" (shared_linear)')
+    add(
+        "--join",
+        default="shared_linear",
+        metavar="JOIN",
+        help='a kind, or "{kind: ..., option: ...}" (shared_linear); average and mixture keep the models as they are '
+        "and average their probabilities",
+    )
     add("--names", nargs="+", metavar="NAME", help="the paths' permanent names (the runs' or folders')")
     add(
         "--layers",
@@ -38,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--blocks",
         type=number(LayersOrZero),
-        default=1,
         metavar="N",
         help="fresh full-width blocks before and after (1)",
     )
@@ -50,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what later training leaves as it is: paths (all that came from them), joins, blocks, routers, embedding, "
         "head",
     )
-    add("--start", default="mean", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
+    add("--start", metavar="START", help="joins and projections: mean of the paths, or random (mean)")
     add("--seed", type=number(Seed), default=1, metavar="N", help="of the fresh weights (1)")
     add("--dry-run", action="store_true", help="show what would come from where, and write nothing")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.names import find_sources, model_folder
 from braidlm.edits.assembly import STARTS, initialise_as_mean
+from braidlm.edits.averaging import averages, check_averaged, check_no_layout, composing_joins
 from braidlm.edits.composition import Composition
 from braidlm.edits.edit import EditPlan, carry_out
 from braidlm.edits.layout import lay_out
@@ -31,7 +33,6 @@ from braidlm.model.config.ranges import Layers, LayersOrZero, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import FREEZABLE
-from braidlm.model.paths.joins import joins
 
 
 def compose(
@@ -41,23 +42,29 @@ def compose(
     names: Sequence[str] | None = None,
     join: str | dict[str, Any] = "shared_linear",
     layers: int | None = None,
-    blocks: int = 1,
+    blocks: int | None = None,
     freeze: Sequence[str] = (),
     seed: int = 1,
     dry_run: bool = False,
-    start: str = "mean",
+    start: str | None = None,
 ) -> Path | None:
     """Make one model of several: their blocks side by side in parallel layers, their embeddings and heads side by side.
 
     A source is a model folder, a run (its newest checkpoint), a study (all its models), one model of it, or a folder
     of a format that Braid reads, such as Llama's; all have one tokenizer. `names` are the paths' permanent names, by
     default the runs' or folders'. `join` is a kind or a mapping with options. `layers` is how often the paths are
-    joined, by default as often as the shallowest has blocks; `blocks` of full width come before and after. `freeze`
-    names what later training leaves as it is: `paths` for all that came from the sources. Projections and joins `start`
-    as the `mean` of the paths, which works better, or `random`, as PaPaformer's do. Returns the folder written, None
-    for a dry run.
+    joined, by default as often as the shallowest has blocks; `blocks` of full width, by default 1, come before and
+    after. `freeze` names what later training leaves as it is: `paths` for all that came from the sources. Projections
+    and joins `start` as the `mean` of the paths, the default, which works better, or `random`, as PaPaformer's do. The
+    joins `average` and `mixture` leave the models as they are and average their probabilities. Returns the folder
+    written, None for a dry run.
     """
     join_choice = _read_join(join)
+    averaged = join_choice.kind in averages
+    if averaged:
+        check_no_layout(layers=layers, blocks=blocks, start=start)
+    blocks = (0 if averaged else 1) if blocks is None else blocks
+    start = start or "mean"
     _check_options(layers, blocks, freeze, start, seed)
     if out is not None or not dry_run:
         check_new_folder(out)
@@ -76,7 +83,8 @@ def compose(
         lines=composition.lines(),
         config=composition.config,
         account=composition.account,
-        finish=initialise_as_mean if start == "mean" else None,
+        finish=initialise_as_mean if start == "mean" and not averaged else None,
+        check=partial(check_averaged, paths) if averaged else None,
     )
     options = {
         "join": encode(join_choice),
@@ -91,7 +99,7 @@ def compose(
         plan, by_name, models[0].tokenizer, out, {"made_by": "braid compose", "options": options}, dry_run
     )
     if folder is not None:
-        console.say(_what_next(composition, folder))
+        console.say(f"Written: {folder}\n{_what_next(composition, folder)}")
     return folder
 
 
@@ -115,7 +123,7 @@ def composed_architecture(
 class _JoinOption:
     """For strict decoding."""
 
-    join: Annotated[Choice, PartOf(joins, "shared_linear")]
+    join: Annotated[Choice, PartOf(composing_joins, "shared_linear")]
 
 
 def _read_join(join: str | dict[str, Any] | Choice) -> Choice:
@@ -143,9 +151,14 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 
 def _what_next(composition: Composition, folder: Path) -> str:
+    if composition.join.kind in averages:
+        return (
+            "Its probabilities are the average of the models': it needs no training. `braid eval` measures it beside "
+            f"them, and `training.distill: {{teachers: [{folder}]}}` makes a model of one's size of it."
+        )
     fresh = ", ".join(composition.fresh_parts())
     return (
-        f"Written: {folder}\nThe fresh parts ({fresh}) are not trained yet: train them with "
+        f"The fresh parts ({fresh}) are not trained yet: train them with "
         f"`braid train RECIPE start_from={folder}` on text of every path's kind. "
         f"Then `braid routes {folder}` shows who goes where."
     )

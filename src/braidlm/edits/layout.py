@@ -1,10 +1,11 @@
 """The architecture of a composed model: PaPaformer's layout, for any number of paths of any widths and depths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from braidlm.core.errors import BraidError
+from braidlm.edits.averaging import APART, averaged_ends, averages
 from braidlm.edits.path_models import PathShape, composed_end
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
@@ -24,7 +25,14 @@ class Layout:
 
 
 def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks: int) -> Layout:
-    """Full-width blocks, the paths in parallel layers between them, and projections between their widths."""
+    """Full-width blocks, the paths in parallel layers between them, and projections between their widths.
+
+    Models that are averaged have the paths alone, and a norm and a head for each.
+    """
+    if join.kind in averages:
+        apart = lay_out(paths, APART, layers, blocks=0)
+        note = f"{join.kind}: the models stay as they are, and the probabilities that they give are averaged"
+        return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
     layers = min(path.depth for path in paths) if layers is None else layers
     notes: list[str] = []

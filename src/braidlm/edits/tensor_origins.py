@@ -8,7 +8,9 @@ from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of
 from braidlm.edits.path_models import PathShape
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.average import AverageHead, MixtureHead
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
+from braidlm.model.paths.per_path_norm import PerPathNorm
 from braidlm.model.paths.project import ProjectStage
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.model.stages import BlockStage
@@ -16,6 +18,9 @@ from braidlm.model.stages import BlockStage
 POSITIONS = "model.positions.weight"
 FINAL_NORM = "model.norm"
 NORM_UNUSED = "the path's norm before its own head; the composed stream has a fresh one"
+AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
+"""How the head of an average is made of linear heads."""
+MIXTURE = "head.mixture"
 
 
 def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
@@ -30,7 +35,8 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int
     for address in ("model.embedding", "head"):
         end = model.get_submodule(address)
         assert isinstance(end, ModelEnd)
-        own = {f"{address}.{name}": operation for name, operation in end.composed.items()}
+        composed = AVERAGED_HEAD if isinstance(end, AverageHead) else end.composed
+        own = {f"{address}.{name}": operation for name, operation in composed.items()}
         account.origins |= {name: _end(name, operation, paths) for name, operation in own.items() if name in tensors}
     if POSITIONS in tensors:
         max_context = max(path.architecture.context for path in paths)
@@ -39,11 +45,20 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int
     for address, stage in model.model.stages.named_children():
         for name, origin in _stage(f"model.stages.{address}", stage, paths, layers):
             account.origins[name] = origin
-    norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
-    account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
     for path in paths:
-        unused = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
-        account.left_out |= {Part(path.name, name): NORM_UNUSED for name in unused}
+        own_norm = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
+        if isinstance(model.model.norm, PerPathNorm):
+            inside = f"{FINAL_NORM}.paths.{path.name}"
+            derived = {inside + name.removeprefix(FINAL_NORM): Derived((Part(path.name, name),)) for name in own_norm}
+            account.origins |= derived
+        else:
+            account.left_out |= {Part(path.name, name): NORM_UNUSED for name in own_norm}
+    if not isinstance(model.model.norm, PerPathNorm):
+        norm = [f"{FINAL_NORM}.{name}" for name in model.model.norm.state_dict()]
+        account.origins |= dict.fromkeys(norm, Fresh("final norm", FINAL_NORM))
+    if isinstance(model.head, MixtureHead):
+        shares = [f"{MIXTURE}.{name}" for name in model.head.mixture.state_dict()]
+        account.origins |= dict.fromkeys(shares, Fresh("mixture", MIXTURE))
     account.check(tensors, {path.name: path.plain.tensors for path in paths})
     account.origins = {name: account.origins[name] for name in tensors}  # in the model's own order
     return account

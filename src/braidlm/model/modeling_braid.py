@@ -416,8 +416,7 @@ class BraidForSequenceClassification(BraidPreTrainedModel):
 def _shared_names(model: nn.Module) -> dict[str, str]:
     """The name of every parameter that a module before it has too, and its first name."""
     first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+    return {n: first[p] for n, p in model.named_parameters(remove_duplicate=False) if first.setdefault(p, n) != n}
 
 
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:

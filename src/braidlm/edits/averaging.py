@@ -1,0 +1,103 @@
+"""Composing by averaging: whole models side by side, each with its own embedding, blocks, last norm and head.
+
+What is averaged is their probabilities, which is exact from the first step: nothing needs to be trained. In the model
+it is a parallel stage whose paths stay apart (`concat`), a norm for each path, and a head of all paths.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.edits.edit import UNCHANGED, probe_ids
+from braidlm.edits.path_models import PathModel, PathShape
+from braidlm.model.config.registry import ADVICE, Choice, Registry
+from braidlm.model.config.strict import encode
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.joins import JoinConfig, joins
+
+APART = Choice("concat", JoinConfig())
+"""The join inside the layers of a model whose paths meet in the head alone."""
+
+averages = Registry("average")
+
+
+@averages.register("average")
+class Average:
+    """Every model has the same share."""
+
+    @dataclass
+    class Config:
+        pass
+
+
+@averages.register("mixture")
+class Mixture:
+    """The shares are learned; they begin equal."""
+
+    @dataclass
+    class Config:
+        per_token: bool = False
+        """Whether a router that reads the stream changes the shares from token to token."""
+
+
+class ComposingJoins(Registry):
+    """What `compose` takes for a join: the joins of parallel layers, and averages."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in averages or name in joins
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise BraidError(f"unknown join '{name}'.{did_you_mean(name, list(self))}", todo=ADVICE)
+        return averages[name] if name in averages else joins[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted([*averages, *joins]))
+
+
+composing_joins = ComposingJoins("join")
+
+
+def averaged_ends(paths: Sequence[PathShape], join: Choice) -> dict[str, Any]:
+    """The norm before the head and the head, of a model whose paths are averaged."""
+    linear = {path.name: path.architecture.head for path in paths}
+    if other := [f"'{name}' has '{head.kind}'" for name, head in linear.items() if head.kind != "linear"]:
+        raise BraidError(f"only models with linear heads can be averaged, and {', '.join(other)}")
+    biases = {path.name: path.architecture.head.options.bias for path in paths}
+    if len(set(biases.values())) > 1:
+        having = ", ".join(name for name, bias in biases.items() if bias)
+        raise BraidError(f"the heads of some models have a bias ({having}), and others have none")
+    widths = {path.name: path.width for path in paths}
+    norms = {path.name: {"width": path.width, "norm": encode(path.architecture.norm)} for path in paths}
+    head = {"kind": join.kind, "paths": widths, "bias": any(biases.values()), **encode(join.options)}
+    return {"norm": {"kind": "per_path", "paths": norms}, "head": head}
+
+
+def check_no_layout(**options: object) -> None:
+    """Refuse options of a layout that averaging does not have."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise BraidError(
+            f"models that are averaged stay as they are: {', '.join(given)} cannot be chosen",
+            todo="Leave it out, or choose another join, such as shared_linear.",
+        )
+
+
+@torch.no_grad()
+def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> None:
+    """Compare the composed model's probabilities with the average of the models run apart, one after another."""
+    ids = probe_ids(composed.config)
+    average: Tensor | None = None
+    for path in paths:
+        probabilities = path.source.model.load()(ids).logits.softmax(-1) / len(paths)
+        average = probabilities if average is None else average + probabilities
+    assert average is not None
+    change = (composed(ids).logits - average.log()).abs().max().item()
+    if not change <= UNCHANGED:
+        raise BraidError(
+            f"the probabilities should be the average of the models' to {UNCHANGED:g}, and one differs by {change:g}",
+            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
+        )
