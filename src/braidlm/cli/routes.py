@@ -101,8 +101,8 @@ def _show_gates(model: "ModelGates") -> None:
     from braidlm.routes.gates_report import gate_columns, gate_rows
 
     show(f"{model.name}: its gates ({model.kind}) over {model.tokens:,} tokens")
-    show("(the mean size and the mean of the stream after each layer with and without its gate; the gate's output as a")
-    show("share of the layer's; by what factor the gate scales a random input)")
+    show("(the size and the mean of activations after each layer, with and without its gate; the gate's output as a")
+    show("share of the layer's, over all texts and by domain; by what factor the gate scales a random input)")
     table(gate_columns(model), gate_rows(model))
     for finding in model.findings:
         show(finding)

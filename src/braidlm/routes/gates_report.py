@@ -18,8 +18,7 @@ FILE_COLUMNS = ("layer", "activation", "activation_without", "mean", "mean_witho
 
 def gate_columns(model: ModelGates) -> list[str]:
     """The headings of a table of one model's gates."""
-    domains = [f"in {domain}" for domain in _domains(model)]
-    return ["layer", "activation", "without gate", "mean", "without gate", "gate / output", *domains, "gain"]
+    return ["layer", "size", "without", "mean", "without", "gate/output", *_domains(model), "gain"]
 
 
 def gate_rows(model: ModelGates) -> list[list[str]]:
@@ -27,10 +26,10 @@ def gate_rows(model: ModelGates) -> list[list[str]]:
     return [
         [
             str(one.layer),
-            *(f"{value:.4g}" for value in (one.activation, one.activation_without, one.mean, one.mean_without)),
+            *(f"{value:.3g}" for value in (one.activation, one.activation_without, one.mean, one.mean_without)),
             _share(one.relative),
             *(_share(one.by_domain[domain]) for domain in _domains(model)),
-            f"{one.gain:.4g}",
+            f"{one.gain:.3g}",
         ]
         for one in model.layers
     ]
@@ -83,7 +82,8 @@ def add_gates(page: Page, models: Sequence[ModelGates], drawn: Mapping[str, "Fig
     """What the gates of each model do, as plots and tables."""
     page.text(
         "A gate adds something of a layer's input to the layer's output. Activations are the numbers of the stream "
-        "after a layer, over all tokens that were read: their mean size (without signs), and their mean."
+        "after a layer, over all tokens that were read: their mean size (without signs), and their mean, each with the "
+        "layer's gate and without it."
     )
     page.figure(
         figures.to_svg(drawn[ACTIVATIONS]),

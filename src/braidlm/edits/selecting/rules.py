@@ -11,10 +11,9 @@ SCORES: dict[str, Callable[[float], float]] = {
     "only-if-helps": lambda change: -change,
     "as_printed": lambda change: change,
 }
-"""By a rule's name, what a change of the perplexity's logarithm counts in favour of a gate: one without a score above
-the threshold goes."""
-THRESHOLDS: dict[str, float] = {"smallest-change": 0.01, "only-if-helps": 0.0, "as_printed": 0.0}
-"""Of each rule, unless another is given."""
+"""By a rule's name, what a change of the perplexity's logarithm counts in favour of a gate."""
+THRESHOLDS: dict[str, float] = {"smallest-change": 0.1, "only-if-helps": 0.0, "as_printed": 0.0}
+"""Of each rule, unless another is given: the share of the largest score above which gates stay."""
 WORDS: dict[str, str] = {
     "smallest-change": "changes the perplexity",
     "only-if-helps": "lowers the perplexity",
@@ -41,10 +40,12 @@ def judge(
 ) -> list[Verdict]:
     """What becomes of the gate of each layer, by the change of the perplexity's logarithm that it makes there.
 
-    Those whose score is above the threshold stay; or, of those above zero, the `keep` with the largest.
+    Those stay whose score is above zero and above `threshold` times the largest; or, of those above zero, the `keep`
+    with the largest.
     """
     scores = {layer: SCORES[rule](change) for layer, change in changes.items()}
-    limit = 0.0 if keep is not None else THRESHOLDS[rule] if threshold is None else threshold
+    share = 0.0 if keep is not None else THRESHOLDS[rule] if threshold is None else threshold
+    limit = share * max([0.0, *scores.values()])
     above = sorted((layer for layer, score in scores.items() if score > limit), key=lambda layer: -scores[layer])
     kept = above[:keep]
     return [Verdict(layer, layer in kept, _reason(layer, rule, scores[layer], limit, above, keep)) for layer in scores]
@@ -54,8 +55,8 @@ def _reason(layer: int, rule: Rule, score: float, limit: float, above: Sequence[
     if score == 0:
         return "changes nothing"
     if layer not in above:
-        most = f" by more than {limit:.4g} nats" if limit else ""
-        return f"does not {_infinitive(WORDS[rule])}{most}"
+        verb = _infinitive(WORDS[rule])
+        return f"does not {verb} by more than {limit:.4f}" if limit and score > 0 else f"does not {verb}"
     if keep is None:
         return WORDS[rule]
     rank = above.index(layer) + 1

@@ -29,7 +29,7 @@ from braidlm.edits.tensor_origins import targets
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.model.config.ranges import Count, LayersOrZero, NonNegative
+from braidlm.model.config.ranges import Count, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.routes.texts import DataSource
@@ -51,9 +51,9 @@ class Select(Edit):
     rule: Rule = "smallest-change"
     """Gates stay if they change the perplexity of their layer's output, read through the head (smallest-change, what
     the paper says); only if they lower it (only-if-helps); or only if they raise it (as_printed: the paper's Eq. 5)."""
-    threshold: NonNegative | None = None
-    """A gate must do so by more than this, in nats per token (0.01 is about 1%); by default 0.01 for smallest-change, 0
-    for the other rules."""
+    threshold: Rate | None = None
+    """A gate must do so by more than this share of what the gate does that does it most; by default 0.1 for
+    smallest-change, 0 for the other rules."""
     keep: LayersOrZero | None = None
     """Instead of a threshold: how many gates stay at most, those that do so most; 0 takes all away."""
     tokens: Count = 20_000
@@ -63,7 +63,7 @@ class Select(Edit):
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.keep is not None:
-            raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.01`")
+            raise BraidError("give either a threshold or the number of gates to keep", todo="`--threshold 0.1`")
 
     def plan(self, source: Source) -> EditPlan:
         if not source.config.decoded.gates:
