@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tiny_decoders import CONFIGS, decoder_recipe, save_decoder, save_gates
-from tiny_runs import finish, records, stopped_after, torchrun, written
+from tiny_runs import decoder_recipe, finish, records, stopped_after, torchrun, written
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from braidlm.core.errors import BraidError
@@ -27,6 +26,7 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.decoder import TrainableDecoder
+from tiny_decoders import CONFIGS, save_decoder, save_gates
 
 HERE = Rank(0, 1, torch.device("cpu"))
 

@@ -51,6 +51,13 @@ def tiny_recipe(packed: Mapping[str, Path], out: Path, **changes: Any) -> dict[s
     return merged(merged(BASE, {"out": str(out), "data": {"sets": sets}}), changes)
 
 
+def decoder_recipe(packed: Path, out: Path, decoder: Path, **changes: Any) -> dict[str, Any]:
+    """A recipe that trains a decoder on packed data."""
+    sets = {"stories": {"path": str(packed), "holdout": 0.05}}
+    base = {key: value for key, value in BASE.items() if key != "model"}
+    return merged(merged(base, {"out": str(out), "decoder": str(decoder), "data": {"sets": sets}}), changes)
+
+
 def written(recipe: Mapping[str, Any], folder: Path, name: str = "recipe-file") -> Path:
     """A recipe as a file."""
     folder.mkdir(parents=True, exist_ok=True)

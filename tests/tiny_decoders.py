@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_runs import BASE, merged
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -68,10 +67,3 @@ def save_gates(base: Path, folder: Path, kind: Any = "vector", moved: float = 0.
             if ".gate." in name and moved:
                 parameter.normal_(std=moved)
     return save_adapter(model, folder, str(base), weights_sha256(base), {"made_by": "a test"})
-
-
-def decoder_recipe(packed: Path, out: Path, decoder: Path, **changes: Any) -> dict[str, Any]:
-    """A recipe that trains a decoder on packed data."""
-    sets = {"stories": {"path": str(packed), "holdout": 0.05}}
-    base = {key: value for key, value in BASE.items() if key != "model"}
-    return merged(merged(base, {"out": str(out), "decoder": str(decoder), "data": {"sets": sets}}), changes)
