@@ -80,7 +80,7 @@ def test_gates_of_little_change_go(tmp_path: Path, capsys: pytest.CaptureFixture
     source = gated_folder(tmp_path / "source")
     edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), report=str(tmp_path / "report"))
     shown = capsys.readouterr().out
-    assert "Select gates of source by smallest-change: 2 of 5 go (layers 2-3)" in shown
+    assert "Select gates of source by smallest-change: 2 of 5 go (layers 2 to 3)" in shown
     assert "changes nothing" in shown
     assert "does not change the perplexity by more than 0.0" in shown
     before, after = load_model(source), load_model(tmp_path / "out")

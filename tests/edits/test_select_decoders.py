@@ -12,6 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.decoders.adapter import read_adapter, save_adapter, weights_sha256
+from braidlm.decoders.full_folder import write_decoder
 from braidlm.decoders.gating import attach, gates_of, without
 from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
@@ -44,7 +45,7 @@ def gated_decoder(home: Path, name: str = "llama", sizes: tuple[float, ...] = (0
 def test_an_adapter_with_fewer_gates(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = gated_decoder(tmp_path, name)
     edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
-    assert "Select gates of gates by smallest-change: 2 of 4 go (layers 2-3)" in capsys.readouterr().out
+    assert "Select gates of gates by smallest-change: 2 of 4 go (layers 2 to 3)" in capsys.readouterr().out
     before, after = open_decoder(source).load(), open_decoder(tmp_path / "out").load()
     assert list(gates_of(after)) == [4, 5]
     assert read_adapter(tmp_path / "out").gates.layers == [4, 5]
@@ -70,7 +71,7 @@ def test_a_gate_that_never_moved_goes_without_changing_a_logit(tmp_path: Path) -
 
 def test_what_is_refused(tmp_path: Path) -> None:
     source, text = gated_decoder(tmp_path, "gpt_neox"), str(text_file(tmp_path))
-    with pytest.raises(BraidError, match="without any gate this is its base") as error:
+    with pytest.raises(BraidError, match="a decoder without any gate is a plain one") as error:
         edit("select", source, tmp_path / "out", text=text, keep=0)
     assert str(tmp_path / "base") in str(error.value.todo)
     with pytest.raises(BraidError, match="this model has no gates to select from"):
@@ -85,3 +86,25 @@ def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="are not those that these gates were made for"):
         edit("select", source, tmp_path / "out", text=text)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_base_and_gates(tmp_path: Path) -> None:
+    gated_decoder(tmp_path, "gpt_neox")
+    edit("gate", tmp_path / "base", tmp_path / "full", kind="scalar", full=True)
+    model: Any = open_decoder(tmp_path / "full").load()
+    with torch.no_grad():
+        for gate, size in zip(gates_of(model).values(), (0.0, 0.3, 0.0, 0.4), strict=True):
+            gate.weight.fill_(size)
+    write_decoder(model, tmp_path / "full")
+    edit("select", tmp_path / "full", tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
+    after = open_decoder(tmp_path / "out")
+    assert after.is_gated
+    assert not after.has_gates
+    assert after.tokenizer.vocab_size == VOCABULARY
+    loaded = after.load()
+    assert list(gates_of(loaded)) == [3, 5]
+    ids = random_ids(2, 20, vocab_size=VOCABULARY)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, loaded(ids).logits)
+    with pytest.raises(BraidError, match="a decoder without any gate is a plain one"):
+        edit("select", tmp_path / "full", tmp_path / "none", text=str(text_file(tmp_path)), keep=0)

@@ -95,6 +95,13 @@ class OpenDecoder:
         own = model_hash(self.folder)
         return own if self.base is None else hashlib.sha256(f"{own} {self.base.sha256}".encode()).hexdigest()
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether its layers have gates: an adapter's, or those of a folder of base and gates."""
+        if self.base is None:
+            return bool(getattr(self.config, "gates", None))
+        return self.has_gates or self.base.is_gated
+
     def record(self) -> dict[str, Any]:
         """Which model this is, for the lineage of another that is made of it."""
         base = {} if self.base is None else {"base": self.base.record()}

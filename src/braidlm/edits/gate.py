@@ -113,7 +113,7 @@ class AddGates(Edit):
         folder = given_path(out)
         with atomic_folder(folder) as scratch:
             if self.full:
-                _write_full(model, opened, scratch, lineage, folder.name)
+                write_full(model, opened, scratch, lineage, folder.name)
             else:
                 sha256 = weights_sha256(opened.folder)
                 write_adapter_files(model, scratch, opened.address, sha256, lineage, folder.name)
@@ -148,8 +148,8 @@ class AddGates(Edit):
         options = [f"rank {self.rank}"] * (self.rank is not None) + ["a bias"] * self.bias
         kind = f"{self.kind} ({', '.join(options)})" if options else self.kind
         return (
-            f"Gate {name}: a gate of kind {kind} around layers {_ranges(list(gates))}, {added:,} parameters beside its "
-            f"{parameters - added:,}; no logit changes"
+            f"Gate {name}: a gate of kind {kind} around layers {layer_ranges(list(gates))}, {added:,} parameters beside "
+            f"its {parameters - added:,}; no logit changes"
         )
 
 
@@ -172,7 +172,8 @@ def _with_zeros(planned: PreTrainedModel) -> PreTrainedModel:
     return planned
 
 
-def _write_full(model: PreTrainedModel, opened: OpenDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
+def write_full(model: PreTrainedModel, opened: OpenDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
+    """A folder of base and gates, with the tokenizer of the folder that it was made of."""
     write_decoder(model, folder)
     for path in (path for pattern in TOKENIZER_FILES for path in opened.folder.glob(pattern)):
         shutil.copyfile(path, folder / path.name)
@@ -184,7 +185,7 @@ def _gated_already(name: str) -> BraidError:
     return BraidError("this model has gates already", name, "Train those that it has, or add gates to its base.")
 
 
-def _ranges(numbers: list[int]) -> str:
+def layer_ranges(numbers: list[int]) -> str:
     """`2 to 7, 9`."""
     runs: list[list[int]] = []
     for number in numbers:

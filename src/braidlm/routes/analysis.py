@@ -112,7 +112,7 @@ def _opened_decoder(
     name: str, model: OpenDecoder, active: Sequence[str] | None, without: Sequence[str] | None
 ) -> OpenedModel:
     where = str(model.folder)
-    if not model.has_gates:
+    if not model.is_gated:
         raise _NothingToSee(
             "this decoder has no gates to look at", where, "`braid edit gate MODEL --out DIR` adds some."
         )

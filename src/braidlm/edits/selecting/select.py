@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
+from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder
 from braidlm.core.models.accounting import skeleton
@@ -20,6 +23,7 @@ from braidlm.decoders.loading import OpenDecoder
 from braidlm.decoders.opening import open_folder
 from braidlm.edits.account import Part, account_table
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
+from braidlm.edits.gate import TOKENIZER_FILES, write_full
 from braidlm.edits.modules import moved
 from braidlm.edits.selecting.report import check_report, write_report
 from braidlm.edits.selecting.rules import Rule
@@ -35,8 +39,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.routes.texts import DataSource
 
 LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-"""What may stand beside the gates of a decoder, and stays as it is."""
+"""Adapters that may stand beside the gates of a decoder, and stay as they are."""
 
 
 @edits.register("select")
@@ -68,7 +71,7 @@ class Select(Edit):
     def plan(self, source: Source) -> EditPlan:
         if not source.config.decoded.gates:
             raise no_gates(source.model.title)
-        model = source.model.load()
+        model = source.model.load(choose_device("auto"))
         selection = self.select(model, source.model)
         config = _with_gates(source.config, selection.kept)
         account = moved(list(targets(skeleton(config))), SOURCE, {})
@@ -97,13 +100,12 @@ class Select(Edit):
     def _apply_to_decoder(
         self, opened: OpenDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool
     ) -> Path | None:
-        if not opened.has_gates:
+        if not opened.is_gated:
             raise no_gates(opened.name)
-        adapter = read_adapter(opened.folder)
         if self.keep == 0:
-            todo = f"Use the base itself: {adapter.base}."
-            raise BraidError("without any gate this is its base", str(opened.folder), todo)
-        model = opened.load()
+            todo = f"Use its base: {read_adapter(opened.folder).base}." if opened.has_gates else "Keep at least one."
+            raise BraidError("a decoder without any gate is a plain one", str(opened.folder), todo)
+        model = opened.load(choose_device("auto"), getattr(opened.config, "dtype", None) or torch.float32)
         selection = self.select(model, opened)
         for line in selection.lines():
             (console.show if dry_run else console.say)(line)
@@ -116,10 +118,10 @@ class Select(Edit):
         lineage = {**record, "measured": selection.record(), "sources": [{"name": SOURCE, **opened.record()}]}
         folder = given_path(out)
         with atomic_folder(folder) as scratch:
-            write_adapter_files(model, scratch, adapter.base, adapter.base_sha256, lineage, folder.name)
-            for name in (*LORA_FILES, *TOKENIZER_FILES):
-                if (opened.folder / name).is_file():
-                    shutil.copy2(opened.folder / name, scratch / name)
+            if opened.has_gates:
+                _write_adapter(model, opened, scratch, lineage, folder.name)
+            else:
+                write_full(model, opened, scratch, lineage, folder.name)
         return folder
 
     def select(self, model: Any, opened: OpenModel | OpenDecoder) -> Selection:
@@ -148,6 +150,14 @@ class Select(Edit):
 def no_gates(title: str) -> BraidError:
     """What is said of a model that has none."""
     return BraidError("this model has no gates to select from", title, "`braid edit gate MODEL --out DIR` adds some.")
+
+
+def _write_adapter(model: Any, opened: OpenDecoder, folder: Path, lineage: dict[str, Any], name: str) -> None:
+    """The gates that are left, and what else stood beside them."""
+    adapter = read_adapter(opened.folder)
+    write_adapter_files(model, folder, adapter.base, adapter.base_sha256, lineage, name)
+    for path in (path for pattern in (*LORA_FILES, *TOKENIZER_FILES) for path in opened.folder.glob(pattern)):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _with_gates(config: BraidConfig, layers: list[int]) -> BraidConfig:

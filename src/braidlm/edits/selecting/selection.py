@@ -14,6 +14,7 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.gating import gates_of, without
 from braidlm.edits.account import columns
 from braidlm.edits.edit import UNCHANGED
+from braidlm.edits.gate import layer_ranges
 from braidlm.edits.selecting.quality import Quality, quality
 from braidlm.edits.selecting.rules import Rule, Verdict, judge
 from braidlm.evals.formats.held_out_text import HeldOutText
@@ -59,7 +60,7 @@ class Selection:
     def headline(self) -> str:
         """Which gates go, in one sentence."""
         gone = f"{len(self.dropped)} of {len(self.verdicts)} go" if self.dropped else "no gate goes"
-        which = f" (layers {_listed(self.dropped)})" if self.dropped else ""
+        which = f" (layers {layer_ranges(self.dropped)})" if self.dropped else ""
         return f"Select gates of {self.title} by {self.rule}: {gone}{which}"
 
     def record(self) -> dict[str, Any]:
@@ -124,9 +125,11 @@ def logits_without(model: Any, selection: Selection) -> Tensor:
 
 @torch.no_grad()
 def check_equal(expected: Tensor, edited: Any, selection: Selection) -> None:
-    """The new model predicts what the old one did with these gates switched off."""
-    logits = edited(selection.probe.to(edited.device)).logits
-    change = (expected - logits.to(expected.device)).abs().max().item()
+    """The new model predicts what the old one did with these gates switched off, on the same device."""
+    home = edited.device
+    logits = edited.to(expected.device)(selection.probe.to(expected.device)).logits
+    edited.to(home)
+    change = (expected - logits).abs().max().item()
     if not change <= UNCHANGED:
         raise BraidError(
             f"without these gates a logit should be what it is with them switched off, and one differs by {change:g}",
@@ -139,14 +142,3 @@ def _why_all(lenses: dict[int, LayerLens]) -> str:
         return "none has moved from zero, or none changes the perplexity"
     largest = max(lenses.values(), key=lambda lens: abs(lens.change))
     return f"none meets it (the largest change is {largest.change:+.4f} nats, at layer {largest.layer})"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """`2-5, 7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
