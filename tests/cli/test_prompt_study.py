@@ -22,6 +22,7 @@ from braidlm.serving.prompt_study import (
     as_csv,
     as_html,
     as_markdown,
+    next_rows,
     predictions,
 )
 from tiny_models import ToyTokenizer, randomised, tiny_config
@@ -154,7 +155,16 @@ def test_a_page():
     assert "<h2>1. A *little* &lt;b&gt;</h2>" in page
     assert page.count("<blockquote>") == 4
     assert "llama_256: next token predictions girl 99.5%" in page
+    assert page.count("<table>") == 1, "the second prompt has no predictions"
     assert "<b>" not in page
+
+
+def test_next_tokens_of_all_models_side_by_side():
+    texts = {
+        "a": Continuation("x", next=[NextToken(1, " girl", 0.6), NextToken(2, " boy", 0.3)]),
+        "b": Continuation("x", next=[NextToken(2, " boy", 0.9), NextToken(3, "\n", 0.05)]),
+    }
+    assert next_rows(texts) == [["boy", "30.0%", "90.0%"], ["girl", "60.0%", None], ["'\\n'", None, "5.0%"]]
 
 
 def test_a_table():

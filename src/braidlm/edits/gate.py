@@ -148,8 +148,8 @@ class AddGates(Edit):
         options = [f"rank {self.rank}"] * (self.rank is not None) + ["a bias"] * self.bias
         kind = f"{self.kind} ({', '.join(options)})" if options else self.kind
         return (
-            f"Gate {name}: a gate of kind {kind} around layers {layer_ranges(list(gates))}, {added:,} parameters beside "
-            f"its {parameters - added:,}; no logit changes"
+            f"Gate {name}: a gate of kind {kind} around layers {layer_ranges(list(gates))}, {added:,} parameters "
+            f"beside its {parameters - added:,}; no logit changes"
         )
 
 

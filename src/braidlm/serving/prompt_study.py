@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,19 @@ def predictions(tokens: Sequence[NextToken]) -> str:
     return ", ".join(f"{_shown(token.text)} {_percent(token.probability)}" for token in tokens)
 
 
+def next_rows(texts: Mapping[str, Continuation]) -> list[list[str | None]]:
+    """The next tokens that any model predicts, the most probable first: their probability by each model, if known."""
+    by_model = [{token.text: token.probability for token in text.next} for text in texts.values()]
+    best: dict[str, float] = {}
+    for known in by_model:
+        for token, probability in known.items():
+            best[token] = max(probability, best.get(token, 0.0))
+    return [
+        [_shown(token), *(_percent(known[token]) if token in known else None for known in by_model)]
+        for token in sorted(best, key=lambda token: -best[token])
+    ]
+
+
 def _shown(token: str) -> str:
     """A token as a word of a list; one that is invisible or ambiguous there is quoted."""
     word = token.strip()
@@ -129,6 +142,8 @@ def as_html(study: PromptStudy) -> str:
         for name, text in texts.items():
             after = f": next token predictions {predictions(text.next)}" if text.next else ""
             page.quote(text.text, f"{name}{after}", prompt=text.prompt)
+        if len(texts) > 1 and (rows := next_rows(texts)):
+            page.table(["next token", *texts], rows, "The probability that each model gives a token that any predicts.")
     return page.html()
 
 
