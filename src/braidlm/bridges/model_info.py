@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from braidlm.core.models.accounting import skeleton
+from braidlm.model.compression.low_rank import sizes_of
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
+from braidlm.model.initialisation import LINEAR
 from braidlm.model.stages import BlockStage
 
 BODY = "model."
@@ -97,12 +99,14 @@ class ModelInfo:
         for of_stage in ("layers", "share"):
             options.pop(of_stage)
         block = self.model.model.stages[stage].layers[0]
-        attention = getattr(block.attention, "bank", block.attention)
+        attention, feed = (getattr(part, "bank", part) for part in (block.attention, block.feed))
+        out = getattr(feed, "out", None)
+        hidden = sizes_of(out)[0] if isinstance(out, LINEAR) else None
         for part, key, value in (
             ("attention", "kv_heads", getattr(attention, "kv_heads", None)),
             ("attention", "head_dim", getattr(attention, "head_dim", None)),
             ("attention", "out_bias", getattr(getattr(attention, "out", None), "bias", None) is not None),
-            ("feed", "hidden", getattr(getattr(block.feed, "out", None), "in_features", None)),
+            ("feed", "hidden", hidden),
         ):
             if key in options[part]:
                 options[part][key] = value
