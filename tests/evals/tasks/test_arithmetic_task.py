@@ -4,17 +4,21 @@ from pathlib import Path
 
 import pytest
 from test_maths_tasks import evaluated, said
+from tokenizers.processors import TemplateProcessing
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.maths.arithmetic import arithmetic_row
 from braidlm.data.sources.fields import document_of
 from braidlm.data.sources.format import ReadOptions
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.formats.maths_problems import MathsProblems
+from braidlm.evals.scoring.completions import prompt_ids
 from braidlm.evals.task_data import BUILT_IN, data_here, find_data
 from braidlm.evals.tasks import TASKS
 
 __all__ = ["said"]
+EOS = "<|endoftext|>"
 
 
 def opened() -> MathsProblems:
@@ -41,7 +45,7 @@ def test_problems_are_asked_as_they_are_trained(said: dict) -> None:
     row = arithmetic_row(0, 0)
     document = document_of(row, ReadOptions(fields=("question",), answer="answer"), "")
     assert opened().format.prompt(row["question"], 0) == document.text[: document.prompt].rstrip()
-    assert said["prompts"][0] == f"Question: {opened().items[0].text}\nAnswer:"
+    assert said["prompts"][0] == f"<|endoftext|>Question: {opened().items[0].text}\nAnswer:"
 
 
 def test_it_needs_no_data(tmp_path: Path) -> None:
@@ -50,3 +54,12 @@ def test_it_needs_no_data(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="makes its items itself"):
         evaluate([], "arithmetic", data_of={"arithmetic": tmp_path})
     assert opened().sha256 == opened().sha256
+
+
+def test_an_end_of_text_precedes_a_prompt_unless_the_tokenizer_begins_it() -> None:
+    plain, beginning = bytes_tokenizer(), bytes_tokenizer()
+    beginning.backend.post_processor = TemplateProcessing(single=f"{EOS} $A", special_tokens=[(EOS, plain.eos_id)])
+    text = plain.encode("1 + 1")
+    assert prompt_ids(plain, "1 + 1", after_end=True) == [plain.eos_id, *text]
+    assert prompt_ids(plain, "1 + 1") == text
+    assert prompt_ids(beginning, "1 + 1", after_end=True) == prompt_ids(beginning, "1 + 1") == [plain.eos_id, *text]

@@ -44,6 +44,8 @@ class QuestionFormat:
     """Of a solution and the answer."""
     also: dict[str, Callable[[str, str], bool]] = field(default_factory=dict)
     """Other rules to read the answer, by name."""
+    after_end: bool = False
+    """Whether an end-of-text token precedes the prompt, as it precedes documents in training."""
 
     def prompt(self, question: str, shots: int) -> str:
         """The first `shots` examples, and the question."""
@@ -93,7 +95,8 @@ class MathsProblems(TaskItems[Question]):
         from braidlm.evals.scoring.completions import prompt_ids
 
         for used in range(shots, -1, -1):
-            ids = prompt_ids(model.tokenizer, self.format.prompt(question.text, used), model.settings.pauses)
+            prompt, pauses = self.format.prompt(question.text, used), model.settings.pauses
+            ids = prompt_ids(model.tokenizer, prompt, pauses, self.format.after_end)
             if max_length is None or len(ids) <= max_length:
                 break
         return ids, used

@@ -60,10 +60,15 @@ def token_budget(model: EvaluatedModel, max_tokens: int) -> TokenBudget:
     return TokenBudget(context - new, new)
 
 
-def prompt_ids(tokenizer: BraidTokenizer, prompt: str, pauses: int = 0) -> list[int]:
-    """A prompt's tokens, begun as the tokenizer begins a text (an empty one is BOS or EOS), and pauses."""
+def prompt_ids(tokenizer: BraidTokenizer, prompt: str, pauses: int = 0, after_end: bool = False) -> list[int]:
+    """A prompt's tokens, begun as the tokenizer begins a text (an empty one is BOS or EOS), and pauses.
+
+    With `after_end` an EOS precedes them, as it does documents in training, unless the tokenizer adds a token itself.
+    """
     ids = strip_final_specials(tokenizer.backend.encode(prompt)) or [begin_id(tokenizer)]
-    return [*ids, *pause_tokens(tokenizer, pauses)]
+    adds_nothing = tokenizer.backend.num_special_tokens_to_add(False) == 0
+    end = [tokenizer.eos_id] if after_end and adds_nothing and tokenizer.eos_id is not None else []
+    return [*end, *ids, *pause_tokens(tokenizer, pauses)]
 
 
 def complete(

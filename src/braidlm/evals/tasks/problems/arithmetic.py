@@ -35,6 +35,7 @@ class Arithmetic(Task):
             stop="Question:",
             max_tokens=96,
             is_right=lambda solution, answer: (stated_number(solution) or last_number(solution)) == answer,
+            after_end=True,
             also={"stated after ####": lambda solution, answer: stated_number(solution) == answer},
         )
         digest = hashlib.sha256("\0".join(f"{item.text}\0{item.answer}" for item in questions).encode())
