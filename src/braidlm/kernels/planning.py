@@ -17,7 +17,7 @@ from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
-from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
+from braidlm.kernels.routed.gradient_stacks import Gathered, GroupedGradientStack
 from braidlm.kernels.routed.permutation import TILE, row_bound
 from braidlm.kernels.routed_layers import routes_with_norm
 from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
@@ -115,33 +115,33 @@ def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> d
     """For the matrices of banks of one shape, but for those of projections."""
     alike: dict[Any, list[nn.Module]] = {}
 
-    def add(linear: Any, top_k: int, gathers: bool, summed: bool = False) -> None:
+    def add(linear: Any, top_k: int, gathered: Gathered | None = None, summed: bool = False) -> None:
         """`summed`: the kernel that computes the layer's gradient also sums it for the bias."""
         biased = linear.bias is not None and not summed
-        alike.setdefault((tuple(linear.weight.shape), biased, top_k, gathers), []).append(linear)
+        alike.setdefault((tuple(linear.weight.shape), biased, top_k, gathered), []).append(linear)
 
     for _, part in _parts(layers):
         if _is(part, ParallelLayer):
             block, top_k = _stacked_block(part), part.join.router.config.top_k
-            add(block.attention.out, top_k, False)
-            add(first_linear(block.feed), top_k, False, summed=True)
-            add(block.feed.out, top_k, False)
+            add(block.attention.out, top_k)
+            add(first_linear(block.feed), top_k, summed=True)
+            add(block.feed.out, top_k)
         elif _is(part, RoutedAttention):
-            add(part.bank.out, part.router.config.top_k, False)
+            add(part.bank.out, part.router.config.top_k)
         elif _is(part, MixtureOfHeads):
-            add(part.queries, part.router.config.top_k, True)
-            add(part.out, part.router.config.top_k, False)
+            add(part.queries, part.router.config.top_k, "inputs")
+            add(part.out, part.router.config.top_k)
         elif _is(part, RoutedFeed):
             if part.shared is None:  # else the rows that both read lie where the shared part needs them
-                add(first_linear(part.bank), part.router.config.top_k, True, summed=True)
-            add(part.bank.out, part.router.config.top_k, False)
+                add(first_linear(part.bank), part.router.config.top_k, "inputs", summed=True)
+            add(part.bank.out, part.router.config.top_k, "gradients")
     slots: dict[nn.Module, GradientSlot] = {}
-    for (shape, biased, top_k, gathers), linears in alike.items():
+    for (shape, biased, top_k, gathered), linears in alike.items():
         rows = row_bound(tokens, top_k, shape[0], TILE)
         if GROUPED_ROWS // rows < 2:
             continue
         for some in _chunks(linears, GROUPED_ROWS // rows):
-            stack = GroupedGradientStack(len(some), rows, shape, dtype, biased, tokens if gathers else None)
+            stack = GroupedGradientStack(len(some), rows, shape, dtype, biased, gathered, tokens)
             slots |= zip(some, stack.slots(), strict=True)
     return slots
 

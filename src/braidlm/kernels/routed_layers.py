@@ -4,7 +4,7 @@ Each function computes what the sparse forward of the module it is named after c
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
 from braidlm.kernels.routed.combine import Combine
+from braidlm.kernels.routed.combined_feed import CombinedFeed
 from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
@@ -128,12 +129,14 @@ def routed_feed_sublayer(
     """Of `RoutedFeed`."""
     reader = first_linear(part.bank if part.shared is None else part.shared)
     stream, normed, dispatch = add_norm_route(stream, pending, norm, part.router, reader, context, reads_normed=True)
-    fed = _grouped_feed(part.bank, normed, dispatch, context)
-    delta = combine_rows(fed, dispatch, context.grouped_slots.get(part.bank.out))
-    if part.shared is None:
-        return stream, PendingAdd(delta), (dispatch.routing,)
-    shared = feed_forward(part.shared, normed, context)
-    return stream, PendingAdd(shared.delta + delta, shared.bias), (dispatch.routing,)
+    shared = None if part.shared is None else feed_forward(part.shared, normed, context)
+    (up, out), (kind, gated) = _feed_matrices(part.bank, context), activation_of(part.bank)
+    delta = CombinedFeed.apply(
+        normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
+        None if shared is None else shared.delta, dispatch.permutation, kind, gated,
+        context.grouped_slots.get(first_linear(part.bank)), context.grouped_slots.get(part.bank.out),
+    )  # fmt: skip
+    return stream, PendingAdd(delta) if shared is None else replace(shared, delta=delta), (dispatch.routing,)
 
 
 def add_norm_route(
@@ -265,16 +268,20 @@ def _grouped_feed(
     bank: Any, rows: Tensor, dispatch: Dispatch, context: PassContext, base: Base | None = None
 ) -> Tensor:
     """The feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
+    (up, out), (kind, gated) = _feed_matrices(bank, context), activation_of(bank)
+    base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
+    return GroupedFeed.apply(
+        rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows,
+        dispatch.permutation, kind, gated, base is None, dropout, seed, context.grouped_slots.get(first_linear(bank)),
+        context.grouped_slots.get(bank.out),
+    )  # fmt: skip
+
+
+def _feed_matrices(bank: Any, context: PassContext) -> tuple[Folded, Folded]:
+    """The matrices and biases of a bank of feed-forward parts, with a norm folded in where there is one."""
     into: Any = first_linear(bank)
-    out, (kind, gated) = bank.out, activation_of(bank)
-    up = context.folded.get(into)
+    up, (out_weight, out_bias) = context.folded.get(into), bank.out.rows()
     if up is None:
         weight, bias = into.rows()
         up = Folded(weight, context.casts[into.weight], bias, None)
-    out_weight, out_bias = out.rows()
-    base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
-    return GroupedFeed.apply(
-        rows, up.weight, up.cast, up.bias, out_weight, context.casts[out.weight], out_bias, base_rows,
-        dispatch.permutation, kind, gated, base is None, dropout, seed, context.grouped_slots.get(into),
-        context.grouped_slots.get(out),
-    )  # fmt: skip
+    return up, Folded(out_weight, context.casts[bank.out.weight], out_bias, None)

@@ -36,7 +36,7 @@ def combined_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _combine_forward(  # type: ignore[no-untyped-def]
-    rows, weights, row_of_choice, out, tokens,
+    rows, weights, row_of_choice, base, out, row_weights, tokens,
     WIDTH: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -44,7 +44,14 @@ def _combine_forward(  # type: ignore[no-untyped-def]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = token_mask[:, None] & (column < WIDTH)
     total = combined_rows(rows, weights, row_of_choice, token, token_mask, mask, column, WIDTH, CHOICES)
+    if row_weights is not None:
+        for choice in tl.static_range(CHOICES):
+            row = tl.load(row_of_choice + token * CHOICES + choice, mask=token_mask, other=0)
+            weight = tl.load(weights + token * CHOICES + choice, mask=token_mask, other=0.0)
+            tl.store(row_weights + row, weight, mask=token_mask)
     offsets = token.to(tl.int64)[:, None] * WIDTH + column
+    if base is not None:
+        total += tl.load(base + offsets, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -91,7 +98,7 @@ class Combine(torch.autograd.Function):
         rows, weights = rows.contiguous(), weights.contiguous()
         ctx.save_for_backward(rows, weights)
         ctx.permutation, ctx.slot = permutation, slot
-        return _combine(rows, weights, permutation)
+        return combine(rows, weights, permutation)
 
     @staticmethod
     @once_differentiable
@@ -119,16 +126,24 @@ def combine_gradients(
 
 def summed_rows(rows: Tensor, permutation: Permutation) -> Tensor:
     """The sum [N, width] of each token's rows: the gradient of tokens that were dispatched to several experts."""
-    return _combine(rows, None, permutation)
+    return combine(rows, None, permutation)
 
 
-def _combine(rows: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
+def combine(
+    rows: Tensor,
+    weights: Tensor | None,
+    permutation: Permutation,
+    base: Tensor | None = None,
+    row_weights: Tensor | None = None,
+) -> Tensor:
+    """The weighted sum [N, width] of each token's rows, added to `base`; `row_weights` [R] gets each real row's."""
     (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
     out = rows.new_empty(tokens, width)
     columns, block_rows = block_shape(width)
     _combine_forward[(triton.cdiv(tokens, block_rows),)](
-        rows, weights, permutation.row_of_choice, out, tokens, width, choices, block_rows, columns, num_warps=WARPS
-    )
+        rows, weights, permutation.row_of_choice, base, out, row_weights, tokens, width, choices, block_rows, columns,
+        num_warps=WARPS,
+    )  # fmt: skip
     return out
 
 

@@ -1,5 +1,7 @@
 """Weight gradients of several banks of one shape by one launch: `kernels.gradient_stacks` for banks of experts."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -10,34 +12,51 @@ from braidlm.kernels.routed.permutation import Permutation
 ROWS = 212_992
 """Sorted rows, of all banks of a stack together, that fill a large GPU; more would only hold memory longer."""
 Shape = tuple[int, int, int]
+Gathered = Literal["inputs", "gradients"]
 
 
 class GroupedGradientStack(GradientStack):
     """The inputs, and in the backward pass the gradients, of banks of one shape [experts, inputs, outputs].
 
-    With `tokens`, the inputs are so many tokens, from which the rows are gathered by their sources.
+    `gathered` of so many `tokens` are the inputs, or the gradients, each times the weight of its row; by default
+    neither.
     """
 
     def __init__(
-        self, layers: int, rows: int, shape: Shape, dtype: torch.dtype, biased: bool, tokens: int | None = None
+        self,
+        layers: int,
+        rows: int,
+        shape: Shape,
+        dtype: torch.dtype,
+        biased: bool,
+        gathered: Gathered | None = None,
+        tokens: int = 0,
     ):
         experts, inputs, outputs = shape
-        self.shape, self.biased, self.gathers = shape, biased, tokens is not None
+        self.shape, self.biased, self.gathered = shape, biased, gathered
         self.permutations: list[Permutation | None] = [None] * layers
+        self.row_weights: list[Tensor | None] = [None] * layers
         size = experts * (inputs + biased) * outputs
-        self._allocate(layers, (tokens or rows, inputs), (rows, outputs), (size,), dtype)
+        input_rows, gradient_rows = (tokens if gathered == what else rows for what in ("inputs", "gradients"))
+        self._allocate(layers, (input_rows, inputs), (gradient_rows, outputs), (size,), dtype)
 
-    def submit(self, index: int, permutation: Permutation | None = None) -> tuple[Tensor, Tensor | None]:
+    def submit(
+        self, index: int, permutation: Permutation | None = None, row_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The gradients of a bank's weight and bias."""
         assert self.gradients is not None
         assert self.results is not None
         self.pending -= 1
-        self.permutations[index] = permutation
+        self.permutations[index], self.row_weights[index] = permutation, row_weights
         if not self.pending:
             permutations = [p for p in self.permutations if p is not None]
+            weights = [w for w in self.row_weights if w is not None]
             read = [x for p in permutations for x in (p.expert_offsets, p.source)]
-            with self.side.work(self.inputs, self.gradients, *read):
-                weight_gradients(self.inputs, self.gradients, permutations, self.gathers, self.biased, self.results)
+            with self.side.work(self.inputs, self.gradients, *read, *weights):
+                weight_gradients(
+                    self.inputs, self.gradients, permutations, self.gathered == "inputs", self.biased, self.results,
+                    row_weights=weights if self.gathered == "gradients" else None,
+                )  # fmt: skip
         experts, inputs, outputs = self.shape
         result, matrices = self.results[index], experts * inputs * outputs
         bias = result[matrices:].view(experts, outputs).data if self.biased else None

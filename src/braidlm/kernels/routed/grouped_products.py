@@ -127,13 +127,15 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _grouped_backward(  # type: ignore[no-untyped-def]
-    gradient, weight, inner, out, sums, tile_expert,
+    gradient, weight, inner, out, sums, source, row_weights, projections, tile_expert, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """gradient [R, INNER] through the weight [E, COLUMNS, INNER], and through an activation if there is one.
 
-    The result is also summed over each program's rows, for the bias of the layer before.
+    The result is also summed over each program's rows, for the bias of the layer before. With `row_weights` the
+    gradient is of tokens' weighted sums of rows: it is gathered, each row has its weight, and the rows' projections on
+    it, which are the weights' gradients, are summed over each program's columns.
     """
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)
@@ -145,7 +147,12 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     row = tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % programs * BLOCK_N + tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_K)
-    left = gradient + first * INNER + row[:, None] * INNER + at[None, :]
+    if row_weights is not None:
+        token = tl.load(source + first + row)
+        row_weight = tl.load(row_weights + first + row, mask=token >= 0, other=0.0)  # padding gets zeros
+        left = gradient + tl.maximum(token, 0).to(tl.int64)[:, None] * INNER + at[None, :]
+    else:
+        left = gradient + first * INNER + row[:, None] * INNER + at[None, :]
     right = weight + expert.to(tl.int64) * INNER * COLUMNS + column[None, :] * INNER + at[:, None]
     mask = tl.broadcast_to((column < COLUMNS)[None, :], [BLOCK_M, BLOCK_N])
     offsets = row[:, None] * WIDTH + column[None, :]
@@ -159,6 +166,11 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     out += first * WIDTH
     if KIND is not None:
         value, derivative = value_and_derivative(x.to(tl.float32), KIND, FAST)
+        if row_weights is not None:
+            activated = value * up.to(tl.float32) if GATED else value
+            projection = tl.sum(tl.where(mask, total * activated, 0.0), 1)
+            tl.store(projections + tl.program_id(0) % programs * rows + first + row, projection)
+            total *= row_weight[:, None]
         if GATED:
             other = total * value
             tl.store(out + offsets + COLUMNS, other.to(out.dtype.element_ty), mask=mask)
@@ -231,9 +243,49 @@ def grouped_backward(
     With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner. If `summed`,
     also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
     """
+    assert gradient.shape == (permutation.rows, weight.shape[2])
+    out, sums, _ = _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed, None)
+    return out, sums
+
+
+def combined_backward(
+    gradient: Tensor,
+    row_weights: Tensor,
+    weight: Tensor,
+    permutation: Permutation,
+    inner: Tensor,
+    activation: str,
+    gated: bool,
+    out: Tensor | None = None,
+    summed: bool = False,
+    blocks: Blocks | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The same from the gradient [N, out] of tokens' sums of rows, each times its weight [R].
+
+    Also the projections of the rows on that gradient, without the layer's bias: float32 [parts, R], to be added up.
+    """
+    assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
+    out, sums, projections = _backward(
+        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, row_weights
+    )
+    assert projections is not None
+    return out, sums, projections
+
+
+def _backward(
+    gradient: Tensor,
+    weight: Tensor,
+    permutation: Permutation,
+    inner: Tensor | None,
+    activation: str | None,
+    gated: bool,
+    blocks: Blocks | None,
+    out: Tensor | None,
+    summed: bool,
+    row_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     experts, columns, outputs = weight.shape
     assert experts == permutation.experts
-    assert gradient.shape == (permutation.rows, outputs)
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
     blocks = blocks or _product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
@@ -241,16 +293,23 @@ def grouped_backward(
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
     if out is None:
         out = gradient.new_empty(permutation.rows, columns * 2 if gated else columns)
-    sums = gradient.new_empty(permutation.rows // m, out.shape[1], dtype=torch.float32) if summed else None
-    _grouped_backward[(permutation.rows // m * triton.cdiv(columns, n),)](
-        gradient.contiguous(), weight, inner, out, sums, permutation.tile_expert,
+    parts = triton.cdiv(columns, n)
+
+    def floats(*shape: int) -> Tensor:
+        return gradient.new_empty(shape, dtype=torch.float32)
+
+    sums = floats(permutation.rows // m, out.shape[1]) if summed else None
+    projections = None if row_weights is None else floats(parts, permutation.rows)
+    _grouped_backward[(permutation.rows // m * parts,)](
+        gradient.contiguous(), weight, inner, out, sums, permutation.source, row_weights, projections,
+        permutation.tile_expert, permutation.rows,
         outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    return out, sums
+    return out, sums, projections
 
 
-# These blocks were the fastest of twelve on an H200 for banks of 192-768 and 384-768 channels, and of ten for banks of
-# 1024-2048 channels and more.
+# These blocks were the fastest of twelve or more on an H200 for banks of 192-768, 384-768 and 384-248 channels, and of
+# ten for banks of 1024-2048 channels and more.
 LARGE = 1024
 """Channels from which on a program can hold a large block, and a product is long enough to fill the device with it."""
 LARGE_BLOCKS = Blocks(128, 256, 64, 8, 4)
@@ -267,7 +326,9 @@ def _product_blocks(columns: int, inner: int, dtype: torch.dtype, summed: bool =
         return FLOAT32_BLOCKS
     if _is_large(columns, inner):
         return LARGE_BACKWARD_BLOCKS if summed else LARGE_BLOCKS
-    return Blocks(64, 128, 64, 4, 3) if columns % 128 == 0 and not summed else Blocks(128, 64, 64, 4, 3)
+    if not _fits(columns, 128) or (summed and columns % 128 == 0):
+        return Blocks(128, 64, 64, 4, 3)
+    return Blocks(128, 128, 64, 8, 3) if inner % 64 and not summed else Blocks(64, 128, 64, 4, 3)
 
 
 def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
@@ -275,7 +336,12 @@ def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
         return FLOAT32_BLOCKS
     if _is_large(columns, inner):
         return LARGE_BLOCKS
-    return Blocks(128, 128 if columns % 128 == 0 else 64, 64, 8, 3)
+    return Blocks(128, 128 if _fits(columns, 128) else 64, 64, 8, 3)
+
+
+def _fits(columns: int, block: int) -> bool:
+    """Whether blocks waste little of their last one."""
+    return triton.cdiv(columns, block) * block <= 1.1 * columns
 
 
 def fit_blocks(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:

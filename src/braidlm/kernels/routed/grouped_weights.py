@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.launch import multiprocessors
-from braidlm.kernels.routed.grouped_products import FLOAT32_BLOCKS, Blocks, fit_blocks
+from braidlm.kernels.routed.grouped_products import FLOAT32_BLOCKS, LARGE, Blocks, fit_blocks
 from braidlm.kernels.routed.permutation import Permutation
 
 PROGRAMS_PER_SM, MIN_STEPS = 1, 4
@@ -40,22 +40,26 @@ class WeightLayout:
 
 @triton.jit
 def _grouped_weights(  # type: ignore[no-untyped-def]
-    rows, gradient, out, source, expert_offsets, size, experts, products, input_rows, sorted_rows,
+    rows, gradient, row_weights, out, source, expert_offsets, size, experts, products, input_rows, gradient_rows,
+    sorted_rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GATHER: tl.constexpr, TRANSPOSED: tl.constexpr, PARTS: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """rows^T @ gradient over a split of an expert's rows.
 
-    Each layer has `input_rows` rows (or tokens to gather from), and `sorted_rows` gradients and sources. Each split of
-    an expert of a layer has `products` programs.
+    Each layer has `input_rows` rows (or, if they are gathered, tokens), `gradient_rows` gradients (with `row_weights`
+    those of tokens, which are gathered, times the weight of the row), and `sorted_rows` sources. Each split of an
+    expert of a layer has `products` programs.
     """
     program = tl.program_id(0)
     group, program = program // products, program % products
     group, split = group // SPLITS, group % SPLITS
     layer, expert = (group // experts).to(tl.int64), group % experts
     rows += layer * input_rows * INPUTS
-    gradient += layer * sorted_rows * OUTPUTS
+    gradient += layer * gradient_rows * OUTPUTS
     source += layer * sorted_rows
+    if row_weights is not None:
+        row_weights += layer * sorted_rows
     expert_offsets += layer * (experts + 1)
     out += (layer * SPLITS + split) * size
     first = tl.load(expert_offsets + expert)
@@ -86,13 +90,25 @@ def _grouped_weights(  # type: ignore[no-untyped-def]
                 right = rows + token * RIGHT + n[None, :]
             else:
                 left = rows + token * LEFT + m[None, :]
-        b = _load_block(right, n, RIGHT, EVEN)
-        one = tl.dot(tl.trans(_load_block(left, m, LEFT, EVEN)), b, one, input_precision="ieee")
+        left_weight = None
+        right_weight = None
+        if row_weights is not None:
+            token = tl.load(source + row + at)
+            weight = tl.load(row_weights + row + at, mask=token >= 0, other=0.0)  # padding adds nothing
+            token = tl.maximum(token, 0).to(tl.int64)[:, None]
+            if TRANSPOSED:
+                left = gradient + token * LEFT + m[None, :]
+                left_weight = weight
+            else:
+                right = gradient + token * RIGHT + n[None, :]
+                right_weight = weight
+        b = _load_block(right, n, right_weight, RIGHT, EVEN)
+        one = tl.dot(tl.trans(_load_block(left, m, left_weight, LEFT, EVEN)), b, one, input_precision="ieee")
         if PARTS > 1:
-            a = _load_block(left + BLOCK_M, m + BLOCK_M, LEFT, EVEN)
+            a = _load_block(left + BLOCK_M, m + BLOCK_M, left_weight, LEFT, EVEN)
             two = tl.dot(tl.trans(a), b, two, input_precision="ieee")
         if PARTS > 2:
-            a = _load_block(left + 2 * BLOCK_M, m + 2 * BLOCK_M, LEFT, EVEN)
+            a = _load_block(left + 2 * BLOCK_M, m + 2 * BLOCK_M, left_weight, LEFT, EVEN)
             three = tl.dot(tl.trans(a), b, three, input_precision="ieee")
         left += BLOCK_K * LEFT
         right += BLOCK_K * RIGHT
@@ -105,11 +121,14 @@ def _grouped_weights(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_block(offsets, column, COLUMNS: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_block(offsets, column, weight, COLUMNS: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     if EVEN:
-        return tl.load(offsets)
+        block = tl.load(offsets)
     else:
-        return tl.load(offsets, mask=(column < COLUMNS)[None, :], other=0.0)
+        block = tl.load(offsets, mask=(column < COLUMNS)[None, :], other=0.0)
+    if weight is not None:
+        block = (block.to(tl.float32) * weight[:, None]).to(block.dtype)
+    return block
 
 
 @triton.jit
@@ -122,9 +141,10 @@ def _store_block(out, block, m, n, LEFT: tl.constexpr, RIGHT: tl.constexpr, TRAN
 
 @triton.jit
 def _tile_sums(  # type: ignore[no-untyped-def]
-    gradient, sums, expert_offsets, rows, experts, OUTPUTS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """The sum of each used tile of rows; padding rows are zeros."""
+    gradient, source, row_weights, sums, expert_offsets, gradient_rows, rows, experts,
+    OUTPUTS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The sum of each used tile of rows; padding rows are zeros. With `row_weights` as in `_grouped_weights`."""
     programs = tl.cdiv(OUTPUTS, COLUMNS)
     tile, layer = tl.program_id(0) // programs, tl.program_id(1).to(tl.int64)
     if tile * TILE >= tl.load(expert_offsets + layer * (experts + 1) + experts):
@@ -132,9 +152,17 @@ def _tile_sums(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) % programs * COLUMNS + tl.arange(0, COLUMNS)
     column_mask = column < OUTPUTS
     row = layer * rows + tile * TILE + tl.arange(0, TILE)
-    x = tl.load(gradient + row[:, None] * OUTPUTS + column[None, :], mask=column_mask[None, :], other=0.0)
+    read = row
+    if row_weights is not None:
+        token = tl.load(source + row)
+        weight = tl.load(row_weights + row, mask=token >= 0, other=0.0)
+        read = layer * gradient_rows + tl.maximum(token, 0)
+    x = tl.load(gradient + read[:, None] * OUTPUTS + column[None, :], mask=column_mask[None, :], other=0.0)
+    x = x.to(tl.float32)
+    if row_weights is not None:
+        x *= weight[:, None]
     offsets = (layer * (rows // TILE) + tile) * OUTPUTS + column
-    tl.store(sums + offsets, tl.sum(x.to(tl.float32), 0), mask=column_mask)
+    tl.store(sums + offsets, tl.sum(x, 0), mask=column_mask)
 
 
 @triton.jit
@@ -175,12 +203,19 @@ def grouped_weight_gradient(
     gather: bool = False,
     bias: bool = False,
     layout: WeightLayout | None = None,
+    row_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of a weight, float32 [E, in, out], and, if there is a bias, its gradient [E, out]."""
+    """The gradient of a weight, float32 [E, in, out], and, if there is a bias, its gradient [E, out].
+
+    With `row_weights` [R], the gradient [N, out] is of the tokens' sums of rows, each times its weight.
+    """
     experts, inputs, outputs = permutation.experts, rows.shape[1], gradient.shape[1]
     matrices = experts * inputs * outputs
     total = torch.empty(1, matrices + experts * outputs if bias else matrices, dtype=torch.float32, device=rows.device)
-    weight_gradients(rows.contiguous()[None], gradient.contiguous()[None], [permutation], gather, bias, total, layout)
+    weights = None if row_weights is None else [row_weights]
+    weight_gradients(
+        rows.contiguous()[None], gradient.contiguous()[None], [permutation], gather, bias, total, layout, weights
+    )
     # As `.data`, so that autograd does not see views of each other.
     weight_gradient = total[0, :matrices].view(experts, inputs, outputs).data
     return weight_gradient, total[0, matrices:].view(experts, outputs).data if bias else None
@@ -194,6 +229,7 @@ def weight_gradients(
     bias: bool,
     results: Tensor,
     layout: WeightLayout | None = None,
+    row_weights: list[Tensor] | None = None,
 ) -> None:
     """The same for several layers, [L, ...], into float32 [L, E * in * out], followed by [E * out] of each if `bias`.
 
@@ -202,7 +238,8 @@ def weight_gradients(
     first, (layers, input_rows, inputs), outputs = permutations[0], rows.shape, gradients.shape[2]
     experts, size, matrices = first.experts, results.shape[1], first.experts * inputs * outputs
     assert input_rows == (len(first.row_of_choice) if gather else first.rows)
-    assert gradients.shape[:2] == (layers, first.rows)
+    assert gradients.shape[:2] == (layers, first.rows if row_weights is None else len(first.row_of_choice))
+    gradient_rows, weights = gradients.shape[1], None if row_weights is None else _stacked(row_weights)
     layout = layout or _default_layout(inputs, outputs, rows.dtype)
     left, right = (outputs, inputs) if layout.transposed else (inputs, outputs)
     m, n, k = fit_blocks(layout.blocks, left, right, first.tile)
@@ -214,14 +251,15 @@ def weight_gradients(
     if bias:
         sums = torch.empty(layers, first.rows // first.tile, outputs, dtype=torch.float32, device=rows.device)
         _tile_sums[(first.rows // first.tile * triton.cdiv(outputs, COLUMNS), layers)](
-            gradients, sums, expert_offsets, first.rows, experts, outputs, first.tile, COLUMNS, num_warps=4
-        )
+            gradients, source, weights, sums, expert_offsets, gradient_rows, first.rows, experts, outputs, first.tile,
+            COLUMNS, num_warps=4,
+        )  # fmt: skip
         _sum_by_expert(sums, expert_offsets, results[:, matrices:], first.tile)
     parts = results if splits == 1 else results.new_empty(layers * splits, matrices)
     _grouped_weights[(layers * experts * splits * products,)](
-        rows, gradients, parts, source, expert_offsets, size if splits == 1 else matrices, experts, products,
-        input_rows, first.rows, inputs, outputs, gather, layout.transposed, layout.parts, splits, m, n, k,
-        **layout.blocks.launch,
+        rows, gradients, weights, parts, source, expert_offsets, size if splits == 1 else matrices, experts, products,
+        input_rows, gradient_rows, first.rows, inputs, outputs, gather, layout.transposed, layout.parts, splits,
+        m, n, k, **layout.blocks.launch,
     )  # fmt: skip
     if splits > 1:
         grid = (triton.cdiv(matrices, SPLIT_ELEMENTS), layers)
@@ -257,6 +295,8 @@ def _default_layout(inputs: int, outputs: int, dtype: torch.dtype) -> WeightLayo
     columns = next(n for n in (256, 128, 64) if wide % n == 0 or n == 64)
     if narrow % 192 == 0:
         return WeightLayout(Blocks(64, columns, 64, 8, 3), 3, transposed)
+    if wide < LARGE:
+        return WeightLayout(Blocks(64, 128, 64, 4, 3), 2)
     return WeightLayout(Blocks(128, min(columns, 128), 64, 8, 3), 1, transposed)
 
 

@@ -1,0 +1,179 @@
+"""Feed-forward experts of tokens, and the weighted sum of what a token's experts say, as one function.
+
+Known together, they need less: the gradient of a token's sum is gathered where the experts' products read it, and never
+written for each row; and the gradient of a row's weight, its projection on the gradient of the sum, is computed from
+the narrower input of the last product, so that rows are not kept for the backward pass.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.routed.combine import combine, plain_combine
+from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
+from braidlm.kernels.routed.grouped_products import MIN_BLOCK, combined_backward, grouped_forward
+from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
+from braidlm.kernels.routed.permutation import Permutation
+from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
+
+TOKENS, CHANNELS, WARPS = 32, 64, 4
+"""A program's block of tokens, its step over channels, and its warps."""
+
+
+@triton.jit
+def _weights_gradient(  # type: ignore[no-untyped-def]
+    projections, gradient, bias, row_of_choice, tile_expert, out, tokens, rows, parts, experts,
+    WIDTH: tl.constexpr, CHOICES: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, EXPERTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The sum of each row's projections, and, where the layer has a bias, the bias's own projection."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token_mask = token < tokens
+    expert = tl.arange(0, EXPERTS)
+    of_bias = tl.zeros([TOKENS, EXPERTS], tl.float32)
+    if bias is not None:
+        for begin in range(0, WIDTH, CHANNELS):
+            channel = begin + tl.arange(0, CHANNELS)
+            mask = channel < WIDTH
+            dy = tl.load(
+                gradient + token.to(tl.int64)[:, None] * WIDTH + channel[None, :],
+                mask=token_mask[:, None] & mask[None, :], other=0.0,
+            )  # fmt: skip
+            b = tl.load(
+                bias + expert[None, :] * WIDTH + channel[:, None],
+                mask=mask[:, None] & (expert < experts)[None, :], other=0.0,
+            )  # fmt: skip
+            of_bias = tl.dot(dy.to(tl.float32), b.to(tl.float32), of_bias, input_precision="ieee")
+    for choice in tl.static_range(CHOICES):
+        offset = token * CHOICES + choice
+        row = tl.load(row_of_choice + offset, mask=token_mask, other=0)
+        total = tl.zeros([TOKENS], tl.float32)
+        for part in range(parts):
+            total += tl.load(projections + part * rows + row, mask=token_mask, other=0.0)
+        if bias is not None:
+            own = tl.load(tile_expert + row // TILE, mask=token_mask, other=0)
+            total += tl.sum(tl.where(own[:, None] == expert[None, :], of_bias, 0.0), 1)
+        tl.store(out + offset, total, mask=token_mask)
+
+
+class CombinedFeed(Function):
+    """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
+
+    Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        up_weight: Tensor,
+        up_cast: Tensor,
+        up_bias: Tensor | None,
+        out_weight: Tensor,
+        out_cast: Tensor,
+        out_bias: Tensor | None,
+        weights: Tensor,
+        base: Tensor | None,
+        permutation: Permutation,
+        kind: str,
+        gated: bool,
+        up_slot: GradientSlot | None = None,
+        out_slot: GradientSlot | None = None,
+    ) -> Tensor:
+        check_slot(up_slot, tokens)
+        trains = any(ctx.needs_input_grad)
+        target = None if out_slot is None else out_slot.input
+        value, inner = grouped_forward(
+            tokens, up_cast, permutation, up_bias, True, kind, gated, value=target, keep_inner=trains
+        )
+        rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
+        row_weights = weights.new_empty(permutation.rows, dtype=torch.float32) if trains else None
+        combined = combine(rows, weights.contiguous(), permutation, base, row_weights)
+        ctx.save_for_backward(tokens, inner, value, up_cast, out_cast, out_bias, row_weights)
+        ctx.permutation, ctx.kind, ctx.gated, ctx.side = permutation, kind, gated, current_side_stream()
+        ctx.up_slot, ctx.out_slot, ctx.weights_type, ctx.has_base = up_slot, out_slot, weights.dtype, base is not None
+        return combined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (tokens, inner, value, up_cast, out_cast, out_bias, row_weights), permutation = (
+            ctx.saved_tensors,
+            ctx.permutation,
+        )
+        needs_tokens, needs_up, _, needs_bias, needs_out, _, needs_out_bias, needs_weights = ctx.needs_input_grad[:8]
+        gradient, tokens_gradient = gradient.contiguous(), None
+        up_gradient = bias_gradient = weights_gradient = None
+        out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        if needs_out or needs_out_bias:
+            with use_side_stream(ctx.side):
+                out_gradients = _out_gradients(ctx.out_slot, value, gradient, row_weights, permutation, needs_out_bias)
+        target = None if ctx.up_slot is None else ctx.up_slot.gradient
+        inner_gradient, sums, projections = combined_backward(
+            gradient, row_weights, out_cast, permutation, inner, ctx.kind, ctx.gated, target, needs_bias
+        )
+        if needs_up:
+            with use_side_stream(ctx.side):
+                up_gradient, _ = parameter_gradients(ctx.up_slot, tokens, inner_gradient, permutation, True, False)
+        if sums is not None:
+            with on_side(ctx.side, sums, permutation.expert_offsets, priority=True):
+                bias_gradient = expert_sums(sums, permutation)
+        if needs_weights:
+            weights_gradient = weights_of(projections, gradient, out_bias, permutation).to(ctx.weights_type)
+        if needs_tokens:
+            tokens_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, True)
+        gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
+        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 5
+
+
+def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permutation: Permutation) -> Tensor:
+    """The gradients [N, K] of weights from the projections [parts, R] of rows without their layer's bias."""
+    (tokens, choices), width = permutation.row_of_choice.shape, gradient.shape[1]
+    out = projections.new_empty(tokens, choices)
+    experts = max(MIN_BLOCK, triton.next_power_of_2(permutation.experts))
+    _weights_gradient[(triton.cdiv(tokens, TOKENS),)](
+        projections, gradient, bias, permutation.row_of_choice, permutation.tile_expert, out, tokens,
+        permutation.rows, len(projections), permutation.experts,
+        width, choices, permutation.tile, TOKENS, experts, CHANNELS, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def _out_gradients(
+    slot: GradientSlot | None,
+    value: Tensor,
+    gradient: Tensor,
+    row_weights: Tensor,
+    permutation: Permutation,
+    bias: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if slot is not None:
+        return slot.submit(gradient, permutation, row_weights)  # type: ignore[no-any-return]
+    read = (value, gradient, row_weights, permutation.source, permutation.expert_offsets)
+    with on_side(current_side_stream(), *read):
+        return grouped_weight_gradient(value, gradient, permutation, False, bias, row_weights=row_weights)
+
+
+def plain_combined_feed(
+    tokens: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    weights: Tensor,
+    base: Tensor | None,
+    permutation: Permutation,
+    kind: str,
+    gated: bool,
+) -> Tensor:
+    """The reference, in torch's operations."""
+    rows = plain_grouped_feed(
+        tokens, up_weight, up_bias, out_weight, out_bias, None, permutation, kind, gated, gather=True
+    )
+    combined = plain_combine(rows, weights, permutation)
+    return combined if base is None else combined + base

@@ -1,0 +1,98 @@
+"""Feed-forward experts with the weighted sum of their rows against torch's operations."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
+from sorted_rows import choices, matrices, permuted
+from torch import Tensor
+
+from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
+from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
+from braidlm.kernels.routed.permutation import Permutation, permute
+from braidlm.kernels.side_stream import use_side_stream
+
+
+def check(
+    permutation: Permutation, sizes: tuple[int, int], kind: str, gated: bool, biased: bool, based: bool, dtype: Any
+) -> None:
+    device, (tokens, top_k) = str(permutation.source.device), permutation.row_of_choice.shape
+    experts, (width, hidden) = permutation.experts, sizes
+    inner = 2 * hidden if gated else hidden
+    up, up_cast, up_rounding = matrices(experts, width, inner, dtype=dtype, device=device)
+    out, out_cast, out_rounding = matrices(experts, hidden, width, dtype=dtype, device=device)
+    rows = torch.randn(tokens, width, device=device).to(dtype)
+    bias, out_bias = (torch.randn(experts, size, device=device) if biased else None for size in (inner, width))
+    base = torch.randn(tokens, width, device=device).to(dtype) if based else None
+    weights = torch.rand(tokens, top_k, device=device)
+
+    def fused(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
+        return CombinedFeed.apply(r, u, up_cast, b, o, out_cast, ob, w, base, permutation, kind, gated)
+
+    def plain(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
+        return plain_combined_feed(r, u + up_rounding, b, o + out_rounding, ob, w, base, permutation, kind, gated)
+
+    assert_equal_with_gradients(fused, plain, [rows, up, bias, out, out_bias, weights, base], dtype)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("top 1, an empty expert", "gelu_new"), ("all", "gelu"), ("top 2, an empty expert", "silu"), ("top 2", "relu")],
+)
+def test_combined_feed_equals_torch(
+    case: str, kind: str, gated: bool, biased: bool, device: str, dtype: torch.dtype
+) -> None:
+    check(permuted(case, device)[0], (24, 40), kind, gated, biased, biased == gated, dtype)
+
+
+def test_padding_rows_are_never_read(device: str, dtype: torch.dtype) -> None:
+    permutation, _ = permuted("top 2, an empty expert", device)
+    with nan_in_new_memory():
+        check(permutation, (24, 40), "gelu_new", False, True, True, dtype)
+
+
+def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: torch.dtype) -> None:
+    """Three layers whose gradients of the last matrix are computed at once, from the gradients of tokens' sums."""
+    width, hidden, side = 24, 40, side_stream(device)
+    permutations = [permuted("top 2", device)[0] for _ in range(3)]
+    tokens, experts = len(permutations[0].row_of_choice), permutations[0].experts
+    weights = torch.rand(tokens, 2, device=device)
+    ups, outs = ([matrices(experts, *s, dtype=dtype, device=device) for _ in permutations] for s in
+                 ((width, hidden), (hidden, width)))  # fmt: skip
+    biases = [torch.randn(experts, width, device=device) for _ in permutations]
+    rows = torch.randn(tokens, width, device=device).to(dtype)
+
+    def run(stacked: bool) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in (*(o[0] for o in outs), *biases)]
+        slots: list[Any] = [None] * 3
+        with use_side_stream(side):
+            if stacked:
+                shape = (experts, hidden, width)
+                stack = GroupedGradientStack(3, permutations[0].rows, shape, dtype, True, "gradients", tokens)
+                slots = list(stack.slots())
+            stream = rows
+            for index, permutation in enumerate(permutations):
+                up, out = ups[index], outs[index]
+                stream = CombinedFeed.apply(
+                    stream, up[0], up[1], None, leaves[index], out[1], leaves[3 + index], weights, stream,
+                    permutation, "gelu_new", False, None, slots[index],
+                )  # fmt: skip
+            gradients = torch.autograd.grad(stream, leaves, torch.ones_like(stream))
+            side.synchronize()
+        return list(gradients)
+
+    for ours, theirs in zip(run(stacked=True), run(stacked=False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("experts", "top_k", "width", "hidden"), [(16, 4, 384, 248), (8, 2, 384, 768)])
+def test_combined_feed_at_real_size(experts: int, top_k: int, width: int, hidden: int) -> None:
+    permutation = permute(choices(8192, experts, top_k, "cuda"), experts, 16)
+    for variant in (False, True):
+        check(permutation, (width, hidden), "gelu_new", variant, not variant, True, torch.bfloat16)
