@@ -31,6 +31,7 @@ from braidlm.core.models.folders import load_model
 from braidlm.decoders.shards import write_shards
 from braidlm.edits.edit import edit
 from braidlm.edits.upcycling import mixtral_folder
+from braidlm.training.trainables.decoder import DecoderObjective
 from tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
 
 SIZES: dict[str, Any] = {
@@ -187,6 +188,18 @@ def test_a_llama_may_become_a_braid_model(tmp_path: Path) -> None:
     out = upcycled(source, tmp_path / "out", experts=3, top_k=2, to="braid")
     with torch.no_grad():
         torch.testing.assert_close(load_model(out)(random_ids(2, 12)).logits, logits(source), rtol=0, atol=1e-5)
+
+
+def test_training_balances_its_experts(tmp_path: Path) -> None:
+    """The weight of the one expert is 1, so that the router learns from the balance loss or not at all."""
+    model = AutoModelForCausalLM.from_pretrained(upcycled(folder_of(tmp_path / "source", "llama"), tmp_path / "out"))
+    ids = random_ids(2, 12)
+    losses = DecoderObjective(model)(ids, ids, torch.tensor(ids.numel()))
+    router = model.model.layers[0].mlp.gate.weight
+    assert losses.routing is not None
+    assert torch.autograd.grad(losses.routing, router, retain_graph=True)[0].abs().max() > 1e-8
+    assert torch.autograd.grad(losses.text, router)[0].abs().max() < 1e-8
+    assert model.eval().generate(ids, max_new_tokens=2).shape == (2, 14)
 
 
 def test_the_command_shows_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

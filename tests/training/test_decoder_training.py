@@ -77,9 +77,10 @@ def stepped(folder: Path, steps: int, **training: Any) -> tuple[Any, list[float]
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_is_that_of_a_plain_loop(name: str, decoders: Callable[[str], Path]) -> None:
-    no_dropout = {key: 0.0 for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop") if hasattr(CONFIGS[name], key)}
+    plain = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "router_aux_loss_coef")
+    changes = {key: 0.0 for key in plain if hasattr(CONFIGS[name], key)}
     folder = decoders(name).parent / f"{name}-without-dropout"
-    save_decoder(name, decoders(name), folder, **no_dropout)
+    save_decoder(name, decoders(name), folder, **changes)
     ours, losses = stepped(folder, 3)
     model = AutoModelForCausalLM.from_pretrained(folder).train()
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -194,14 +195,13 @@ def test_checkpoints_open_as_what_was_trained(
 
 
 def test_the_balance_loss_of_a_decoders_own_experts_is_in_the_loss(stories: Path, tmp_path: Path) -> None:
-    changes = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
-    folder = save_decoder("mixtral", stories / "tokenizer", tmp_path / "mixtral", **changes)
+    folder = save_decoder("mixtral", stories / "tokenizer", tmp_path / "mixtral", router_aux_loss_coef=0.5)
     source = open_decoder(folder)
     model = source.load()
     inputs, labels = (torch.from_numpy(array) for array in batches(1)[0])
     count = (labels != IGNORED).sum()
     losses = TrainableDecoder(model, source).objective()(inputs, labels, count)
-    aux = model(input_ids=inputs).aux_loss
+    aux = model(input_ids=inputs, output_router_logits=True).aux_loss
     torch.testing.assert_close(losses.routing, 0.5 * aux)
 
 

@@ -15,7 +15,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
 from braidlm.core.models.card import exported_card
-from braidlm.core.models.folders import GENERATION, errors_of_transformers, versions
+from braidlm.core.models.folders import GENERATION, errors_of_transformers, load_lineage, versions
 from braidlm.core.models.licence import CARD, licence_record
 from braidlm.core.models.memory import free_memory
 from braidlm.decoders.shards import write_shards
@@ -37,11 +37,12 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
         for path in (path for pattern in COPIED for path in source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)
         origin = {"model": plan.location.name, "format": plan.kind, "weights": plan.checkpoint.hashes()}
+        before = load_lineage(source)
         lineage = {
             "format": 1,
             **record,
             "measured": _compare(plan, folder, promised=not noise),
-            "sources": [origin | licence_record(source)],
+            "sources": [origin | licence_record(source) | ({"lineage": before} if before else {})],
             **plan.account.record(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),

@@ -69,7 +69,10 @@ class Upcycle(Edit):
                 "Leave out `--to mixtral`; or write a Llama folder first, with `braid convert MODEL --to llama`.",
             )
         plan = plan_mixtral(location, kind, self.experts, self.top_k)
-        notes = (*self.notes(), "transformers adds the balance loss to the loss only with `output_router_logits=True`")
+        notes = (
+            *self.notes(),
+            "other trainers than Braid's add the balance loss only with `output_router_logits=True`",
+        )
         for line in (*plan.lines(), *(f"  note: {note}" for note in notes)):
             (console.show if dry_run else console.say)(line)
         if dry_run:

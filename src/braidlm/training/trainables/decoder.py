@@ -109,6 +109,10 @@ class DecoderObjective(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
+        # A sparse decoder's configuration gives the weight of a balance loss, but asks for none: generation fails with
+        # `output_router_logits`. Training asks for it.
+        balanced = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0.0)
+        self.asked = {"output_router_logits": True} if balanced else {}
 
     def forward(
         self,
@@ -118,11 +122,11 @@ class DecoderObjective(nn.Module):
         memory: Memory | None = None,
         continues: Tensor | None = None,
     ) -> BatchLosses:
-        output = self.model(input_ids=inputs, use_cache=False, return_dict=True)
+        output = self.model(input_ids=inputs, use_cache=False, return_dict=True, **self.asked)
         return BatchLosses(summed_loss(output.logits, labels) / count, self._routing(output, labels, count), {}, {})
 
     def _routing(self, output: Any, labels: Tensor, count: Tensor) -> Tensor | None:
-        """The balance loss of a decoder's own experts, where its configuration asks for one (output_router_logits)."""
+        """The balance loss of a decoder's own experts, where its configuration has a weight for one."""
         loss = getattr(output, "aux_loss", None)
         if not isinstance(loss, Tensor):
             return None
