@@ -7,10 +7,11 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: add gates, insert modules, prune, share, factorize, quantize, sparsify, upcycle"
+HELP = "make a new model of one: add gates, select gates, insert modules, prune, share, factorize, quantize, sparsify, upcycle"
 EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit gate models/llama --kind vector --out adapters/maths
+  braid edit select runs/gated --text maths.txt --rule smallest-change --out models/selected --report why
   braid edit prune runs/modules --text python.txt --threshold 0.01 --out models/small --dry-run
   braid edit prune models/big --text data/packed --keep 0.6 --out models/small
   braid edit factorize runs/stories --energy 0.9 --text dev.txt --out models/narrow

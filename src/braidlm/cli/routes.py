@@ -21,6 +21,7 @@ EPILOG = """examples:
   braid routes runs/gumbel
   braid routes A B C --prompts my-prompts.jsonl --out report
   braid routes M --data stories=data/stories maths=data/maths --held-out 0.01
+  braid routes runs/gated --data maths=data/maths --out report
   braid routes M --domains stories=path_1 maths=path_2
 """
 
