@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tiny_runs import decoder_recipe, finish, records, stopped_after, torchrun, written
+from tiny_runs import decoder_recipe, finish, records, stopped_after, tiny_recipe, torchrun, written
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from braidlm.core.errors import BraidError
@@ -288,3 +288,16 @@ def test_two_processes_train_the_gates_of_one(stories: Path, gates: Callable[[st
     ours = load_file(tmp_path / "both/checkpoints" / alone.model.name / "gates.safetensors")
     for name, tensor in load_file(alone.model / "gates.safetensors").items():
         torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_the_gates_of_a_braid_model_are_trained_alone_too(stories: Path, tmp_path: Path) -> None:
+    model = {"stages": [{"block": {"layers": 3}}], "gates": {"kind": "matrix"}}
+    first = train(tiny_recipe({"stories": stories}, tmp_path / "first", model=model, training={"budget": 2})).model
+    training = {"budget": 3, "train": "gates"}
+    recipe = tiny_recipe({"stories": stories}, tmp_path / "second", start_from=str(first), training=training)
+    second = train({key: value for key, value in recipe.items() if key != "model"})
+    assert second.trainable == 2 * 16 * 16
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second.model))
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert changed == {name for name in before if ".gate." in name}
+    assert len(changed) == 2
