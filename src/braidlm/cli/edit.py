@@ -7,7 +7,7 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: add gates, select gates, insert modules, prune, share, factorize, quantize, sparsify, upcycle"
+HELP = "make a new model of one: gate, select, insert, prune, share, factorize, quantize, sparsify, upcycle"
 EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit gate models/llama --kind vector --out adapters/maths
