@@ -9,7 +9,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from braidlm.core.errors import BraidError
-from braidlm.model.gates import GatedLayer
 from braidlm.model.layer_skip import layers_of
 from braidlm.model.modeling_braid import BraidForCausalLM
 
@@ -69,8 +68,8 @@ def _module_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 def _are_alike(layers: nn.ModuleList) -> bool:
-    """Whether all are of one class; a gate makes no other class of a layer."""
-    return len({layer.plain_class if isinstance(layer, GatedLayer) else type(layer) for layer in layers}) == 1
+    """Whether all are of one class, by its name: gates and FSDP make other classes of the layers that they change."""
+    return len({type(layer).__name__ for layer in layers}) == 1
 
 
 def _last_norm(around: nn.Module, width: int) -> nn.Module:

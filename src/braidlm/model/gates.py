@@ -133,7 +133,8 @@ class MatrixGate(Gate):
         if bias is not None or output.dtype != dtype:  # a product under autocast would round the stream itself
             return output + F.linear(inner, self.weight.to(dtype), bias)
         rows = torch.addmm(output.flatten(0, -2), inner.flatten(0, -2), self.weight.to(dtype).t())
-        return rows.view_as(output)
+        # As torch does after its own products: FSDP warns of outputs that are views.
+        return torch.ops.aten._unsafe_view(rows, output.shape)  # type: ignore[no-any-return]
 
 
 @dataclass
