@@ -130,3 +130,20 @@ def test_packed_data_is_scored_too(tokenizer: Path, tmp_path: Path) -> None:
     gated = save_gates(save_decoder("llama", tokenizer, tmp_path / "llama"), tmp_path / "gated", moved=0.1)
     found = evaluate([gated], "bits_per_byte", data_of={"bits_per_byte": data.folder})
     assert found.models[0].tasks["bits_per_byte"].count == 4
+
+
+def test_a_model_on_the_hub_is_named_as_there(
+    tokenizer: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_decoder("qwen2", tokenizer, tmp_path / "0a1b2c")
+    asked: list[str] = []
+
+    def download(name: str, **_: Any) -> str:
+        asked.append(name)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = evaluate(["org/small", folder], "bits_per_byte", data_of={"bits_per_byte": text})
+    assert asked == ["org/small"]
+    assert [model.name for model in found.models] == ["org/small", str(folder)]
+    assert len({model.tasks["bits_per_byte"].score for model in found.models}) == 1

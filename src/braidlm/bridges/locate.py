@@ -49,6 +49,12 @@ def locate_model(source: str | Path) -> Location:
     return Location(folder, title_of(folder))
 
 
+def on_disk(name: str | Path) -> str | Path:
+    """The folder of a model that is named as the Hub does, ORG/NAME, which is fetched; any other name as it is."""
+    is_hubs = isinstance(name, str) and name.count("/") == 1 and _may_be_on_hub(name, given_path(name))
+    return _download(str(name)).path if is_hubs else name
+
+
 def _may_be_on_hub(source: str, path: Path) -> bool:
     """`gpt2` or `openai-community/gpt2`, where there is neither such a folder nor one of the first name."""
     is_path = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from braidlm.bridges.locate import on_disk
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import (
     check_vocabulary,
@@ -67,7 +68,7 @@ def open_model_folders(
 
     `paths` are the active ones, `without` are modules that are switched off.
     """
-    named = name_sources(models, any_folder=all_checkpoints)
+    named = name_sources(_on_disk(models), any_folder=all_checkpoints)
     if not named:
         raise BraidError("there is no model to evaluate", todo="Name a model folder, a run or a study.")
     if not all_checkpoints:
@@ -82,6 +83,19 @@ def open_model_folders(
         ]
         opened += sorted(checkpoints, key=lambda c: (c.words or 0, c.tokens or 0, c.steps or 0, c.name))
     return opened
+
+
+def _on_disk(
+    models: StrPath | Sequence[StrPath] | Mapping[str, StrPath],
+) -> StrPath | Sequence[StrPath] | Mapping[str, StrPath]:
+    """The same models, where those that the Hub has (ORG/NAME) are folders here, under their names."""
+    if isinstance(models, Mapping):
+        return {label: on_disk(name) for label, name in models.items()}
+    listed = [models] if isinstance(models, (str, Path)) else list(models)
+    found = [on_disk(name) for name in listed]
+    if found == listed:
+        return models
+    return {str(name): folder for name, folder in zip(listed, found, strict=True)}
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

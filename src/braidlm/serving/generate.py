@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from braidlm.bridges.locate import on_disk
 from braidlm.bridges.opening import OpenModel
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import EarlyExit
@@ -41,7 +42,7 @@ def generate(
     device: str = "auto",
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
-    """Continue prompts with a model, named by its folder, its run or its study as STUDY/NAME.
+    """Continue prompts with a model, named by its folder, its run, its study as STUDY/NAME, or as on the Hub.
 
     `on_text(prompt, piece)` is called with each new piece of text. `pauses` is the number of pause tokens after each
     prompt. With `paths`, only these paths are active; `without` are modules that are switched off. `exit_layer`,
@@ -50,7 +51,7 @@ def generate(
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
-    opened = open_folder(find_model(model))
+    opened = open_folder(find_model(on_disk(model)))
     device = choose_device(device)
     loaded, plain_decoder = _load(opened, device, paths, without, early_exit)
     tokenizer, config, texts = opened.tokenizer, loaded.config, [Continuation(prompt) for prompt in prompts]

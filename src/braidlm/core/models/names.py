@@ -5,6 +5,7 @@
     RUN/NAME          one of its checkpoints, or `best`: the one with the lowest validated bits per byte
     STUDY             a study's folder: all of its models
     STUDY/NAME        one of them, with the study's first seed; STUDY/seed-2/NAME is another's
+    ORG/NAME          a model on the Hub, for `braid eval`, `generate` and `edit`, and for recipes
 
 A name is a path, so that a shell completes it; parts of a folder that Braid arranges may be left out.
 """
