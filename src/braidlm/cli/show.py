@@ -170,6 +170,8 @@ def _print_data(facts: dict[str, Any]) -> None:
     rows: list[tuple[str, str]] = [(key, _number(facts[key])) for key in counts if key in facts]
     if facts.get("words"):
         rows.append(("tokens per word", f"{facts['tokens'] / facts['words']:.2f}"))
+    if answers := facts.get("targets"):
+        rows.append(("answers", f"{answers['tokens']:,} of the tokens, {answers['bytes']:,} bytes"))
     rows += [("token type", str(facts.get("dtype"))), ("tokenizer", str(facts.get("tokenizer"))[:16])]
     rows += [
         (f"source {key}", json.dumps(value, ensure_ascii=False))
