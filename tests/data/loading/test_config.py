@@ -1,11 +1,12 @@
 """A corpus folder with splits, as one data set."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.config import DataConfig, DataSetConfig, find_splits
+from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig, find_splits
 from braidlm.data.loading.open_data import open_data
 from braidlm.model.config.strict import decode
 
@@ -90,3 +91,17 @@ def test_a_corpus_of_two_files(split: str, tmp_path: Path) -> None:
     for name in ("train.txt", "dev.txt", "training-notes.txt"):
         (tmp_path / name).touch()
     assert find_splits(str(tmp_path), split, "x") == (str(tmp_path / "train.txt"), str(tmp_path / "dev.txt"))
+
+
+def test_a_corpus_of_questions_with_answers(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": f"{n + 1}"} for n in range(20)]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = {"maths": DataSetConfig(folder=str(tmp_path), fields=["question"], answer="answer")}
+    data = open_data(DataConfig(sets, tokenizer=TokenizerConfig("bytes"), cache=str(tmp_path / "cache")))
+    for (stream,) in (data.train, data.validation):
+        assert stream.has_prompts
+        assert stream.data.manifest.targets is not None
+        assert stream.data.manifest.targets.bytes == sum(len(row["answer"]) for row in rows)
+    with pytest.raises(BraidError, match="no effect on a packed folder"):
+        DataSetConfig(path=str(stream.data.folder), answer="answer")

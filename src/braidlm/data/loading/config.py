@@ -82,6 +82,10 @@ class DataSetConfig:
             raise BraidError(
                 "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
             )
+        if self.path is not None and self.answer is not None:
+            raise BraidError(
+                "`answer` has no effect on a packed folder", todo="Pack it with `braid prepare SOURCE --answer NAME`."
+            )
         if self.folder is not None and self.validation is not None:
             raise BraidError("`folder` brings its own text to validate on; leave out `validation`, or give `source`")
 
