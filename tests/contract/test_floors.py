@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,16 @@ MODEL_MAY_IMPORT = {"torch", "transformers"} | sys.stdlib_module_names
 LONGEST = 450
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests read."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of everything a file imports, relative names made absolute."""
     package = ["braidlm", *path.relative_to(SOURCE).parent.parts]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -79,7 +86,7 @@ def test_the_model_stands_alone() -> None:
     """Torch, transformers, the standard library and itself, relatively: a saved folder carries it as one file."""
     model, problems = SOURCE / "model", []
     for path in model.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             where = f"{path}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.ImportFrom) and node.level:
                 if not path.parents[node.level - 1].is_relative_to(model):
@@ -122,14 +129,14 @@ def test_only_the_command_line_prints() -> None:
     for path in FILES:
         if path.relative_to(SOURCE).parts[0] == "cli":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 found.append(f"{path}:{node.lineno}")
     assert not found
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    assert not [str(p) for p in FILES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
+    assert not [str(p) for p in FILES if not ast.get_docstring(parsed(p))]
 
 
 HELP = """
