@@ -60,7 +60,7 @@ def _reason(layer: int, rule: Rule, score: float, limit: float, above: Sequence[
     if keep is None:
         return WORDS[rule]
     rank = above.index(layer) + 1
-    return f"{WORDS[rule]}, {rank} of {len(above)}" + ("" if rank <= keep else f": not among the first {keep}")
+    return f"{WORDS[rule]}, rank {rank} of {len(above)}" + ("" if rank <= keep else f": not among the first {keep}")
 
 
 def _infinitive(words: str) -> str:
