@@ -127,7 +127,7 @@ class TestRefusals:
         ("options", "words"),
         [
             ({"kind": "vectr"}, "Did you mean 'vector'"),
-            ({"rank": 3}, "unknown key 'rank'"),
+            ({"rank": 3}, "gates of kind 'vector' have no rank"),
             ({"layers": [9]}, "there is no layer 9"),
             ({"layers": [0]}, "from 1 to 1000"),
             ({"kind": "matrix", "rank": 16}, "rank 16"),

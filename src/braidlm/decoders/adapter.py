@@ -32,6 +32,14 @@ from braidlm.model.gates import GatesConfig
 
 GATES, GATE_CONFIG = "gates.safetensors", "gate_config.json"
 WEIGHT_FILES = ("*.safetensors", "*.bin")
+USE = """These are gates for the model {base}, which is needed beside them:
+
+```python
+from braidlm.decoders.loading import open_decoder
+
+decoder = open_decoder(".")
+model, tokenizer = decoder.load(), decoder.tokenizer
+```"""
 
 
 @dataclass
@@ -121,7 +129,7 @@ def write_adapter_files(
         "versions": versions(),
     }
     write_json(folder / "lineage.json", record)
-    write_text(folder / "README.md", exported_card(name, record))
+    write_text(folder / "README.md", f"{exported_card(name, record)}\n## Use\n{USE.format(base=base)}\n")
 
 
 def gate_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -58,7 +58,10 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     # Code that a folder brings along reads its weights under the names that they have in memory.
     model.save_pretrained(folder, save_original_format=False)
     module = CODE.removesuffix(".py")
-    config = read_json(folder / "config.json") | {
+    saved = read_json(folder / "config.json")
+    config = {
+        **saved,
+        **_rope_of_version_4(saved),
         "model_type": f"{PREFIX}{kind}",
         "architectures": [f"Gated{plain.__name__}"],
         "auto_map": {
@@ -69,6 +72,15 @@ def write_decoder(model: PreTrainedModel, folder: Path) -> None:
     }
     write_json(folder / "config.json", config)
     write_text(folder / CODE, code)
+
+
+def _rope_of_version_4(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions under the names that transformers 4 reads; it would take its defaults in silence."""
+    rope = dict(config.get("rope_parameters") or {})
+    if "rope_theta" not in rope:  # a model without them, or with others for every kind of layer
+        return {}
+    theta = rope.pop("rope_theta")
+    return {"rope_theta": theta, "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope}
 
 
 def register_gated(folder: Path) -> None:

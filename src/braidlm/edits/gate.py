@@ -5,7 +5,7 @@ which holds the gates alone and names its base, or with `full` a folder of base 
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +17,9 @@ from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import atomic_folder, write_text
+from braidlm.core.files import atomic_folder, sha256_of, write_text
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.card import exported_card
+from braidlm.core.models.card import USE, exported_card
 from braidlm.core.models.folders import write_lineage
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.models.runs import CONFIG
@@ -36,7 +36,7 @@ from braidlm.edits.tensor_origins import targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
-from braidlm.model.gates import GatesConfig
+from braidlm.model.gates import GatesConfig, gate_kinds
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template*")
 """What a folder of base and gates has from the base beside its weights."""
@@ -61,13 +61,15 @@ class AddGates(Edit):
     """Whether the result for a decoder of transformers is a whole model, and not an adapter that names its base."""
 
     def __post_init__(self) -> None:
-        self.gates  # noqa: B018  a kind that does not exist should be refused before any model is opened
+        known = {field.name for field in fields(gate_kinds[self.kind].Config)}
+        for option in (name for name in ("rank", "bias") if getattr(self, name) and name not in known):
+            raise BraidError(f"gates of kind '{self.kind}' have no {option}", todo=f"`--kind matrix --{option}`")
 
     @property
     def gates(self) -> GatesConfig:
         """The configuration that the options describe."""
-        options = {"rank": self.rank} if self.rank is not None else {}
-        kind = {"kind": self.kind, **options, **({"bias": True} if self.bias else {})}
+        given = {name: getattr(self, name) for name in ("rank", "bias") if getattr(self, name)}
+        kind = {"kind": self.kind, **given}
         config: GatesConfig = decode(GatesConfig, {"kind": kind, "layers": self.layers})
         return config
 
@@ -177,8 +179,9 @@ def write_full(model: PreTrainedModel, opened: OpenDecoder, folder: Path, lineag
     write_decoder(model, folder)
     for path in (path for pattern in TOKENIZER_FILES for path in opened.folder.glob(pattern)):
         shutil.copyfile(path, folder / path.name)
-    written = write_lineage(folder, None, lineage, {})
-    write_text(folder / "README.md", exported_card(name, written))
+    hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    written = write_lineage(folder, None, lineage, {"files": hashes})
+    write_text(folder / "README.md", f"{exported_card(name, written)}\n## Use\n{USE}\n")
 
 
 def _gated_already(name: str) -> BraidError:
