@@ -301,3 +301,13 @@ def test_the_gates_of_a_braid_model_are_trained_alone_too(stories: Path, tmp_pat
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed == {name for name in before if ".gate." in name}
     assert len(changed) == 2
+
+
+def test_a_damaged_checkpoint_is_not_opened(stories: Path, decoders: Callable[[str], Path], tmp_path: Path) -> None:
+    run = train(decoder_recipe(stories, tmp_path / "run", decoders("phi3"), training={"budget": 1}))
+    weights = run.model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(BraidError, match="was damaged or changed"):
+        open_decoder(run.folder).load()

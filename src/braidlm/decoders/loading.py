@@ -21,8 +21,8 @@ from braidlm.bridges.locate import Location, find_tokenizer, locate_model
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.models.adapters import check_peft
-from braidlm.core.models.folders import errors_of_transformers
-from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
+from braidlm.core.models.folders import errors_of_transformers, load_lineage
+from braidlm.core.models.integrity import check_hash, model_hash, not_finite, not_finite_error
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.core.models.names import StrPath, title_of
@@ -149,6 +149,8 @@ def open_decoder(name: StrPath) -> OpenDecoder:
 
 def _load_plain(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     register_gated(folder)
+    for path in sorted(folder.glob("*.safetensors")):
+        check_hash(path, load_lineage(folder))
     with errors_of_transformers(folder):
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, output_loading_info=True

@@ -32,8 +32,7 @@ HASHED_FILES = (
 
 def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
     """Refuse weights that are not those of the lineage beside them, if it names some."""
-    record = (lineage or {}).get("weights")
-    recorded = record.get("sha256") if isinstance(record, dict) and record.get("file") == path.name else None
+    recorded = _recorded(path.name, (lineage or {}).get("weights"))
     if recorded is None or os.environ.get(ALLOW_CHANGED) == "1":
         return
     if file_sha256(path) != recorded:
@@ -42,6 +41,15 @@ def check_hash(path: Path, lineage: Mapping[str, Any] | None) -> None:
             str(path.parent),
             f"Use another copy. If it was changed on purpose, set {ALLOW_CHANGED}=1, or save the model anew.",
         )
+
+
+def _recorded(name: str, weights: Any) -> Any:
+    """The hash that a lineage has of a file of weights, whether it names one file or several."""
+    if not isinstance(weights, dict):
+        return None
+    if isinstance(files := weights.get("files"), dict):
+        return files.get(name)
+    return weights.get("sha256") if weights.get("file") == name else None
 
 
 def file_sha256(path: Path) -> str:

@@ -69,11 +69,14 @@ class TrainableDecoder(Trainable):
             write_decoder(self.model, folder)
         elif self.source.has_gates:
             base = read_adapter(self.source.folder)
-            write_adapter_files(self.model, folder, base.base, base.base_sha256, lineage, name)
+            facts = {**lineage, "tokenizer": None if tokenizer is None else tokenizer.fingerprint}
+            write_adapter_files(self.model, folder, base.base, base.base_sha256, facts, name)
         if self.lora is not None:
             self.lora.write(folder)
         if tokenizer is not None:
             tokenizer.save(folder)
+        if not self.is_whole and self.lora is None:
+            return  # gates have written their own lineage and card
         hashes = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
         record = write_lineage(folder, tokenizer, lineage, {"files": hashes})
         write_text(folder / "README.md", exported_card(name, record))
