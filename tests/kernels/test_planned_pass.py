@@ -159,6 +159,16 @@ ROUTED: dict[str, dict[str, Any]] = {
         "block": BLOCK | {"attention": {"heads": 1, "bias": True, **EXPERTS}, "feed": {"hidden": 24, **EXPERTS}},
         "stages": [{"block": {"layers": 2, "share": "blocks"}}],
     },
+    "depths": {
+        "positions": "rope",
+        "block": {"attention": {"heads": 4}},
+        "stages": [{"mixture_of_depths": {"layers": 4}}],
+    },
+    "depths of experts": {
+        "positions": "learned",
+        "block": BLOCK | {"attention": {"heads": 1, "bias": True, **EXPERTS}, "feed": {"hidden": 24, **EXPERTS}},
+        "stages": [{"mixture_of_depths": {"layers": 2, "capacity": 0.4}}, "block"],
+    },
     "rotary beside experts": {
         "positions": "rope",
         "block": {

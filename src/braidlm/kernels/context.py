@@ -21,7 +21,7 @@ from braidlm.model.block import Block
 from braidlm.model.norms import LayerNorm
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine, [time, dim]."""
+"""Cosine and sine, [time, dim], or [batch * time, dim] where rows have positions of their own."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.gates import GatedLayer
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.heads.linear import LinearHead
-from braidlm.model.mixture_of_depths import MixtureOfDepthsStage
+from braidlm.model.mixture_of_depths import MixtureOfDepths, MixtureOfDepthsStage
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import LayerNorm, RMSNorm
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
@@ -97,7 +97,11 @@ class Lowered:
     def _add_layer(self, address: str, stage: Any, layer: Any) -> None:
         self.layers.append((stage, layer))
         self.addresses.append(address)
-        if self._add(address, layer, self.skips) and isinstance(layer, Block):
+        if not self._add(address, layer, self.skips):
+            return
+        if isinstance(layer, MixtureOfDepths):
+            self.parts |= {layer.block, layer.block.attention, layer.block.feed}
+        if isinstance(layer, Block):
             for name, norm in (("attention", layer.attention_norm), ("feed", layer.feed_norm)):
                 reason = refusal(norm, self.body)
                 self._add(f"{address}.{name}", getattr(layer, name), reason and f"norm: {reason}")
@@ -126,6 +130,9 @@ NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDic
 
 ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
+BLOCK = frozenset(
+    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"}
+)
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
 
@@ -261,6 +268,17 @@ def _bank_refusal(bank: Any) -> str | None:
     return unknown and f"its kernels do not know the option {unknown}"
 
 
+def _rejects_depths(layer: MixtureOfDepths, body: Any) -> str | None:
+    """All of its block is lowered, or none of it."""
+    block: Any = layer.block
+    parts = (block, block.attention_norm, block.attention, block.feed_norm, block.feed)
+    window = getattr(block.attention, "window", None)
+    return first(
+        *(refusal(part, body) for part in parts),
+        _unless(window is None, "its kernels do not know where a window begins among some tokens"),
+    )
+
+
 def _rejects_projection(stage: ProjectStage, body: Any) -> str | None:
     if stage.experts is None:
         return "a projection without experts is one product already"
@@ -301,9 +319,10 @@ lowers(SwiGLU, {"hidden", "bias"})
 lowers(GEGLU, {"hidden", "bias"})
 lowers(
     Block,
-    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"},
+    BLOCK,
     lambda block, body: _unless(type(block.drop) is Dropout, f"drop is a {type(block.drop).__name__}"),
 )
+lowers(MixtureOfDepths, BLOCK, _rejects_depths)
 lowers(TopKRouter, ROUTER, _rejects_router)
 lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
 lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)

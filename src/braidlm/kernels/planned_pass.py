@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from braidlm.kernels.attention_layers import mixture_of_heads_sublayer, stick_breaking_sublayer
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
 from braidlm.kernels.dense_layers import attention_sublayer, feed_sublayer
+from braidlm.kernels.depths_layers import depths_layer
 from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
@@ -40,6 +41,7 @@ from braidlm.model.dropout import Dropout
 from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.heads.losses import IGNORED
+from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ProjectStage
@@ -183,13 +185,15 @@ class LoweredModel:
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
         layers = [(layer, self.lowered.parts) for _, layer in self.lowered.layers]
+        inner = [(layer.block, parts) for layer, parts in layers if isinstance(layer, MixtureOfDepths)]
+        layers = [layer for layer in layers if not isinstance(layer[0], MixtureOfDepths)]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
         stacks = side is not None and not checkpointing and self.stacks_gradients  # so that all deliver
         blocks = [layer for layer in layers if isinstance(layer[0], Block)]
         others = [layer for layer in layers if layer not in blocks[:1]]
         casts = cast_all(read_parameters(blocks[:1]), dtype)
         with on_side(side):
-            casts |= cast_all(read_parameters(others), dtype)
+            casts |= cast_all(read_parameters([*others, *inner]), dtype)
         return PassContext(
             batch=batch,
             time=time,
@@ -202,7 +206,7 @@ class LoweredModel:
             slots=gradient_slots(layers, batch * time, dtype) if stacks else {},
             grouped_slots=grouped_gradient_slots(layers, batch * time, dtype) if stacks else {},
             sums=column_sums(layers) if stacks else {},
-            foldings=fold_all(layers, dtype),
+            foldings=fold_all([*layers, *inner], dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),
         )
@@ -227,12 +231,15 @@ class LoweredModel:
     ) -> tuple[Stream, PendingAdd | None, Routings]:
         """The stream after a layer; what the layer added last is pending."""
         with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
-            if layer not in self.lowered.parts:
+            # In evaluation a mixture of depths takes as many tokens as its router says, which no kernel knows.
+            if layer not in self.lowered.parts or (isinstance(layer, MixtureOfDepths) and not layer.training):
                 return self.plain.layer(_combined(stream), pending, layer, context)
             if isinstance(layer, ParallelLayer):
                 return parallel_layer(stream, pending, layer, context)
             if isinstance(layer, ProjectStage):
                 return projection_layer(_combined(stream), pending, layer, context)
+            if isinstance(layer, MixtureOfDepths):
+                return depths_layer(_combined(stream), pending, layer, context, self.plain.choose, self._block)
             return self._block(_combined(stream), pending, layer, context)
 
     def _block(

@@ -81,9 +81,9 @@ class MixtureOfDepths(nn.Module):
     router read the stream normalised.
     """
 
-    def __init__(self, block: nn.Module, width: int, capacity: float):
+    def __init__(self, block: Block, width: int, capacity: float):
         super().__init__()
-        self.capacity = capacity
+        self.config, self.capacity = block.config, capacity
         self.score = ScoreLinear(width, 1, bias=False)
         config = RouterConfig(top_k=1, hidden=max(8, width // 4), losses={cross_entropy.__name__: PREDICTION_WEIGHT})
         self.router = TopKRouter(config, width, DEPTH_CHOICES)
@@ -91,28 +91,32 @@ class MixtureOfDepths(nn.Module):
         scale_cost(block, capacity)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        weight_BT, entered_BT, routing = self.choose(hidden, span.real)
+        hidden, routings = self._run(hidden, weight_BT, entered_BT, span)
+        return hidden, (routing, *routings)
+
+    def choose(self, hidden: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor, Routing]:
+        """The weight of each token, 0 where it passes by, which tokens enter, and the router's own prediction of it."""
         with torch.autocast(hidden.device.type, enabled=False):
             wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
             scale_BT1 = _scale(wide)
             score_BT = (self.score(wide) * scale_BT1)[..., 0]
         routing = self.router(wide.detach() * scale_BT1.detach())  # learning to predict the choice must not change it
         if self.training:
-            entered_BT = self._highest(score_BT.detach(), span.real)
+            entered_BT = self._highest(score_BT.detach(), real_BT)
             routing = replace(routing, chosen_BTK=(~entered_BT).long()[..., None])
         else:
             entered_BT = routing.chosen_BTK[..., 0] == DEPTH_CHOICES.index("block")
-        weight_BT = (score_BT.sigmoid() * entered_BT).to(hidden.dtype)
-        hidden, routings = self._run(hidden, weight_BT, entered_BT, span)
-        return hidden, (routing, *routings)
+        return (score_BT.sigmoid() * entered_BT).to(hidden.dtype), entered_BT, routing
 
     def _highest(self, score_BT: Tensor, real_BT: Tensor | None) -> Tensor:
         """Whether a token's score is among the highest of its row; those of padding come last."""
         if real_BT is not None:
             score_BT = score_BT.masked_fill(~real_BT, -torch.inf)
-        highest_BK = score_BT.topk(self._count(score_BT.shape[1]), dim=1).indices
+        highest_BK = score_BT.topk(self.count(score_BT.shape[1]), dim=1).indices
         return torch.zeros_like(score_BT, dtype=torch.bool).scatter(1, highest_BK, True)
 
-    def _count(self, time: int) -> int:
+    def count(self, time: int) -> int:
         """How many tokens of a row enter in training."""
         return max(1, round(self.capacity * time))
 
@@ -124,7 +128,7 @@ class MixtureOfDepths(nn.Module):
             if looks and not bool(entered_BT.any()):
                 return self._skip(hidden, span), ()
             return self.run_masked(hidden, weight_BT, entered_BT, span)
-        count = self._count(hidden.shape[1]) if self.training else max(1, int(entered_BT.sum(1).max()))
+        count = self.count(hidden.shape[1]) if self.training else max(1, int(entered_BT.sum(1).max()))
         return self.run_gathered(hidden, weight_BT, entered_BT, count, span)
 
     def run_gathered(
@@ -133,15 +137,13 @@ class MixtureOfDepths(nn.Module):
         """Run the block on the tokens that entered, at most `count` in a row; rows with fewer are filled with others,
         which nothing sees and whose weight is 0.
         """
-        batch, time = entered_BT.shape
-        index_BK = (~entered_BT).byte().argsort(dim=1, stable=True)[:, :count]  # in their order, then the others
-        flat_R = (index_BK + time * torch.arange(batch, device=hidden.device)[:, None]).flatten()
-        inside = hidden.flatten(0, 1).index_select(0, flat_R).view(batch, count, -1)
+        index_BK, flat_R = entering(entered_BT, count)
+        inside = hidden.flatten(0, 1).index_select(0, flat_R).view(*index_BK.shape, -1)
         output, routings = self.block(inside, _gathered_span(span, index_BK, entered_BT))
         weight_BK = weight_BT.gather(1, index_BK)
         added_RW = ((output - inside) * weight_BK[..., None]).flatten(0, 1).to(hidden.dtype)
         hidden = hidden.flatten(0, 1).index_add(0, flat_R, added_RW).view_as(hidden)
-        return hidden, tuple(_spread(routing, index_BK, entered_BT) for routing in routings)
+        return hidden, tuple(spread_routing(routing, index_BK, entered_BT) for routing in routings)
 
     def run_masked(self, hidden: Tensor, weight_BT: Tensor, entered_BT: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """The reference for `run_gathered`: the block runs on all tokens, and those that pass by are hidden."""
@@ -158,6 +160,13 @@ class MixtureOfDepths(nn.Module):
             keys = torch.full(size, ABSENT, dtype=compute_dtype(hidden), device=hidden.device)
             span.cache.update(keys, torch.zeros_like(keys), attention.cache_slot)  # type: ignore[arg-type]
         return hidden
+
+
+def entering(entered_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Which `count` tokens of each row go through a block, and their places among all tokens of the batch."""
+    batch, time = entered_BT.shape
+    index_BK = (~entered_BT).byte().argsort(dim=1, stable=True)[:, :count]  # in their order, then the others
+    return index_BK, (index_BK + time * torch.arange(batch, device=index_BK.device)[:, None]).flatten()
 
 
 def scale_cost(block: nn.Module, capacity: float) -> None:
@@ -198,7 +207,7 @@ def _gathered_mask(mask: Tensor | None, index_BK: Tensor, there_BK: Tensor) -> T
     return (seen_BKK | ~seen_BKK.any(-1, keepdim=True))[:, None]
 
 
-def _spread(routing: Routing, index_BK: Tensor, entered_BT: Tensor) -> Routing:
+def spread_routing(routing: Routing, index_BK: Tensor, entered_BT: Tensor) -> Routing:
     """A routing of some tokens as one of all, in which the others are not present."""
 
     def spread(values: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
 
 
 @pytest.mark.parametrize(("dim", "kv_heads"), [(16, 2), (24, 1)])
-@pytest.mark.parametrize("rotation", [None, "halves", "interleaved"])
+@pytest.mark.parametrize("rotation", [None, "halves", "interleaved", "of each row"])
 def test_split_heads_equals_torch(
     dim: int, kv_heads: int, rotation: str | None, device: str, dtype: torch.dtype
 ) -> None:
     time, heads, interleaved = 70, 2 + 2 * kv_heads, rotation == "interleaved"
     qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
-    angle = torch.rand(time, dim, device=device) * 6
+    angle = torch.rand(3 * time if rotation == "of each row" else time, dim, device=device) * 6
     rotary = None if rotation is None else (angle.cos(), angle.sin())
     assert_equal_with_gradients(
         lambda x: SplitHeads.apply(x, None, rotary, interleaved, kv_heads, ColumnSums(1), None),
