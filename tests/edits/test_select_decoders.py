@@ -95,8 +95,9 @@ def test_a_folder_of_base_and_gates(tmp_path: Path) -> None:
     with torch.no_grad():
         for gate, size in zip(gates_of(model).values(), (0.0, 0.3, 0.0, 0.4), strict=True):
             gate.weight.fill_(size)
-    write_decoder(model, tmp_path / "full")
-    edit("select", tmp_path / "full", tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
+    write_decoder(model, tmp_path / "moved")
+    bytes_tokenizer().save(tmp_path / "moved")
+    edit("select", tmp_path / "moved", tmp_path / "out", text=str(text_file(tmp_path)), threshold=0)
     after = open_decoder(tmp_path / "out")
     assert after.is_gated
     assert not after.has_gates
@@ -107,4 +108,4 @@ def test_a_folder_of_base_and_gates(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids).logits)
     with pytest.raises(BraidError, match="a decoder without any gate is a plain one"):
-        edit("select", tmp_path / "full", tmp_path / "none", text=str(text_file(tmp_path)), keep=0)
+        edit("select", tmp_path / "moved", tmp_path / "none", text=str(text_file(tmp_path)), keep=0)
