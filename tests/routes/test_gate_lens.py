@@ -191,3 +191,12 @@ def test_a_gain_is_the_root_mean_square_of_singular_values(kind: str) -> None:
 def test_gates_that_are_still_zero_are_named() -> None:
     layers = [GateActivity(n, 1, 1, 0, 0, float(n == 4), float(n == 4)) for n in (2, 3, 4)]
     assert ModelGates("m", "", "vector", 1, layers).findings == ["the gates of layers 2, 3 are still zero"]
+
+
+@torch.no_grad()
+def test_small_gates_are_not_lost_in_half_precision() -> None:
+    exact = measure_gates(gated("llama", scale=1e-4), TEXTS, [None] * 4)
+    half = measure_gates(gated("llama", scale=1e-4).to(torch.bfloat16), TEXTS, [None] * 4)
+    for one, other in zip(exact, half, strict=True):
+        assert other.relative == pytest.approx(one.relative, rel=0.05)
+        assert 0 < one.relative < 1e-3, "less than bfloat16 resolves of the stream itself"
