@@ -152,9 +152,11 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 def _what_next(composition: Composition, folder: Path) -> str:
     if composition.join.kind in averages:
+        shares = f", until their shares are trained: `braid train RECIPE start_from={folder}`"
         return (
-            "Its probabilities are the average of the models': it needs no training. `braid eval` measures it beside "
-            f"them, and `training.distill: {{teachers: [{folder}]}}` makes a model of one's size of it."
+            f"Its probabilities are the average of the models'{shares if composition.fresh_parts() else ''}. "
+            f"`braid eval` measures it beside them, and `training.distill={{teachers: [{folder}]}}` makes a model of "
+            "one's size of it."
         )
     fresh = ", ".join(composition.fresh_parts())
     return (

@@ -18,7 +18,7 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
     `joins` includes projections and the last norm and, if attention and feed-forward are routed separately, their
     routers and norms; `blocks` is all that is between embedding and head, but for routers and for modules that were
     inserted; `routers` are those among experts, but for their rows of inserted modules; `embedding` includes learned
-    positions. Where paths stay apart up to the head, norm and head are theirs, and learned shares of them are joins.
+    positions. Paths that are averaged include their norms and their parts of the head.
     """
     for part in parts:
         if part not in FREEZABLE:
@@ -29,12 +29,12 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
 
 def _contents(model: Any, part: str) -> Iterator[nn.Module | nn.Parameter]:
     body = getattr(model, "model", model)
-    ends = [end for end in (body.norm, getattr(model, "head", None)) if hasattr(end, "paths_and_joins")]
+    split = [m for m in (*body.stages, body.norm, getattr(model, "head", None)) if hasattr(m, "paths_and_joins")]
     if part == "paths":
-        yield from (path for one in (*body.stages, *ends) for path in one.paths_and_joins()[0])
+        yield from (path for one in split for path in one.paths_and_joins()[0])
     elif part == "joins":
-        yield from (join for one in (*body.stages, *ends) for join in one.paths_and_joins()[1])
-        yield from () if body.norm in ends else (body.norm,)
+        yield from (join for one in split for join in one.paths_and_joins()[1])
+        yield from () if body.norm in split else (body.norm,)
     elif part == "blocks":
         yield from _outside_routers(body.stages)
         yield body.norm
@@ -43,7 +43,7 @@ def _contents(model: Any, part: str) -> Iterator[nn.Module | nn.Parameter]:
     elif part == "embedding":
         yield from (body.embedding, body.positions)
     elif hasattr(model, "head"):  # a classifier has no such head
-        yield from model.head.paths_and_joins()[0] if model.head in ends else (model.head,)
+        yield from model.head.paths_and_joins()[0] if model.head in split else (model.head,)
 
 
 def _outside_routers(module: nn.Module, inserted: slice | None = None) -> Iterator[nn.Parameter]:

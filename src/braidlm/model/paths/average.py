@@ -49,6 +49,10 @@ class AverageHead(LinearHead):
         """An inactive path has no share of the average."""
         self.active = [index for index, name in enumerate(self.names) if name in active]
 
+    def path_routers(self) -> tuple[()]:
+        """No router chooses among the paths."""
+        return ()
+
     def forward(self, hidden: Tensor) -> Tensor:
         """The logarithms of the averaged probabilities [..., vocabulary]."""
         weights = self.log_weights(hidden).unbind(-1)

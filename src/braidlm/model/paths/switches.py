@@ -8,12 +8,11 @@ from torch import nn
 
 from ..errors import BraidError, did_you_mean
 from ..routing.router import TopKRouter
-from ..stages import Stage
 
 
 def path_names(model: nn.Module) -> tuple[str, ...]:
     """The names of all paths of a model, each once."""
-    return tuple(dict.fromkeys(name for part in _parts_with_paths(model) for name in part.names))
+    return tuple(dict.fromkeys(name for part in _with_paths(model) for name in part.names))
 
 
 def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
@@ -26,7 +25,7 @@ def use_paths(model: nn.Module, names: Iterable[str] | None) -> None:
         raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, known)}")
     if known and not active:
         raise BraidError("at least one path must be active", todo=f"The model has {', '.join(known)}.")
-    for part in _parts_with_paths(model):
+    for part in _with_paths(model):
         part.use_paths(frozenset(active))
 
 
@@ -36,7 +35,7 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
     A name is that of a module or a pattern, in every layer or, after a colon, in a part of the model: `german*`,
     `stages.0.layers.3:expert_2`. The weight of what is off goes to the others, in proportion to their own.
     """
-    of_paths = {router for stage in _stages(model) for router in stage.path_routers()}
+    of_paths = {router for part in _with_paths(model) for router in part.path_routers()}
     routers = [m for m in model.modules() if isinstance(m, TopKRouter) and m not in of_paths]
     off: dict[TopKRouter, set[str]] = {router: set() for router in routers}
     parts = [router.address.removesuffix(".router") for router in routers]
@@ -61,10 +60,6 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
         router.inactive = frozenset(inactive)
 
 
-def _parts_with_paths(model: nn.Module) -> Iterator[Any]:
-    """Its stages, and a head that has logits of each path."""
+def _with_paths(model: nn.Module) -> Iterator[Any]:
+    """Stages, and a head of paths."""
     return (module for module in model.modules() if hasattr(module, "use_paths"))
-
-
-def _stages(model: nn.Module) -> Iterator[Stage]:
-    return (module for module in model.modules() if isinstance(module, Stage))

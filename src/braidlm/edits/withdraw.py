@@ -1,0 +1,151 @@
+"""`braid edit withdraw`: some models of an average leave it for good, with their weights."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from braidlm.bridges.model_info import TOKEN_IDS
+from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.models.accounting import skeleton
+from braidlm.edits.account import Account, Derived, Part, Transform, account_table
+from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_ids
+from braidlm.edits.modules import check_uncompressed
+from braidlm.edits.sources import Source
+from braidlm.edits.tensor_origins import targets
+from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.switches import use_paths
+from braidlm.model.routing.stacked import StackedLinear
+
+SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
+"""The tensors whose columns are those of all models side by side."""
+ONE_ROW_EACH = ("head.bias", "head.mixture.bias")
+
+
+@edits.register("withdraw")
+@dataclass(frozen=True)
+class Withdraw(Edit):
+    """Which models of an average leave it."""
+
+    about: ClassVar[str] = "take models out of an average for good, with their weights"
+
+    paths: tuple[str, ...]
+    """Names of the models that leave; the probabilities of the others are averaged as if these had never been there."""
+
+    def plan(self, source: Source) -> EditPlan:
+        kept = self._kept(source)
+        names, widths = _names(source), source.plain.model.head.widths
+        left = [names[index] for index in kept]
+        config = _config(source, left)
+        model = skeleton(config)
+        starts = [sum(widths[:index]) for index in range(len(widths))]
+        columns = [channel for i in kept for channel in range(starts[i], starts[i] + widths[i])]
+        account = Account({name: _origin(source, name, kept, columns, left) for name in targets(model)})
+        used = {part for origin in account.derived.values() for part in origin.parts}
+        gone = [name for name in source.plain.tensors if Part(SOURCE, name) not in used]
+        account.left_out = {Part(SOURCE, name): "of a model that leaves" for name in gone}
+        account.check(targets(model), {SOURCE: source.plain.tensors})
+        before, after = (sum(t.numel() for t in some.values()) for some in (source.plain.tensors, targets(model)))
+        lines = [
+            f"Withdraw {', '.join(self.paths)} from {source.model.title}: {', '.join(left)} stay, "
+            f"{after:,} of {before:,} parameters",
+            *account_table(account, names),
+            *(f"  note: {note}" for note in source.notes),
+        ]
+        return EditPlan(lines, config, account, check=partial(_check, source, left))
+
+    def _kept(self, source: Source) -> list[int]:
+        """The indices of the models that stay."""
+        check_uncompressed(source.plain)
+        head = source.plain.model.head
+        if not isinstance(head, AverageHead):
+            raise BraidError(
+                "only a model of an average can be withdrawn for good: other joins have learned from all their paths",
+                source.model.title,
+                "Switch it off (`--paths`), or compose again without it.",
+            )
+        if any(name.startswith("head.mixture.router") for name in source.plain.tensors):
+            raise BraidError(
+                "the shares of this mixture depend on what all of its models read (per_token)",
+                source.model.title,
+                "Switch the model off (`--paths`), or compose the others and train their shares.",
+            )
+        for name in self.paths:
+            if name not in head.names:
+                raise BraidError(f"the model has no path '{name}'.{did_you_mean(name, head.names)}", source.model.title)
+        kept = [index for index, name in enumerate(head.names) if name not in self.paths]
+        if not self.paths or not kept:
+            raise BraidError(
+                "name the models that leave; at least one must stay",
+                source.model.title,
+                f"There are {', '.join(head.names)}.",
+            )
+        return kept
+
+
+def _names(source: Source) -> tuple[str, ...]:
+    return source.plain.model.head.names  # type: ignore[no-any-return]
+
+
+def _config(source: Source, left: Sequence[str]) -> BraidConfig:
+    """The same architecture with these paths alone."""
+    architecture: dict[str, Any] = source.config.architecture
+    head, norm = architecture["head"], architecture["norm"]
+    head["paths"] = {name: head["paths"][name] for name in left}
+    norm["paths"] = {name: norm["paths"][name] for name in left}
+    architecture["width"] = sum(head["paths"].values())
+    for choice, built in zip(architecture["stages"], source.plain.model.model.stages, strict=True):
+        stage = choice["parallel"]
+        stage["paths"] = [path for path in stage["paths"] if path["name"] in left]
+        stage["stacked"] = stage["stacked"] and built.layers[0].stack is not None  # tensors keep their names
+    active = None if source.config.paths is None else [name for name in source.config.paths if name in left] or None
+    ids = {name: getattr(source.config, name) for name in TOKEN_IDS}
+    return BraidConfig(
+        architecture, vocab_size=source.config.vocab_size, frozen=list(source.config.frozen), paths=active, **ids
+    )
+
+
+def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]) -> Derived:
+    if name in SIDE_BY_SIDE:
+        return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
+    if name in ONE_ROW_EACH or (name in source.plain.tensors and ".stack." in name):
+        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept))
+    if name in source.plain.tensors:
+        return Derived((Part(SOURCE, name),))
+    # Of a stack one model is left, which has modules of its own.
+    stacked = re.sub(rf"\.paths\.{re.escape(left[0])}\.", ".stack.", name)
+    owner = source.plain.model.get_submodule(stacked.rpartition(".")[0])
+    is_matrix = stacked.endswith(".weight") and isinstance(owner, StackedLinear)
+    take = Transform(partial(_member, is_matrix), "transposed" if is_matrix else "")
+    return Derived((Part(SOURCE, stacked),), chosen_rows=tuple(kept), transform=take)
+
+
+def _columns(columns: Sequence[int], tensor: Tensor) -> Tensor:
+    return tensor[:, list(columns)]
+
+
+def _member(transposed: bool, rows: Tensor) -> Tensor:
+    """The one row of a stack."""
+    return rows[0].t() if transposed else rows[0]
+
+
+@torch.no_grad()
+def _check(source: Source, left: Sequence[str], edited: BraidForCausalLM) -> None:
+    """The model must give what the old one gives with the others switched off."""
+    before, after = source.model.load(), edited
+    use_paths(before, left)
+    use_paths(after, None)
+    ids = probe_ids(edited.config)
+    change = (before(ids).logits - after(ids).logits).abs().max().item()
+    use_paths(after, edited.config.paths)
+    if not change <= UNCHANGED:
+        raise BraidError(
+            f"the others should be averaged as if these had been switched off, and a logit differs by {change:g}",
+            todo="Nothing was written. Please report it: this is a mistake of Braid's.",
+        )

@@ -1,0 +1,97 @@
+"""Models leave an average for good: what is left is the average of the others, and their weights are gone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composing import GPT2, TOKENIZER, blocks, double, ids, saved_path
+from safetensors.torch import load_file
+
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_model, save_model
+from braidlm.edits import withdraw
+from braidlm.edits.compose import compose
+from braidlm.edits.edit import edit
+from braidlm.model.paths.average import MixtureHead
+
+BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
+CASES: dict[str, list[dict[str, Any]]] = {
+    "one shape": [{}, {}, {}],
+    "learned positions": [GPT2, GPT2, GPT2],
+    "biases": [BIASED, BIASED, BIASED],
+    "two shapes": [{}, {}, {"width": 24}],
+    "depths": [blocks(3), blocks(2), blocks(2)],
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The average of a, b and c."""
+    home = tmp_path_factory.mktemp("models")
+    folders = [saved_path(home / name, i, **CASES[request.param][i]) for i, name in enumerate("abc")]
+    return compose(folders, home / "whole", join="average")
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "c", "ab", "bc", "ac"])
+@torch.no_grad()
+def test_the_others_are_averaged(whole: Path, gone: str, tmp_path: Path) -> None:
+    out = edit("withdraw", whole, tmp_path / "out", paths=list(gone))
+    rest = [name for name in "abc" if name not in gone]
+    folders = [whole.parent / name for name in rest]
+    found, wanted = double(out)(ids()).logits, load_model(whole, paths=rest).double()(ids()).logits
+    assert (found - wanted).abs().max() < 1e-12
+    alone = [double(folder)(ids()).logits.softmax(-1) for folder in folders]
+    assert (found.exp() - sum(alone) / len(rest)).abs().max() < 1e-12
+    size = sum(t.numel() for f in folders for t in load_file(f / "model.safetensors").values())
+    assert sum(t.numel() for t in load_file(out / "model.safetensors").values()) == size
+
+
+def pair(tmp_path: Path) -> list[Path]:
+    return [saved_path(tmp_path / name, i) for i, name in enumerate("ab")]
+
+
+@torch.no_grad()
+def test_learned_shares_of_the_others_stay(tmp_path: Path) -> None:
+    folders = [*pair(tmp_path), saved_path(tmp_path / "c", 2)]
+    whole = compose(folders, tmp_path / "whole", join="mixture")
+    model = load_model(whole)
+    assert isinstance(model.head, MixtureHead)
+    model.head.mixture.bias.copy_(torch.tensor([0.1, 2.0, -1.0]))
+    trained = save_model(model, tmp_path / "trained", TOKENIZER, {"made_by": "braid train"})
+    out = edit("withdraw", trained, tmp_path / "out", paths=["b"])
+    assert torch.equal(load_model(out).head.mixture.bias, torch.tensor([0.1, -1.0]))
+    wanted = load_model(trained, paths=["a", "c"]).double()(ids()).logits
+    assert (double(out)(ids()).logits - wanted).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("paths", "text"),
+    [
+        (["d"], "the model has no path 'd'"),
+        (["a", "b"], "at least one must stay"),
+        ([], "name the models that leave"),
+    ],
+)
+def test_wrong_names(tmp_path: Path, paths: list[str], text: str) -> None:
+    whole = compose(pair(tmp_path), tmp_path / "whole", join="average")
+    with pytest.raises(BraidError, match=text):
+        edit("withdraw", whole, tmp_path / "out", paths=paths)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    folders = pair(tmp_path)
+    with pytest.raises(BraidError, match="other joins have learned from all their paths"):
+        edit("withdraw", compose(folders, tmp_path / "joined"), tmp_path / "out", paths=["a"])
+    routed = compose(folders, tmp_path / "routed", join={"kind": "mixture", "per_token": True})
+    with pytest.raises(BraidError, match="depend on what all of its models read"):
+        edit("withdraw", routed, tmp_path / "out", paths=["a"])
+
+
+def test_what_it_promises_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compose(pair(tmp_path), tmp_path / "whole", join="average")
+    monkeypatch.setattr(withdraw, "_columns", lambda columns, tensor: tensor[:, list(columns)] * 2)
+    with pytest.raises(BraidError, match="as if these had been switched off, and a logit differs by"):
+        edit("withdraw", whole, tmp_path / "out", paths=["a"])
+    assert not (tmp_path / "out").exists()
