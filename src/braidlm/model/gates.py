@@ -93,7 +93,12 @@ class VectorGate(Gate):
         self.weight = nn.Parameter(torch.empty(width))
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
-        return torch.addcmul(output, hidden.to(output.dtype), self.weight.to(output.dtype))
+        return torch.addcmul(output, _cast(hidden, output.dtype), _cast(self.weight, output.dtype))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a type; where it has it, asking costs less than a call that does nothing."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 @gate_kinds.register("scalar")
@@ -126,15 +131,11 @@ class MatrixGate(Gate):
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
         dtype = compute_dtype(hidden)
-        inner = hidden.to(dtype)
+        inner, weight, bias = _cast(hidden, dtype), _cast(self.weight, dtype), self.bias
         if self.down is not None:
-            inner = F.linear(inner, self.down.to(dtype))
-        bias = None if self.bias is None else self.bias.to(dtype)
-        if bias is not None or output.dtype != dtype:  # a product under autocast would round the stream itself
-            return output + F.linear(inner, self.weight.to(dtype), bias)
-        rows = torch.addmm(output.flatten(0, -2), inner.flatten(0, -2), self.weight.to(dtype).t())
-        # As torch does after its own products: FSDP warns of outputs that are views.
-        return torch.ops.aten._unsafe_view(rows, output.shape)  # type: ignore[no-any-return]
+            inner = F.linear(inner, _cast(self.down, dtype))
+        # Not `addmm`: it copies the output first, and under autocast it would round the stream itself.
+        return output + F.linear(inner, weight, None if bias is None else _cast(bias, dtype))
 
 
 @dataclass
