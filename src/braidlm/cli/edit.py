@@ -7,7 +7,7 @@ from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
 from braidlm.model.config.ranges import Seed
 
-HELP = "make a new model of one: gate, select, insert, prune, share, factorize, quantize, sparsify, upcycle"
+HELP = "make a new model of one: gate, select, insert, prune, share, factorize, quantize, sparsify, upcycle, withdraw"
 EPILOG = """examples:
   braid edit insert runs/english --modules 4 --name german --router rows --out models/grown
   braid edit gate models/llama --kind vector --out adapters/maths
@@ -18,6 +18,7 @@ EPILOG = """examples:
   braid edit quantize runs/stories --scheme int8 --text dev.txt --out models/int8
   braid edit sparsify runs/stories --pattern 2:4 --text dev.txt --out models/sparse
   braid edit share runs/stories --what feeds --layers interior --lora 8 --out models/shared
+  braid edit withdraw models/average --paths maths --out models/rest
   braid edit upcycle runs/stories --experts 4 --top-k 2 --out models/sparse
 """
 
