@@ -11,7 +11,7 @@ import pytest
 from marked_blocks import Block, marked_blocks
 
 from braidlm.cli.main import main
-from braidlm.model.config.registry import PARTS
+from braidlm.model.config.registry import PARTS, import_files
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if marked_blocks(page)]
@@ -21,6 +21,7 @@ FOR_THE_SHELL = set("|><&;$`(){}")
 @pytest.fixture
 def _own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A page may write modules that register parts, which other tests must not see."""
+    import_files("braidlm.model")  # our own parts are registered once, and must be there after the page too
     for registry in PARTS.values():
         monkeypatch.setattr(registry, "parts", dict(registry.parts))
     yield
