@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_decoders import CONFIGS, DEPTH, WIDTH, open_gates, tiny_decoder, tiny_decoder_config, token_ids
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Trainer, TrainingArguments
@@ -250,3 +252,26 @@ class TestRefusals:
     def test_a_rank_that_saves_nothing(self) -> None:
         with pytest.raises(BraidError, match=f"rank {WIDTH}"):
             attach(tiny_decoder("llama"), gates_config({"kind": "matrix", "rank": WIDTH}))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(["llama", "gpt2", "gpt-neox"]),
+    kind=st.sampled_from(list(KINDS.values())),
+    layers=st.sets(st.integers(1, DEPTH), min_size=1),
+    data=st.data(),
+)
+def test_some_gates_taken_away_are_those_gates_switched_off(
+    name: str, kind: Any, layers: set[int], data: st.DataObject
+) -> None:
+    model, ids = tiny_decoder(name), token_ids(1, 5)
+    plain = logits(model, ids)
+    attach(model, gates_config(kind, sorted(layers)))
+    assert torch.equal(logits(model, ids), plain)
+    open_gates(gates_of(model))
+    gone = data.draw(st.sets(st.sampled_from(sorted(layers))))
+    with without(model, gone):
+        expected = logits(model, ids)
+    detach(model, gone)
+    assert set(gates_of(model)) == layers - gone
+    assert torch.equal(logits(model, ids), expected)
