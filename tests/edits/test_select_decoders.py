@@ -109,3 +109,24 @@ def test_a_folder_of_base_and_gates(tmp_path: Path) -> None:
         assert torch.equal(model(ids).logits, loaded(ids).logits)
     with pytest.raises(BraidError, match="a decoder without any gate is a plain one"):
         edit("select", tmp_path / "moved", tmp_path / "none", text=str(text_file(tmp_path)), keep=0)
+
+
+def test_lora_adapters_beside_the_gates_stay(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    source = gated_decoder(tmp_path)
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    adapted.save_pretrained(source)
+    edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
+    opened = open_decoder(tmp_path / "out")
+    assert opened.has_lora
+    before, after = open_decoder(source).load(), opened.load()
+    ids = random_ids(2, 20, vocab_size=VOCABULARY)
+    gone = set(gates_of(before)) - set(gates_of(after))
+    assert len(gone) == 2
+    with torch.no_grad(), without(before, gone):
+        assert torch.equal(before(ids).logits, after(ids).logits)

@@ -66,7 +66,7 @@ def _page(selection: "Selection", drawn: dict[str, "Figure"]) -> Page:
     )
     page.text(
         "The stream after each gated layer is read by the last norm and the head, as if the model ended there, once "
-        "without and once with what the layer's gate adds. What the difference is decides which gates stay; the key "
+        "without and once with what the layer's gate adds. The difference decides which gates stay; the key "
         "figures above are of the whole model on the same text."
     )
     page.figure(figures.to_svg(drawn["perplexity"]), "Perplexity of the calibration text, read after each layer.")
