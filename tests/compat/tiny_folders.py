@@ -14,19 +14,28 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from braidlm.core.models.folders import read_tokenizer, save_model
-from braidlm.core.models.presets import config_from
+from braidlm.core.models.presets import config_from, read_model
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
+from braidlm.model.config.architecture import write_architecture
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from tiny_models import randomised
 from without_braid import WITHOUT_BRAID
 
-TINY = [
-    name.removeprefix("tiny/")
-    for name, _ in list_recipes()
-    if name.startswith("tiny/") and "model" in compose_recipe(name)  # a study has several
-]
+
+def _with_models_of_their_own() -> list[str]:
+    """The tiny recipes, without studies, which have several models, and without those that only train another way."""
+    found: dict[str, str] = {}
+    for name in (name for name, _ in list_recipes() if name.startswith("tiny/")):
+        data = compose_recipe(name)
+        if "model" in data:
+            model = read_model(data, name)
+            found.setdefault(json.dumps(write_architecture(model.architecture)), name.removeprefix("tiny/"))
+    return list(found.values())
+
+
+TINY = _with_models_of_their_own()
 SCRIPT = Path(__file__).with_name("check_folder.py")
 ALONE = WITHOUT_BRAID + f"import runpy\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
 

@@ -9,12 +9,14 @@ from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.model.config.strict import encode
 from braidlm.studies.running import run_study
-from braidlm.studies.study import decode_study, is_study, load_study
-from braidlm.training.recipe import decode_recipe, load_recipe
+from braidlm.studies.study import decode_study, is_study
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.train import train
 
 NAMES = [name for name, _ in list_recipes()]
 TINY = [name for name in NAMES if name.startswith("tiny/")]
+COMPOSED = {name: compose_recipe(name) for name in TINY}
+STUDIES = [name for name in TINY if is_study(COMPOSED[name])]
 
 
 def test_there_are_some() -> None:
@@ -24,19 +26,19 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads(name: str) -> None:
-    data = compose_recipe(name)
+    data = COMPOSED.get(name) or compose_recipe(name)
     if is_preset(data):
         assert config_from(name, vocab_size=100).vocab_size
         return
     if is_study(data):
-        study = load_study(name)
+        study = decode_study(data)
         assert encode(decode_study(encode(study))) == encode(study)
         return
-    loaded = load_recipe(name)
+    loaded = decode_recipe(data)
     assert decode_recipe(loaded.as_dict()).as_dict() == loaded.as_dict(), "the resolved recipe is a recipe"
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if not is_study(compose_recipe(name))])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in STUDIES])
 def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = tmp_path_factory.getbasetemp() / "tiny-recipes"
     run = train(name, ["training.budget=3 steps", f"out={tmp_path / 'run'}", f"data.cache={cache}"], device="cpu")
@@ -45,7 +47,7 @@ def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFac
     load_model(run.model)
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if is_study(compose_recipe(name))])
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every model of it, each trained for two steps."""
     data = compose_recipe(name, [f"out={tmp_path / 'study'}"])
