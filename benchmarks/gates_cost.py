@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Trainer, TrainingArguments
 
 from braidlm.decoders.gating import attach, gates_of
+from braidlm.kernels.gates import lower_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.training.amounts import Amount
@@ -58,6 +59,8 @@ def llama(shape: str, length: int, device: torch.device, dtype: torch.dtype) -> 
 def with_gates(model: PreTrainedModel, kind: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The model with gates; with a type, they have it as in a whole folder that is opened in it."""
     attach(model, decode(GatesConfig, {"kind": kind}))
+    if model.device.type == "cuda":
+        lower_gates(model)
     for gate in gates_of(model).values():
         gate.to(dtype=dtype)
         torch.nn.init.normal_(gate.get_parameter("weight"), std=0.01)

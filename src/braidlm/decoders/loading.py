@@ -7,6 +7,7 @@
 A folder of adapters names its base, which is opened the same way, so that adapters may stand on adapters.
 """
 
+import contextlib
 import hashlib
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +125,13 @@ class OpenDecoder:
         model = self._load(dtype)
         if names := not_finite(model.state_dict().items()):
             raise not_finite_error(names, str(self.folder))
-        return model.to(device).eval()  # type: ignore[return-value]
+        model = model.to(device).eval()  # type: ignore[assignment]
+        if model.device.type == "cuda":
+            with contextlib.suppress(ImportError):  # without Triton torch's operations do it
+                from braidlm.kernels.gates import lower_gates
+
+                lower_gates(model)
+        return model
 
     def _load(self, dtype: torch.dtype) -> PreTrainedModel:
         if self.base is None:

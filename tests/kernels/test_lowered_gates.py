@@ -1,0 +1,46 @@
+"""Gates that are factors by a kernel against torch's operations."""
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import TOLERANCES, assert_equal_with_gradients
+
+from braidlm.kernels import gates
+from braidlm.kernels.gates import AddScaled, LoweredVectorGate, lower_gates
+from braidlm.model.config.strict import decode
+from braidlm.model.gates import GatesConfig, make_gate
+
+
+@pytest.mark.parametrize("factors", [24, 1], ids=["vector", "scalar"])
+def test_adding_a_scaled_stream_equals_torch(factors: int, device: str, dtype: torch.dtype) -> None:
+    output, hidden = (torch.randn(3, 70, 24, device=device).to(dtype) for _ in range(2))
+    weight = torch.randn(factors, device=device)
+    assert_equal_with_gradients(
+        AddScaled.apply, lambda o, h, w: torch.addcmul(o, h, w), [output, hidden, weight], dtype
+    )
+
+
+@pytest.mark.parametrize("kind", ["vector", "scalar", "matrix"])
+def test_only_factors_are_lowered_and_zero_changes_nothing(kind: str, device: str, dtype: torch.dtype) -> None:
+    gate = make_gate(decode(GatesConfig, {"kind": kind}).kind, 24).to(device)
+    plain = type(gate)
+    model = torch.nn.Sequential(gate)
+    lower_gates(model)
+    assert type(gate) is (plain if kind == "matrix" else LoweredVectorGate)
+    output, hidden = (torch.randn(2, 5, 24, device=device).to(dtype) for _ in range(2))
+    assert torch.equal(gate(hidden, output), output)
+    assert torch.equal(AddScaled.apply(output, hidden, torch.zeros(24, device=device)), output)
+
+
+@pytest.mark.gpu
+def test_a_large_stream_goes_through_the_kernel() -> None:
+    gate = make_gate(decode(GatesConfig, {"kind": "vector"}).kind, 2048).cuda()
+    torch.nn.init.normal_(gate.weight)
+    output, hidden = (torch.randn(gates.MIN_SIZE // 2048, 2048, device="cuda").bfloat16() for _ in range(2))
+    expected = output.double() + hidden.double() * gate.weight.double()
+    lower_gates(torch.nn.Sequential(gate))
+    actual = gate(hidden, output)
+    assert actual.grad_fn.name() == "AddScaledBackward"
+    error = (actual.double() - expected).norm() / expected.norm()
+    assert error < TOLERANCES[torch.bfloat16]
