@@ -28,12 +28,15 @@ PLACES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 """Where a part of each kind is in an architecture."""
 
+HALVES = [{"name": "b", "width": 8}, {"name": "a", "width": 8}]
+UNEQUAL = [{"name": "b", "width": 4}, {"name": "a", "width": 12}]
+"""Paths whose names are not in the order of the alphabet, which a saved configuration must not bring them into."""
 REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("stage", "project"): {"to": 16},
     ("stage", "parallel"): {"paths": 2},
-    ("norm", "per_path"): {"paths": {"a": 8, "b": 8}},
-    ("head", "average"): {"paths": {"a": 8, "b": 8}},
-    ("head", "mixture"): {"paths": {"a": 8, "b": 8}},
+    ("norm", "per_path"): {"paths": HALVES},
+    ("head", "average"): {"paths": HALVES},
+    ("head", "mixture"): {"paths": HALVES},
     ("compression", "low_rank"): {"ranks": {"stages.*": 4}},
     ("compression", "int8"): {"modules": ["stages.*"]},
     ("compression", "int4"): {"modules": ["stages.*"], "group": 8},
@@ -45,7 +48,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
 VALUES: dict[str, list[Any]] = {
     "losses": [{"z_loss": 0.1}],
     "names": [3, ["a", "b", "c"]],
-    "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}, {"a": 4, "b": 12}],
+    "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}, UNEQUAL],
     "experts": [3],
     "width": [16],
     "new": [["expert_3"], ["path_2"]],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from part_variants import PLACES
+from part_variants import HALVES, PLACES, UNEQUAL
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -102,7 +102,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("feed-forward", "swiglu"): [{}, {"hidden": 24, "bias": True}, {"hidden": 24, "learned_beta": True}],
     ("feed-forward", "geglu"): [{"hidden": 24}, {"hidden": 24, "bias": True}],
     ("norm", "layer"): [{}, {"bias": False}],
-    ("norm", "per_path"): [{"paths": {"a": 4, "b": {"width": 12, "norm": "layer"}}}],
+    ("norm", "per_path"): [{"paths": [UNEQUAL[0], {**UNEQUAL[1], "norm": "layer"}]}],
     ("positions", "rope"): [{"pairs": "half"}, {"pairs": "interleaved", "theta": 500.0}],
     ("rope scaling", "linear"): [{"factor": 4.0}],
     ("rope scaling", "llama3"): [{"factor": 4.0, "original_context": 8}],
@@ -115,8 +115,8 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("compression", "int4"): [{"modules": ["stages.*"], "group": 8}],
     ("gate", "matrix"): [{}, {"bias": True}, {"rank": 3}],
     ("head", "linear"): [{}, {"bias": True}],
-    ("head", "average"): [{"paths": {"a": 4, "b": 12}}, {"paths": {"a": 8, "b": 8}, "bias": True}],
-    ("head", "mixture"): [{"paths": {"a": 4, "b": 12}}, {"paths": {"a": 4, "b": 12}, "per_token": True}],
+    ("head", "average"): [{"paths": UNEQUAL}, {"paths": HALVES, "bias": True}],
+    ("head", "mixture"): [{"paths": UNEQUAL}, {"paths": UNEQUAL, "per_token": True}],
     ("embedding", "bytes"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
     ("head", "bytes_parallel"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
     ("head", "bytes_autoregressive"): [{"width": 8, "piece": 5}, {"width": 8, "piece": 2}, {"width": 8, "layers": 0}],
@@ -137,9 +137,9 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "averaged": {
         "width": 24,
-        "stages": [{"parallel": {"paths": {"a": {"width": 8}, "b": {"width": 16}}, "layers": 2, "join": "concat"}}],
-        "norm": {"kind": "per_path", "paths": {"a": 8, "b": 16}},
-        "head": {"kind": "average", "paths": {"a": 8, "b": 16}},
+        "stages": [{"parallel": {"paths": {"b": {"width": 16}, "a": {"width": 8}}, "layers": 2, "join": "concat"}}],
+        "norm": {"kind": "per_path", "paths": [{"name": "b", "width": 16}, {"name": "a", "width": 8}]},
+        "head": {"kind": "average", "paths": [{"name": "b", "width": 16}, {"name": "a", "width": 8}]},
     },
     "tied bytes": {"embedding": {"kind": "bytes", "width": 8}, "head": {"kind": "bytes_parallel", "width": 8}},
     "mixed stages": {

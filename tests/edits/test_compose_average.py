@@ -58,7 +58,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The folders of the models, of their average, and whether it is computed as a stack."""
     home = tmp_path_factory.mktemp("models")
     options, stacked = CASES[request.param]
-    folders = [saved_path(home / f"model-{i}", i, **own) for i, own in enumerate(options)]
+    folders = [saved_path(home / f"model-{9 - i}", i, **own) for i, own in enumerate(options)]
     return folders, compose(folders, home / "made", join="average"), stacked
 
 

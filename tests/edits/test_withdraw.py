@@ -29,7 +29,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The average of a, b and c."""
     home = tmp_path_factory.mktemp("models")
-    folders = [saved_path(home / name, i, **CASES[request.param][i]) for i, name in enumerate("abc")]
+    folders = [saved_path(home / name, i, **CASES[request.param][i]) for i, name in enumerate("cab")]
     return compose(folders, home / "whole", join="average")
 
 

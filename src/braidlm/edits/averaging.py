@@ -71,9 +71,9 @@ def averaged_ends(paths: Sequence[PathShape], join: Choice) -> dict[str, Any]:
     if len(set(biases.values())) > 1:
         having = ", ".join(name for name, bias in biases.items() if bias)
         raise BraidError(f"the heads of some models have a bias ({having}), and others have none")
-    widths = {path.name: path.width for path in paths}
-    norms = {path.name: {"width": path.width, "norm": encode(path.architecture.norm)} for path in paths}
-    head = {"kind": join.kind, "paths": widths, "bias": any(biases.values()), **encode(join.options)}
+    parts = [{"name": path.name, "width": path.width} for path in paths]
+    norms = [{**part, "norm": encode(path.architecture.norm)} for part, path in zip(parts, paths, strict=True)]
+    head = {"kind": join.kind, "paths": parts, "bias": any(biases.values()), **encode(join.options)}
     return {"norm": {"kind": "per_path", "paths": norms}, "head": head}
 
 

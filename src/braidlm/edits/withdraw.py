@@ -96,10 +96,9 @@ def _names(source: Source) -> tuple[str, ...]:
 def _config(source: Source, left: Sequence[str]) -> BraidConfig:
     """The same architecture with these paths alone."""
     architecture: dict[str, Any] = source.config.architecture
-    head, norm = architecture["head"], architecture["norm"]
-    head["paths"] = {name: head["paths"][name] for name in left}
-    norm["paths"] = {name: norm["paths"][name] for name in left}
-    architecture["width"] = sum(head["paths"].values())
+    for part in (architecture["head"], architecture["norm"]):
+        part["paths"] = [path for path in part["paths"] if path["name"] in left]
+    architecture["width"] = sum(path["width"] for path in architecture["head"]["paths"])
     for choice, built in zip(architecture["stages"], source.plain.model.model.stages, strict=True):
         stage = choice["parallel"]
         stage["paths"] = [path for path in stage["paths"] if path["name"] in left]

@@ -13,25 +13,27 @@ from braidlm.model.errors import BraidError
 from braidlm.model.heads.losses import IGNORED, next_token_loss
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from braidlm.model.paths.average import AverageHead, MixtureHead
+from braidlm.model.paths.per_path_norm import PathPart
 from braidlm.model.paths.switches import path_names, use_paths
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 VOCABULARY = 11
+A = {"name": "a", "width": 8}
 
 
 def architecture(head: str = "average", **options: Any) -> dict[str, Any]:
     """Two paths that stay apart."""
-    paths = {"wide": 16, "narrow": 8}
+    wide, narrow = {"name": "wide", "width": 16}, {"name": "narrow", "width": 8}
     return {
         "width": 24,
-        "stages": [{"parallel": {"layers": 2, "paths": {n: {"width": w} for n, w in paths.items()}, "join": "concat"}}],
-        "norm": {"kind": "per_path", "paths": {"wide": {"width": 16, "norm": "layer"}, "narrow": 8}},
-        "head": {"kind": head, "paths": paths, **options},
+        "stages": [{"parallel": {"layers": 2, "paths": [wide, narrow], "join": "concat"}}],
+        "norm": {"kind": "per_path", "paths": [{**wide, "norm": "layer"}, narrow]},
+        "head": {"kind": head, "paths": [wide, narrow], **options},
     }
 
 
 def head_of(widths: list[int], bias: bool = False, kind: type[AverageHead] = AverageHead, **options: Any) -> Any:
-    config = kind.Config(paths={f"p{i}": width for i, width in enumerate(widths)}, bias=bias, **options)
+    config = kind.Config(paths=[PathPart(f"p{i}", width) for i, width in enumerate(widths)], bias=bias, **options)
     return randomised(kind(config, sum(widths), VOCABULARY)).double()
 
 
@@ -179,11 +181,15 @@ def test_a_classifier_reads_normalised_paths() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"head": {"kind": "average", "paths": {"a": 8}}}, "the paths have 8 = 8 and the stream has 24"),
-        ({"head": {"kind": "average", "paths": {}}}, "paths: at least one is needed"),
-        ({"norm": {"kind": "per_path", "paths": {"a": 8, "b": 8}}}, "the paths have 8 . 8 = 16 and the stream has 24"),
-        ({"norm": {"kind": "per_path", "paths": {"a.b": 24}}}, "a path's name is made of letters"),
-        ({"head": {"kind": "mixture", "paths": {"a": 24}, "router": True}}, "unknown key 'router'"),
+        ({"head": {"kind": "average", "paths": [A]}}, "the paths have 8 = 8 and the stream has 24"),
+        ({"head": {"kind": "average", "paths": []}}, "the paths have none = 0 and the stream has 24"),
+        ({"head": {"kind": "average", "paths": [A, A, A]}}, "a name is listed twice"),
+        (
+            {"norm": {"kind": "per_path", "paths": [A, {**A, "name": "b"}]}},
+            "the paths have 8 . 8 = 16 and the stream has 24",
+        ),
+        ({"norm": {"kind": "per_path", "paths": [{"name": "a.b", "width": 24}]}}, "a path's name is made of letters"),
+        ({"head": {"kind": "mixture", "paths": [A], "router": True}}, "unknown key 'router'"),
     ],
 )
 def test_bad_options(changes: dict[str, Any], text: str) -> None:

@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config.ranges import Size
-from ..errors import BraidError
 from ..heads.head import Head, heads
 from ..heads.linear import LinearHead
 from ..heads.losses import IGNORED
-from .per_path_norm import check_parts
+from .per_path_norm import PathPart, widths_of
 
 
 @heads.register("average")
@@ -29,19 +27,14 @@ class AverageHead(LinearHead):
 
     @dataclass(kw_only=True)
     class Config(LinearHead.Config):
-        paths: dict[str, Size]
-        """The width of each path by its name, in the order of their parts of the stream."""
-
-        def __post_init__(self) -> None:
-            if not self.paths:
-                raise BraidError("paths: at least one is needed")
+        paths: list[PathPart]
+        """The paths in the order of their parts of the stream: {name, width}."""
 
     def __init__(self, config: Config, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
         if config.bias:
             self.bias = nn.Parameter(torch.empty(len(config.paths), vocab_size))
-        self.names, self.widths = tuple(config.paths), list(config.paths.values())
-        check_parts(self.widths, width)
+        self.names, self.widths = tuple(path.name for path in config.paths), widths_of(config.paths, width)
         self.active = list(range(len(self.names)))
         """The indices of the paths that are averaged."""
 

@@ -1,7 +1,8 @@
 """A norm for each path: the parts of a stream whose paths stay apart up to the head are normalised one by one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,24 @@ from .parallel import PathConfig
 
 
 @dataclass
-class PathNormConfig:
-    """The norm of one path; a number is its width."""
+class PathPart:
+    """One path's part of the stream."""
 
+    name: str
+    """Name of the path."""
     width: Size
-    """Channels of its part of the stream."""
+    """Its channels."""
+
+    def __post_init__(self) -> None:
+        PathConfig(name=self.name)  # checks it
+
+
+@dataclass
+class PathNorm(PathPart):
+    """The norm of one path."""
+
     norm: Annotated[Choice, PartOf(norms, "rms")] = "rms"  # type: ignore[assignment]
     """Its kind."""
-
-    @classmethod
-    def from_shorthand(cls, width: Any) -> dict[str, Any]:
-        return {"width": width}
 
 
 @norms.register("per_path")
@@ -34,19 +42,14 @@ class PerPathNorm(nn.Module):
 
     @dataclass
     class Config:
-        paths: dict[str, PathNormConfig]
-        """The width of each path by its name, in the order of their parts, or {width, norm}."""
-
-        def __post_init__(self) -> None:
-            for name in self.paths:
-                PathConfig(name=name)  # checks it
+        paths: list[PathNorm]
+        """The paths in the order of their parts of the stream: {name, width, norm}."""
 
     def __init__(self, config: Config, width: int):
         super().__init__()
         self.config = config
-        self.widths = [path.width for path in config.paths.values()]
-        check_parts(self.widths, width)
-        self.paths = nn.ModuleDict({name: norms.build(path.norm, path.width) for name, path in config.paths.items()})
+        self.widths = widths_of(config.paths, width)
+        self.paths = nn.ModuleDict({path.name: norms.build(path.norm, path.width) for path in config.paths})
 
     def forward(self, hidden: Tensor) -> Tensor:
         parts = zip(self.paths.values(), hidden.split(self.widths, dim=-1), strict=True)
@@ -56,8 +59,12 @@ class PerPathNorm(nn.Module):
         return [self], []
 
 
-def check_parts(widths: list[int], width: int) -> None:
-    """The parts of all paths are the whole stream."""
+def widths_of(paths: Sequence[PathPart], width: int) -> list[int]:
+    """The widths of all parts, which must have names of their own and be the whole stream."""
+    if len({path.name for path in paths}) < len(paths):
+        raise BraidError("paths: a name is listed twice")
+    widths = [path.width for path in paths]
     if sum(widths) != width:
         parts = " + ".join(map(str, widths)) or "none"
         raise BraidError(f"widths do not add up: the paths have {parts} = {sum(widths)} and the stream has {width}")
+    return widths
