@@ -14,7 +14,9 @@ from braidlm.bridges.checkpoint import Checkpoint
 from braidlm.bridges.exporting import FolderTarget
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
+from braidlm.bridges.rope import older_rope_settings
 from braidlm.core.errors import BraidError
+from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
 from braidlm.model.config.braid_config import BraidConfig
 
@@ -112,6 +114,8 @@ class TransformersTarget(FolderTarget):
         self.model.load_state_dict(tensors, assign=True)
         self.model.tie_weights()
         self.model.save_pretrained(folder)
+        path = folder / "config.json"
+        write_json(path, read_json(path) | older_rope_settings(self.model.config))
 
 
 def read_config(folder: Path, model_type: str) -> dict[str, Any]:

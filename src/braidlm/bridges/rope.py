@@ -63,6 +63,15 @@ def rope_parameters(positions: Any) -> dict[str, Any]:
     return rope | {"rope_type": positions.scaling.kind, **written}
 
 
+def older_rope_settings(config: Any) -> dict[str, Any]:
+    """The rotary positions of a configuration under the names that transformers 4 reads, which ignores the new one."""
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if not rope:
+        return {}
+    theta = rope.pop("rope_theta", None)
+    return {"rope_theta": theta, "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope}
+
+
 def _attention_factor(rope: dict[str, Any]) -> float | None:
     """Yarn's factor from DeepSeek's two scales, where a configuration has them; None: the one of the paper."""
     numbers = [rope.get(name) for name in ("factor", "mscale", "mscale_all_dim")]

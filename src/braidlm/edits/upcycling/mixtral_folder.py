@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig
 
 from braidlm.bridges.bridge import bullet_list
+from braidlm.bridges.rope import older_rope_settings
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_json, write_text
@@ -53,10 +54,7 @@ def write_mixtral(plan: MixtralPlan, out: Path, record: dict[str, Any], noise: f
 
 def _settings(config: MixtralConfig) -> dict[str, Any]:
     """The content of config.json; rotary positions also under the names that transformers 4 reads."""
-    rope = dict(config.rope_parameters or {})
-    theta = rope.pop("rope_theta", None)
-    scaling = None if rope.get("rope_type", "default") == "default" else rope
-    return config.to_diff_dict() | {"rope_theta": theta, "rope_scaling": scaling}
+    return config.to_diff_dict() | older_rope_settings(config)
 
 
 def _reader(plan: MixtralPlan, seed: int, noise: float) -> Callable[[str], Tensor]:
