@@ -91,3 +91,14 @@ def test_a_llama_that_braid_cannot_express(tmp_path):
     with pytest.raises(BraidError, match="Braid cannot express this Llama"):
         compose([tmp_path / "scaled", tmp_path / "ours"], tmp_path / "made")
     assert not (tmp_path / "made").exists()
+
+
+def test_a_llama_and_a_model_of_ours_are_averaged(tmp_path):
+    """The average is checked against what transformers computes with the Llama folder."""
+    theirs = llama(tmp_path / "llama")
+    ours = saved_path(tmp_path / "ours", 3)
+    made = compose([tmp_path / "llama", ours], tmp_path / "made", join="average")
+    with torch.no_grad():
+        each = [model(ids()).logits.softmax(-1) for model in (theirs, load_model(ours))]
+        found = load_model(made)(ids()).logits.exp()
+    torch.testing.assert_close(found, sum(each) / 2, rtol=0, atol=1e-5)
