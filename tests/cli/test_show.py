@@ -177,8 +177,10 @@ def test_folders_that_are_nothing_or_cannot_change(braid, tmp_path: Path, model_
     shown = braid("show", model_folder, "width=3")
     assert shown.code == 2
     assert "overrides change a recipe, and this is a folder: width=3" in shown.err
-    (model_folder / "config.json").write_text('{"model_type": "mamba"}')
-    assert "this folder holds a 'mamba' model; Braid reads braid, gpt2, llama" in braid("show", model_folder).err
+    (model_folder / "config.json").write_text('{"model_type": "bert"}')
+    assert "this is an encoder ('bert')" in braid("show", model_folder).err
+    (model_folder / "config.json").write_text('{"model_type": "mamba"}')  # a decoder, though one without attention
+    assert "'mamba'" in braid("show", model_folder).out
 
 
 def test_models_side_by_side(braid, model_folder: Path, run_folder: Path):

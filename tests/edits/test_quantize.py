@@ -142,7 +142,8 @@ def test_a_folder_opens_without_braid_and_refuses_training(tmp_path: Path) -> No
     assert "a quantised model cannot be trained" in done.stdout
     seen = load_file(tmp_path / "again" / "seen.safetensors")
     with torch.no_grad():
-        assert torch.equal(load_model(tmp_path / "out")(torch.arange(24).view(2, 12)).logits, seen["logits"])
+        logits = load_model(tmp_path / "out")(torch.arange(24).view(2, 12)).logits
+    torch.testing.assert_close(logits, seen["logits"])  # another process may sum in another order
     assert seen["generated"].shape == (2, 16)
 
 

@@ -145,8 +145,8 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("source", _described(source)))
     if "created" in lineage:
         rows.append(("created", str(lineage["created"])))
-    if "versions" in lineage:
-        rows.append(("versions", ", ".join(f"{name} {number}" for name, number in lineage["versions"].items())))
+    if isinstance(versions := lineage.get("versions"), dict):
+        rows.append(("versions", ", ".join(f"{name} {number}" for name, number in versions.items())))
     return rows
 
 

@@ -29,16 +29,21 @@ def cost_rows(model: PreTrainedModel, length: int) -> list[tuple[str, Cost]]:
             row.flops_per_token += round(2 * active * parameter.numel())
     config = model.config.get_text_config()
     # Scores and sums of values: two products of each token with the half of the sequence that it sees on average.
-    scores = 2 * (length + 1) * config.num_attention_heads * head_size(config)
+    scores = 2 * (length + 1) * attention_heads(config) * head_size(config)
     rows["layers"].flops_per_token += scores * config.num_hidden_layers
     if tied := sum(p.numel() for p in head & set(parts.embedding.parameters())):
         rows["head"].flops_per_token += 2 * tied  # it is counted once, and still multiplied
     return [(name, cost) for name, cost in rows.items() if cost != Cost()]
 
 
+def attention_heads(config: Any) -> int:
+    """How many heads a layer attends with: none in a state-space model."""
+    return getattr(config, "num_attention_heads", None) or 0
+
+
 def head_size(config: Any) -> int:
     """Channels of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return getattr(config, "head_dim", None) or config.hidden_size // max(1, attention_heads(config))
 
 
 def _owner(name: str, parameter: nn.Parameter, parts: Any) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from braidlm.core.models.accounting import Cost, training_bytes
 from braidlm.decoders.adapter import read_adapter
-from braidlm.decoders.cost import cost_rows, head_size
+from braidlm.decoders.cost import attention_heads, cost_rows, head_size
 from braidlm.decoders.loading import OpenDecoder
 from braidlm.model.config.ranges import Length
 from braidlm.model.config.strict import decode
@@ -20,7 +20,7 @@ def decoder_facts(opened: OpenDecoder, length: int | None = None) -> dict[str, A
     length = length or opened.context or 1
     costs = cost_rows(model, length)
     cost = sum((row for _, row in costs), Cost())
-    depth, heads = config.num_hidden_layers, config.num_attention_heads
+    depth, heads = config.num_hidden_layers, attention_heads(config)
     cached = 2 * depth * (getattr(config, "num_key_value_heads", None) or heads) * head_size(config)
     rows = [{"name": name, "layers": depth if name == "layers" else None, **vars(row)} for name, row in costs]
     return {

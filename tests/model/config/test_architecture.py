@@ -147,9 +147,23 @@ def values_for(hint: Any) -> st.SearchStrategy:
         return few | st.fixed_dictionaries(
             {"names": few, "router": st.fixed_dictionaries({"top_k": st.integers(1, 2)})}
         )
+    if get_origin(hint) is list:
+        (item,) = get_args(hint)
+        return st.lists(st.fixed_dictionaries(fields_of(item, required=True)), min_size=1, max_size=3)
     hint = plain_type(hint)
-    strategies = {bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
+    strategies = {str: st.sampled_from("abc"), bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
     return strategies[hint]
+
+
+def fields_of(config: Any, required: bool) -> dict[str, st.SearchStrategy]:
+    """Values for the fields of a dataclass that have no default, or for the others."""
+    hints = get_type_hints(config, include_extras=True)
+    missing = dataclasses.MISSING
+    return {
+        field.name: values_for(hints[field.name])
+        for field in dataclasses.fields(config)
+        if (field.default is missing and field.default_factory is missing) == required
+    }
 
 
 def readable(data: dict[str, Any]) -> Architecture:
@@ -167,9 +181,8 @@ def parts_of(noun: str) -> st.SearchStrategy[dict[str, Any]]:
 
     def options(kind: str) -> st.SearchStrategy[dict[str, Any]]:
         config = PARTS[noun][kind].Config
-        hints = get_type_hints(config, include_extras=True)
-        fields = {f.name: values_for(hints[f.name]) for f in dataclasses.fields(config)}
-        return st.fixed_dictionaries({"kind": st.just(kind)}, optional=fields)
+        given = {"kind": st.just(kind), **fields_of(config, required=True)}
+        return st.fixed_dictionaries(given, optional=fields_of(config, required=False))
 
     return st.sampled_from(list(PARTS[noun])).flatmap(options)
 

@@ -26,6 +26,10 @@ def gelu_new(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def rms(part: Any, x: Tensor, eps: float) -> Tensor:
+    return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt() * part.weight
+
+
 def affine(layer: nn.Linear, x: Tensor) -> Tensor:
     product = torch.einsum("...i,oi->...o", x, layer.weight)
     return product if layer.bias is None else product + layer.bias
@@ -77,7 +81,13 @@ FORMULAS: dict[str, tuple[Registry, str, dict[str, Any], Callable[[Any, Tensor],
         norms,
         "rms",
         {"eps": 1e-3},
-        lambda part, x: x / ((x * x).mean(-1, keepdim=True) + 1e-3).sqrt() * part.weight,
+        lambda part, x: rms(part, x, 1e-3),
+    ),
+    "per path": (
+        norms,
+        "per_path",
+        {"paths": [{"name": "a", "width": 4}, {"name": "b", "width": 6}]},
+        lambda part, x: torch.cat((rms(part.paths.a, x[..., :4], 1e-5), rms(part.paths.b, x[..., 4:], 1e-5)), -1),
     ),
 }
 
@@ -91,7 +101,7 @@ def test_every_part_has_its_formula_here() -> None:
 def test_a_part_is_its_formula(name: str) -> None:
     registry, kind, options, formula = FORMULAS[name]
     cls = registry[kind]
-    part = randomised(cls(cls.Config(**options), WIDTH)).double()
+    part = randomised(cls(decode(cls.Config, options), WIDTH)).double()
     x = torch.randn(3, 4, WIDTH, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 4, WIDTH, dtype=torch.float64)
     output = part(x)
