@@ -133,7 +133,8 @@ class RoutingReport:
         notes = [f"{model.name}: {text}" for model in self.models for text in (*verdicts(model), *model.findings)]
         tallies = self.models[0].tallies if self.models else []
         rows = [(tally.what, *row) for at, tally in enumerate(tallies) for row in share_rows(self, at)]
-        tables = [html_table(("over", "choice", *(model.name for model in self.models)), rows, notes)] if rows or notes else []
+        columns = ("over", "choice", *(model.name for model in self.models))
+        tables = [html_table(columns, rows, notes)] if rows or notes else []
         for gates in self.gated:
             found = [f"{gates.name}: {finding}" for finding in gates.findings]
             tables.append(html_table(gate_columns(gates), gate_rows(gates), found))

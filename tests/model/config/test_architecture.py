@@ -151,7 +151,13 @@ def values_for(hint: Any) -> st.SearchStrategy:
         (item,) = get_args(hint)
         return st.lists(st.fixed_dictionaries(fields_of(item, required=True)), min_size=1, max_size=3)
     hint = plain_type(hint)
-    strategies = {str: st.sampled_from("abc"), bool: st.booleans(), int: st.integers(1, 8), float: st.floats(0.01, 0.9), type(None): st.none()}
+    strategies = {
+        str: st.sampled_from("abc"),
+        bool: st.booleans(),
+        int: st.integers(1, 8),
+        float: st.floats(0.01, 0.9),
+        type(None): st.none(),
+    }
     return strategies[hint]
 
 
