@@ -14,14 +14,14 @@ from outcome import Outcome
 MODEL = {"width": 16, "context": 64, "block": {"attention": {"heads": 2}}, "stages": [{"block": {"layers": 1}}]}
 
 
-def recipe(out: Path, data_set: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+def recipe(out: Path, data_set: dict[str, Any], tokens: int | None, half: str | None = None) -> dict[str, Any]:
     return {
         "name": "tiny",
         "out": str(out),
         "model": MODEL,
         "data": {"length": 24, "sets": {"text": data_set}},
         "training": {"budget": "3 steps", "batch": 2},
-        "validation": {"every": "3 steps", "tokens": tokens},
+        "validation": {"every": "3 steps", "tokens": tokens, "half": half},
     }
 
 
@@ -72,3 +72,23 @@ def test_validation_on_held_out_documents(tmp_path: Path, eval_verb: Callable[..
     assert eval_verb(tmp_path / "run", "bits_per_byte", "--data", data, *options).code == 0
     (model,) = json.loads((tmp_path / "e/results.json").read_text())["models"]
     assert model["tasks"]["bits_per_byte"]["score"] == pytest.approx(reported(tmp_path / "run"), abs=1e-6)
+
+
+@pytest.mark.parametrize("half", ["choose", "report"])
+def test_validation_on_one_half(half: str, tmp_path: Path, eval_verb: Callable[..., Outcome]) -> None:
+    lines = "\n".join(f"A long text without blank lines, line {n}." for n in range(1500))
+    (tmp_path / "corpus").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / f"corpus/{name}.txt").write_text(f"{lines}\n\nA short text of {name}.")
+    content = recipe(tmp_path / "run", {"folder": str(tmp_path / "corpus")}, None, half)
+    content["data"] |= {"cache": str(tmp_path / "cache"), "tokenizer": {"kind": "bpe", "vocab_size": 300}}
+    train(content, device="cpu")
+    data = f"bits_per_byte={tmp_path}/corpus/dev.txt"
+    options = ("--half", half, "--out", tmp_path / "e", "--json")
+    assert eval_verb(tmp_path / "run", "bits_per_byte", "--data", data, *options).code == 0
+    (model,) = json.loads((tmp_path / "e/results.json").read_text())["models"]
+    result = model["tasks"]["bits_per_byte"]
+    assert result["metric"] == f"bits per byte, {half} half"
+    assert result["score"] == pytest.approx(reported(tmp_path / "run"), abs=1e-6)
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [record.get("half") for record in records if record["kind"] == "validation"] == [half]

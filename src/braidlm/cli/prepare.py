@@ -80,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[PATTERN=]S",
         help="text files: blank (lines), lines, file, or a text (blank); several: by patterns of file names",
     )
+    group(
+        "--section-bytes",
+        type=number(Count),
+        metavar="N",
+        help="text files: cut longer documents into several of this size, at the ends of lines",
+    )
     group("--encoding", default="utf-8", help="text files, JSONL (utf-8)")
     group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")
     group("--split", default="train", help="Hub: split (train)")

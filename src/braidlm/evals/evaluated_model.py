@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from braidlm.data.loading.halves import Half
 from braidlm.data.sources.format import TEMPLATE
 from braidlm.model.config.ranges import Count, CountOrZero, Length, Probability, Range, Rows, Temperature
 from braidlm.model.config.strict import decode
@@ -42,6 +43,8 @@ class Settings:
     """What separates documents of text files: blank (lines), lines, file or a text; for some files PATTERN=S."""
     held_out: Probability | None = None
     """Of packed data, only the share of documents that a recipe with this `holdout` never trains on."""
+    half: Half | None = None
+    """Only one half of a text to score, as a recipe's `validation.half`: blocks of 16 KiB are in the halves in turn."""
     max_tokens: Count | None = None
     """At most this many tokens of a text to score, in whole documents, as a recipe's `validation.tokens`; else all."""
     window: Length | None = None

@@ -315,17 +315,19 @@ class Trainer:
             scores = {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
             mean = mean_bits_per_byte(scores.values())
             self.last["bits_per_byte"] = mean
-            facts = {name: vars(score) for name, score in scores.items()}
+            facts, half = {name: vars(score) for name, score in scores.items()}, self.recipe.validation.half
             tracker.record(
                 "validation",
                 self.progress.steps,
                 tokens=self.progress.tokens,
                 words=self.progress.words,
                 bits_per_byte=mean,
+                **({} if half is None else {"half": half}),
                 sets=facts,
             )
             shown = "  ".join(f"{n} {s.bits_per_byte:.3f} (perplexity {s.perplexity:.2f})" for n, s in scores.items())
-            console.say(f"step {self.progress.steps:,}: validation bits per byte: {shown}")
+            where = "" if half is None else f" ({half} half)"
+            console.say(f"step {self.progress.steps:,}: validation bits per byte{where}: {shown}")
         self.speed.pause(self.progress.tokens)
 
     def _sample(self, tracker: Tracker | None) -> None:

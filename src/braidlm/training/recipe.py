@@ -10,6 +10,7 @@ from braidlm.core.models.presets import RecipeModel, decode_model, is_preset
 from braidlm.core.recipes import compose_recipe
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig
+from braidlm.data.loading.halves import Half
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import (
     Count,
@@ -156,6 +157,9 @@ class ValidationConfig:
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
     tokens: Count | None = 100_000
     """At most this many tokens of each data set (whole documents); null for all."""
+    half: Half | None = None
+    """Only one half of the held-out text: `choose` to compare recipes by, or `report` for what was chosen. Documents in
+    their order make blocks of 16 KiB, which are in the halves in turn."""
 
 
 @dataclass

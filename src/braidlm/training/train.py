@@ -104,10 +104,11 @@ def _train(loaded: LoadedRecipe, rank: Rank, fresh: bool) -> Run:
         check_peft("leave out training.lora to train the model's own weights.")
     if rank.is_main:
         check_folder(folder, resolved, fresh)
-        data = open_data(data_of(recipe))  # the main process prepares what is missing, the others find it there
+        # The main process prepares what is missing, and the others find it there.
+        data = open_data(data_of(recipe), recipe.validation.half)
     wait_for_all(rank)
     if not rank.is_main:
-        data = open_data(data_of(recipe))
+        data = open_data(data_of(recipe), recipe.validation.half)
     known = None if fresh else folder / ORDER
     data = replace(data, train=order_streams(data.train, recipe.data.order, recipe.seed, known))
     distill = recipe.training.distill

@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, no_documents, prepare
@@ -33,8 +36,8 @@ class OpenData:
     tokenizer: BraidTokenizer
 
 
-def open_data(config: DataConfig) -> OpenData:
-    """Open every data set, preparing what is not there yet."""
+def open_data(config: DataConfig, half: Half | None = None) -> OpenData:
+    """Open every data set, preparing what is not there yet; of held-out text all, or one half."""
     config = replace(config, sets={name: data_set.resolved(name) for name, data_set in config.sets.items()})
     packed: dict[str, PackedData] = {}
     for name, data_set in config.sets.items():
@@ -47,9 +50,10 @@ def open_data(config: DataConfig) -> OpenData:
             packed[name] = _prepare(name, data_set.source, data_set, tokenizer, config)
     train = [TokenStream(packed[name], _training_share(data_set), name) for name, data_set in config.sets.items()]
     validation = [
-        _validation(name, data_set, packed[name], tokenizer, config) for name, data_set in config.sets.items()
+        _validation(name, data_set, packed[name], tokenizer, config, half) for name, data_set in config.sets.items()
     ]
-    return OpenData(train, [stream for stream in validation if stream is not None], tokenizer)
+    streams = [stream if half is None else _half(stream, half) for stream in validation if stream is not None]
+    return OpenData(train, streams, tokenizer)
 
 
 def _training_share(data_set: DataSetConfig) -> Subset:
@@ -58,14 +62,25 @@ def _training_share(data_set: DataSetConfig) -> Subset:
     return Subset(data_set.subset.start * kept, data_set.subset.stop * kept, data_set.subset.seed)
 
 
+def _half(stream: TokenStream, half: Half) -> TokenStream:
+    sizes = np.asarray(stream.data.document_bytes)[stream.chosen]
+    return stream.of_documents(stream.chosen[documents_of_half(sizes, half, f"data set '{stream.name}'")])
+
+
 def _validation(
-    name: str, data_set: DataSetConfig, data: PackedData, tokenizer: BraidTokenizer, config: DataConfig
+    name: str,
+    data_set: DataSetConfig,
+    data: PackedData,
+    tokenizer: BraidTokenizer,
+    config: DataConfig,
+    half: Half | None,
 ) -> TokenStream | None:
     if data_set.validation is not None:
         source = data_set.validation
         if isinstance(source, str) and is_packed(source):
             return TokenStream(_check_tokenizer(PackedData(source), tokenizer, name), name=name)
-        return TokenStream(_prepare(f"{name}-validation", source, data_set, tokenizer, config), name=name)
+        sections = None if half is None else BLOCK_BYTES
+        return TokenStream(_prepare(f"{name}-validation", source, data_set, tokenizer, config, sections), name=name)
     if data_set.holdout == 0.0:
         return None
     held_out = Subset(1.0 - data_set.holdout, 1.0, data_set.subset.seed)
@@ -107,9 +122,14 @@ def _check_tokenizer(
 
 
 def _prepare(
-    name: str, source: str | list[str], data_set: DataSetConfig, tokenizer: BraidTokenizer, config: DataConfig
+    name: str,
+    source: str | list[str],
+    data_set: DataSetConfig,
+    tokenizer: BraidTokenizer,
+    config: DataConfig,
+    section_bytes: int | None = None,
 ) -> PackedData:
-    options = data_set.read_options()
+    options = replace(data_set.read_options(), section_bytes=section_bytes)
     key = _key({"source": source, "reading": options.facts(), "tokenizer": tokenizer.fingerprint})
     folder = Path(config.cache) / f"{name}-{key}"
     tokenizer_folder = _save_tokenizer(tokenizer, config)

@@ -59,6 +59,8 @@ class ReadOptions:
     separator: Separator = "blank"
     """Text files: documents are separated by `blank` lines or any other text, are `lines`, or a whole `file`; or these
     by patterns of file names, of which the first counts: `{"childes*": lines, "*": blank}`."""
+    section_bytes: Count | None = None
+    """Text files: longer documents are cut into several of this size, each to the end of its line."""
     encoding: str = "utf-8"
     errors: str = "strict"
     """What to do with bytes that are not text: strict (stop), replace or ignore."""
@@ -81,8 +83,9 @@ class ReadOptions:
             )
 
     def facts(self) -> dict[str, Any]:
-        """The options as plain data; those of answers only where there are answers, as earlier versions had none."""
-        unused = ("answer", "template") if self.answer is None else ()
+        """The options as plain data; of answers and sections only where there are any: earlier versions had none."""
+        unused = ["answer", "template"] if self.answer is None else []
+        unused += ["section_bytes"] if self.section_bytes is None else []
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 

@@ -16,6 +16,7 @@ from braidlm.data.sources.files import (
     open_bytes,
 )
 from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, by_document
+from braidlm.data.sources.sections import in_sections
 from braidlm.data.sources.separators import separator_of
 
 
@@ -33,7 +34,10 @@ class Text(Format):
         return ("".join(document.texts) for document in by_document(self.pieces(shard, options)))
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        options = _for_file(shard.source, options)
+        pieces = self._pieces(shard, _for_file(shard.source, options))
+        return pieces if options.section_bytes is None else in_sections(pieces, options.section_bytes)
+
+    def _pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
         decoder, trimmed = Decoder(shard, options), TrimmedLines()
         with open_bytes(shard.source) as file:
             for position, raw, ends in _raw_pieces(lines(file, shard, options), shard, options):

@@ -11,6 +11,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.shards import Packer
@@ -62,12 +63,15 @@ class TextDocuments(DocumentStream):
 class PackedDocuments(DocumentStream):
     """Documents of a packed data set: its own tokens for models with its tokenizer, else their text."""
 
-    def __init__(self, data: PackedData, held_out: float | None):
+    def __init__(self, data: PackedData, held_out: float | None, half: Half | None = None):
         self.data = data
         share = Subset() if held_out is None else Subset(1.0 - held_out, 1.0)
         self._chosen = share.choose(data.manifest.documents)
         if not len(self._chosen):
             raise BraidError(f"{held_out:g} of {data.manifest.documents} documents is none", str(data.folder))
+        if half is not None:
+            sizes = np.asarray(data.document_bytes)[self._chosen]
+            self._chosen = self._chosen[documents_of_half(sizes, half, str(data.folder))]
         self.parts = [data.folder.name] * len(self._chosen)
         self.bytes = data.document_target_bytes[self._chosen].astype(np.int64)
         self.has_prompts = data.targets is not None
@@ -124,7 +128,7 @@ def open_streams(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
     if folders:
         sets = [PackedData(folder) for folder in folders]
         digest = "".join(f"{folder.name} {sha256_of(folder / 'tokens.bin')}\n" for folder in folders)
-        streams: list[DocumentStream] = [PackedDocuments(data, settings.held_out) for data in sets]
+        streams: list[DocumentStream] = [PackedDocuments(data, settings.held_out, settings.half) for data in sets]
         return streams, hashlib.sha256(digest.encode()).hexdigest()
     if settings.held_out is not None:
         raise BraidError(
@@ -140,6 +144,7 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
         answer=settings.answer,
         template=unescaped(settings.template),
         separator=parse_separators(settings.separator),
+        section_bytes=None if settings.half is None else BLOCK_BYTES,
     )
     check_separator(reading.separator)
     plan = plan_shards([path], reading)
@@ -155,6 +160,10 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
         parts += [str(Path(shard.source).relative_to(root))] * (len(documents) - before)
     if not documents:
         raise BraidError("there is no text in it", str(path))
+    if settings.half is not None:
+        sizes = np.array([len(document.text.encode()) for document in documents])
+        chosen = documents_of_half(sizes, settings.half, str(path)).tolist()
+        documents, parts = [documents[at] for at in chosen], [parts[at] for at in chosen]
     files = dict.fromkeys(shard.source for shard in plan.shards)
     digest = "".join(f"{Path(file).name} {sha256_of(file)}\n" for file in files)
     return [TextDocuments(documents, parts)], hashlib.sha256(digest.encode()).hexdigest()

@@ -17,6 +17,7 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.models.trained_length import trained_length
 from braidlm.data.loading.document_rows import document_rows
+from braidlm.data.loading.halves import Half
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
@@ -54,6 +55,8 @@ class HeldOutText:
     streams: Sequence[DocumentStream]
     sha256: str
     max_tokens: int | None = None
+    half: Half | None = None
+    """Which half of the text the streams are."""
 
     @property
     def count(self) -> int:
@@ -77,7 +80,7 @@ class HeldOutText:
         score = bits_per_byte(float(sums.sum()), int(lengths.sum()))
         return TaskResult(
             task=task,
-            metric="bits per byte",
+            metric="bits per byte" if self.half is None else f"bits per byte, {self.half} half",
             score=score,
             count=len(lengths),
             standard_error=ratio_error(-sums / math.log(2), lengths, score),
@@ -115,7 +118,7 @@ def read_text(path: Path | str, settings: Settings | None = None) -> HeldOutText
     """A file, the files of a folder, a packed data set or a folder of them, read as the settings say."""
     settings = settings or Settings()
     streams, sha256 = open_streams(Path(path), settings)
-    return HeldOutText(streams, sha256, settings.max_tokens)
+    return HeldOutText(streams, sha256, settings.max_tokens, settings.half)
 
 
 def window_of(scorer: Scorer) -> int:

@@ -58,7 +58,7 @@ def compare(
     place, runs_folder = torch.device(choose_device(device or "auto")), Path(out) / f"seed-{first.seed}"
     contents = {name: one.as_dict() | {"name": name, "out": str(runs_folder / name)} for name, one in loaded.items()}
     _check(loaded, contents, place, fresh)
-    open_data(data_of(first))  # preparing it is no part of a run
+    open_data(data_of(first), first.validation.half)  # preparing it is no part of a run
     if place.type == "cpu" and (fresh or not contents.keys() <= _peaks(runs_folder).keys()):
         _warm_up(contents[next(iter(contents))], place)  # on a GPU torch counts its tensors and nothing else
     runs = {name: _train(name, content, place, fresh) for name, content in contents.items()}
