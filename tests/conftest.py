@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import triton_interpreter
+
 # Before anything imports transformers, which reads these once.
 _cache = tempfile.TemporaryDirectory(prefix="braid-tests-")
 os.environ["HF_HOME"] = _cache.name
@@ -22,6 +24,7 @@ if importlib.util.find_spec("triton") is not None:
     # Before anything imports Triton, which reads it once: without a device its kernels run in the interpreter.
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+        triton_interpreter.hasten()
 
 with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; tests without properties run there
     from hypothesis import settings
