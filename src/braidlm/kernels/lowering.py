@@ -132,6 +132,7 @@ ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 BLOCK = frozenset(
     {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"}
+    | {"dropout.feed", "dropout.expert_outputs", "dropout.experts"}  # the parts that these are of are refused
 )
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
@@ -156,6 +157,8 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
+        if isinstance(child, Dropout) and child.kind and child.rate:
+            return f"its kernels do not know the option dropout.{child.kind}"
         if child._forward_hooks or child._forward_pre_hooks:
             return f"{name or 'it'} has a forward hook"
     return lowering.reject(part, body) if lowering.reject is not None else None

@@ -9,7 +9,8 @@ from .attention.attention import attentions
 from .attention.routed import attention_part
 from .config.registry import Choice, Registry
 from .config.strict import PartOf
-from .dropout import BlockDropout, Dropout
+from .dropout import BlockDropout, Dropout, set_rates
+from .errors import BraidError
 from .feed.feeds import feeds
 from .feed.routed import feed_part
 from .norms import norms
@@ -44,6 +45,9 @@ class Block(nn.Module):
         self.feed_norm = norms.build(config.norm, width, **stack_kwargs(stack))
         self.feed = feed_part(config.feed, width, stack)
         self.drop = Dropout(config.dropout.residual)
+        set_rates(self, config.dropout)
+        if config.dropout.feed and not any(getattr(part, "kind", None) == "feed" for part in self.feed.modules()):
+            raise BraidError(f"feed-forward '{config.feed.kind}' has no dropout of inner activations (dropout.feed)")
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         attention_output, attention_routings = self.attention(self.attention_norm(hidden), span)

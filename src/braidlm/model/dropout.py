@@ -1,7 +1,8 @@
-"""Dropout on embeddings, attention probabilities and residuals; a training schedule may scale its rate."""
+"""Dropout by kind, of values, layers and experts; a training schedule may scale all rates."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,21 +11,28 @@ from .config.ranges import Rate
 
 @dataclass
 class BlockDropout:
-    """One rate for both kinds inside a block (`dropout: 0.1`) or one each."""
+    """One rate for attention and residual (`dropout: 0.1`), or one for each kind."""
 
     attention: Rate = 0.0
     """On attention probabilities."""
     residual: Rate = 0.0
     """On the outputs of attention and feed-forward, before they are added to the stream."""
+    feed: Rate = 0.0
+    """On the inner activations of feed-forward parts, those of experts too."""
+    expert_outputs: Rate = 0.0
+    """On what each attention or feed-forward expert gives, before the weighted sum."""
+    experts: Rate = 0.0
+    """Of whole choices: how often one of a token's experts is left out; the others, of which one stays, take over its
+    weight. The model's own rate also leaves out projections and routed paths."""
 
     @classmethod
     def from_shorthand(cls, rate: float) -> dict[str, float]:
-        return {field.name: rate for field in fields(cls)}
+        return {"attention": rate, "residual": rate}
 
 
 @dataclass
 class DropoutConfig(BlockDropout):
-    """One rate for all but layers (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
+    """One rate for attention, residual and embedding (`dropout: 0.1`) or one each; blocks inherit theirs from it."""
 
     embedding: Rate = 0.0
     """On the sum of token and position embeddings."""
@@ -39,10 +47,11 @@ class DropoutConfig(BlockDropout):
 class Dropout(nn.Module):
     """Dropout at `rate` times `scale`; a schedule changes `scale` between steps."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float = 0.0, kind: str = ""):
+        """With `kind`, the rate is that of the block or else of the model around it."""
         super().__init__()
-        self.rate = rate
-        self.scale = 1.0
+        self.rate, self.kind, self.scale = rate, kind, 1.0
+        self.is_set = not kind
 
     @property
     def probability(self) -> float:
@@ -54,6 +63,21 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"
+
+
+def set_rates(part: nn.Module, rates: BlockDropout) -> None:
+    """Give dropouts of a kind their rate; those of an inner part that were set before keep theirs."""
+    for drop in part.modules():
+        if isinstance(drop, Dropout) and not drop.is_set:
+            drop.rate, drop.is_set = getattr(rates, drop.kind), True
+
+
+def leave_out(weights_BTK: Tensor, rate: float) -> Tensor:
+    """Leave out each chosen one at `rate`; the others take over its weight, and where none is left all stay."""
+    kept_BTK = weights_BTK * (torch.rand_like(weights_BTK) >= rate)
+    rest = kept_BTK.sum(-1, keepdim=True)
+    scaled_BTK = kept_BTK * (weights_BTK.sum(-1, keepdim=True) / rest.clamp_min(1e-30))
+    return torch.where(rest > 0, scaled_BTK, weights_BTK)
 
 
 def scale_dropout(model: nn.Module, scale: float) -> None:

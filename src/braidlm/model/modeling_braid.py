@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 from .attention.positions import position_kinds
 from .compression.compression import compress, compressed_head
 from .config.braid_config import BraidConfig
-from .dropout import Dropout
+from .dropout import Dropout, set_rates
 from .errors import BraidError
 from .freezing import freeze
 from .heads.embedding import embeddings
@@ -136,6 +136,7 @@ class BraidModel(BraidPreTrainedModel):
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width
+        set_rates(self.stages, architecture.dropout)
         add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
         if architecture.gates is not None:
             architecture.gates.add_to(self.stages, architecture.width)

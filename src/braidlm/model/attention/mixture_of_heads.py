@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.registry import Choice
+from ..dropout import Dropout
 from ..errors import BraidError
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import set_active_share
@@ -17,9 +18,11 @@ from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import StackedLinear, weighted_sum
 from ..span import Span
-from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attentions
+from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attention_banks, attentions
 
 
+@attention_banks.register("shared")
+@attention_banks.register("stream")
 class MixtureOfHeads(AttentionHeads):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 
@@ -38,6 +41,7 @@ class MixtureOfHeads(AttentionHeads):
         self.keys_values = nn.Linear(width, 2 * kv_width, bias=kv_bias) if experts.keys == "shared" else None
         out_bias = config.bias if config.out_bias is None else config.out_bias
         self.out = StackedLinear(len(names), self.inner, width, out_bias)
+        self.drop_output = Dropout(kind="expert_outputs")
         self.query_share = experts.router.top_k / len(names)
         for bank in (self.queries, self.out):
             set_active_share(bank, self.query_share)
@@ -52,10 +56,10 @@ class MixtureOfHeads(AttentionHeads):
         queries = self.queries(permutation.gather(normed.flatten(0, 1)), permutation.groups)
         heads_BTKW = self._attend(permutation.by_token(queries).unflatten(0, normed.shape[:2]), normed, span)
         rows = self.out(permutation.as_rows(heads_BTKW.flatten(0, 1)), permutation.groups)
-        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
+        return permutation.combine(self.drop_output(rows), routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
-        return weighted_sum(self.expert_outputs(normed, span), routing)
+        return weighted_sum(self.drop_output(self.expert_outputs(normed, span)), routing)
 
     def expert_outputs(self, normed: Tensor, span: Span) -> Tensor:
         """What every expert makes of every token, [expert, batch, time, width]."""

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ..config.registry import Choice
+from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
 from ..routing.router import TopKRouter
 from ..routing.routing import Routing, Routings
 from ..routing.stacked import stack_kwargs, weighted_sum
 from ..span import Span
-from .attention import AttentionExpertsConfig, attentions
-from .mixture_of_heads import MixtureOfHeads
+from .attention import AttentionExpertsConfig, attention_banks, attentions
+from .mixture_of_heads import MixtureOfHeads  # noqa: F401 (it registers itself)
 
 
 def attention_part(choice: Choice, width: int, dropout: float, stack: int | None) -> nn.Module:
@@ -22,21 +23,21 @@ def attention_part(choice: Choice, width: int, dropout: float, stack: int | None
     experts = getattr(choice.options, "experts", None)
     if experts is None:
         return attentions.build(choice, width, dropout=dropout, **stack_kwargs(stack))  # type: ignore[no-any-return]
-    if experts.keys != "own":
-        return MixtureOfHeads(choice, experts, width, dropout)
-    check_stackable(attentions, choice)
-    return RoutedAttention(choice, experts, width, dropout)
+    return attention_banks[experts.keys](choice, experts, width, dropout)  # type: ignore[no-any-return]
 
 
+@attention_banks.register("own")
 class RoutedAttention(nn.Module):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 
     def __init__(self, choice: Choice, config: AttentionExpertsConfig, width: int, dropout: float):
         super().__init__()
+        check_stackable(attentions, choice)
         self.config, self.compute, self.scope = choice.options, config.router.compute, config.scope
         names = config.expert_names
         self.router = TopKRouter(config.router, width, names)
         self.bank = attentions.build(choice, width, dropout=dropout, stack=len(names))
+        self.drop = Dropout(kind="expert_outputs")
         set_active_attention_share(self.bank, config.router.top_k / len(names), self.scope)
 
     def forward(self, normed: Tensor, span: Span) -> tuple[Tensor, Routings]:
@@ -50,10 +51,10 @@ class RoutedAttention(nn.Module):
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
         inputs = normed[None] if self.scope == "all" else permutation.gather(normed.flatten(0, 1))
         rows = self.bank.forward_routed(inputs, permutation, span)
-        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
+        return permutation.combine(self.drop(rows), routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing, span: Span) -> Tensor:
-        return weighted_sum(self.expert_outputs(normed, span), routing)
+        return weighted_sum(self.drop(self.expert_outputs(normed, span)), routing)
 
     def expert_outputs(self, normed: Tensor, span: Span) -> Tensor:
         """What every expert makes of every token, [expert, batch, time, width]."""

@@ -46,7 +46,7 @@ class Architecture:
     tie_embeddings: bool = True
     """Whether the head's matrix is the embedding's."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
-    """Rates for embedding, attention, residual and layers."""
+    """Rates by kind."""
     initialisation: Annotated[Choice, PartOf(initialisations, "normal")] = "normal"  # type: ignore[assignment]
     """How weights are initialised."""
     compression: list[Annotated[Choice, PartOf(compressions, by_key=True)]] = field(default_factory=list)

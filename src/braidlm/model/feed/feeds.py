@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..config.ranges import Size
 from ..config.registry import Registry
+from ..dropout import Dropout
 from ..eager_cpu import SiluProductFunction, is_eager_cpu_training
 from ..routing.dispatch import Groups
 from ..routing.experts import ExpertsConfig
@@ -69,10 +70,11 @@ class MLP(nn.Module):
         hidden = config.hidden or 4 * width
         self.up = linear(stack, width, hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
+        self.drop = Dropout(kind="feed")
         self.config, self.activation = config, ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
-        return apply_linear(self.out, self.activation(apply_linear(self.up, hidden, groups)), groups), ()
+        return apply_linear(self.out, self.drop(self.activation(apply_linear(self.up, hidden, groups))), groups), ()
 
 
 @feeds.register("swiglu")
@@ -98,17 +100,18 @@ class SwiGLU(nn.Module):
         self.config, self.stack = config, stack
         self.gate_up = linear(stack, width, 2 * hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
+        self.drop = Dropout(kind="feed")
         self.beta = vector(stack, hidden) if config.learned_beta else None
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
         gate_up = apply_linear(self.gate_up, hidden, groups)
         if self.beta is None and is_eager_cpu_training(gate_up):
-            return apply_linear(self.out, SiluProductFunction.apply(gate_up), groups), ()
+            return apply_linear(self.out, self.drop(SiluProductFunction.apply(gate_up)), groups), ()
         gate, up = gate_up.chunk(2, dim=-1)
         if self.beta is None:
-            return apply_linear(self.out, F.silu(gate) * up, groups), ()
+            return apply_linear(self.out, self.drop(F.silu(gate) * up), groups), ()
         beta = expand_vector(with_trained_rows(self.beta, self.trained_rows), gate, groups)
-        return apply_linear(self.out, gate * torch.sigmoid(beta * gate) * up, groups), ()
+        return apply_linear(self.out, self.drop(gate * torch.sigmoid(beta * gate) * up), groups), ()
 
 
 @feeds.register("geglu")
@@ -130,7 +133,8 @@ class GEGLU(nn.Module):
         hidden = config.hidden or gated_hidden(width)
         self.gate_up = linear(stack, width, 2 * hidden, config.bias)
         self.out = linear(stack, hidden, width, config.bias)
+        self.drop = Dropout(kind="feed")
 
     def forward(self, hidden: Tensor, groups: Groups | None = None) -> tuple[Tensor, Routings]:
         gate, up = apply_linear(self.gate_up, hidden, groups).chunk(2, dim=-1)
-        return apply_linear(self.out, F.gelu(gate) * up, groups), ()
+        return apply_linear(self.out, self.drop(F.gelu(gate) * up), groups), ()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ..config.registry import Choice
+from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
 from ..routing.router import TopKRouter
@@ -33,6 +34,7 @@ class RoutedFeed(nn.Module):
         self.config, names, self.compute = choice.options, config.expert_names, config.router.compute
         self.router = TopKRouter(config.router, width, names)
         self.bank = feeds.build(choice, width, stack=len(names))
+        self.drop = Dropout(kind="expert_outputs")
         set_active_share(self.bank, config.router.top_k / len(names))
         self.shared: nn.Module | None = None
         if config.shared is not None:
@@ -46,10 +48,10 @@ class RoutedFeed(nn.Module):
     def _sparse(self, normed: Tensor, routing: Routing) -> Tensor:
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.router.choices))
         rows, _ = self.bank(permutation.gather(normed.flatten(0, 1)), permutation.groups)
-        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(normed)
+        return permutation.combine(self.drop(rows), routing.weights_BTK.flatten(0, 1)).view_as(normed)
 
     def _dense(self, normed: Tensor, routing: Routing) -> Tensor:
-        return weighted_sum(self.expert_outputs(normed), routing)
+        return weighted_sum(self.drop(self.expert_outputs(normed)), routing)
 
     def expert_outputs(self, normed: Tensor) -> Tensor:
         """What every expert makes of every token, [expert, batch, time, width]."""

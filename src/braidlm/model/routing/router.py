@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..config.ranges import MAX_ITEMS, Choices, NonNegative, Range, Share, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf
+from ..dropout import Dropout, leave_out
 from ..errors import BraidError
 from ..norms import norms
 from .dispatch import Compute
@@ -84,6 +85,7 @@ class TopKRouter(nn.Module):
         """Choices that are never selected."""
         self.norm = norms.build(config.norm, width) if config.norm is not None else None
         self.inner = None if config.hidden is None else ScoreLinear(width, config.hidden)
+        self.drop = Dropout(kind="experts")
         self.scores = ScoreLinear(config.hidden or width, len(self.choices) + config.silent, bias=config.bias)
         self.old = len(self.choices) - len(config.new)
         """How many choices were there before others were inserted."""
@@ -125,6 +127,8 @@ class TopKRouter(nn.Module):
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
         if self.config.renormalise:
             weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdim=True)
+        if self.drop.probability:
+            weights_BTK = leave_out(weights_BTK, self.drop.probability)
         losses, rows = dict(self.config.losses), self.new_rows()
         return Routing(self.address, self.choices, probabilities_BTN, chosen_BTK, weights_BTK, losses, scores_BTN, rows)
 
