@@ -26,9 +26,11 @@ from braidlm.studies.study import Study
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
+from braidlm.training.step.optimizers.contract import optimizers
 
 ROOTS = [Architecture, BlockConfig, Recipe, Study, Settings, Sampling, ReadOptions, Limit]
-REGISTRIES = [*registries().values(), chunkings, orders, pacings, schedules, dropout_schedules, extra_losses]
+OF_TRAINING = [chunkings, orders, pacings, schedules, dropout_schedules, optimizers, extra_losses]
+REGISTRIES = [*registries().values(), *OF_TRAINING]
 
 
 def configs() -> Iterator[type]:
@@ -83,7 +85,7 @@ def test_a_number_has_a_range_and_nothing_absurd_is_in_it(hint: Any) -> None:
 
 def test_a_field_with_a_number_was_found_in_every_kind_of_configuration() -> None:
     found = {param.id for param in numbers()}
-    some = {"model.norms:RMSNorm.Config.eps", "training.recipe:OptimizerConfig.betas", "studies.study:Study.epochs"}
+    some = {"model.norms:RMSNorm.Config.eps", "training.step.optimizers.contract:OptimizerConfig.betas", "studies.study:Study.epochs"}
     assert some <= found
     assert len(found) > 60
 

@@ -15,8 +15,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.freezing import freeze
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from braidlm.model.routing.router import TopKRouter
-from braidlm.training.recipe import OptimizerConfig
-from braidlm.training.step.optimizers import make_adamw
+from braidlm.training.step.optimizers.adamw import make_adamw
+from braidlm.training.step.optimizers.contract import OptimizerConfig
 from tiny_models import random_ids, tiny_model
 
 WHOLE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from braidlm.core.reading import read_json
 from braidlm.evals.model_folders import checkpoint_folders
 from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.optimizers import LearningRate
+from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.train import train
 
 Recipe = Callable[..., dict[str, Any]]

@@ -17,7 +17,7 @@ from braidlm.training.loop import Trainer
 from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.schedules import dropout_schedules, schedules
-from braidlm.training.step.optimizers import LearningRate
+from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.train import train
 
 ALL = [(registry, kind) for registry in (schedules, dropout_schedules) for kind in registry]

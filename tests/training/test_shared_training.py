@@ -11,8 +11,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.edits.edit import edit
 from braidlm.model.freezing import freeze
-from braidlm.training.recipe import OptimizerConfig
-from braidlm.training.step.optimizers import make_adamw
+from braidlm.training.step.optimizers.adamw import make_adamw
+from braidlm.training.step.optimizers.contract import OptimizerConfig
 from braidlm.training.train import train
 from tiny_models import tiny_model
 

@@ -34,7 +34,7 @@ from braidlm.training.saving.state import StepState, explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.compute import Choices, choose_compute, use_compute
 from braidlm.training.step.extra_losses import ExtraLoss
-from braidlm.training.step.optimizers import LearningRate
+from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.precision import choose_dtype
 from braidlm.training.step.step import Stepper
@@ -278,7 +278,7 @@ class Trainer:
         raise BraidError(
             problem,
             self.recipe.folder,
-            f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.lr:g}), "
+            f"{last} Try a lower training.optimizer.lr (now {self.recipe.training.optimizer.options.lr:g}), "
             "a longer training.warmup, or training.clip=1.0.",
         )
 

@@ -14,7 +14,6 @@ from braidlm.data.loading.halves import Half
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import (
     Count,
-    Epsilon,
     NonNegative,
     Positive,
     Range,
@@ -33,26 +32,12 @@ from braidlm.training.amounts import Amount, Pace
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
+from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
 
 import_files("braidlm.training.losses")
+import_files("braidlm.training.step.optimizers")
 
 Threads = Annotated[int, Range(at_least=1, at_most=1024)]
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW."""
-
-    lr: Positive = 1e-3
-    """The maximum learning rate."""
-    betas: tuple[Rate, Rate] = (0.9, 0.95)
-    """Decay rates of the averages of the gradient and of its square."""
-    eps: Epsilon = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Range(at_least=0, at_most=1000)] = 0.1
-    """Decoupled weight decay."""
-    decay: Literal["matrices", "everything"] = "matrices"
-    """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
 
 
 @dataclass
@@ -85,7 +70,10 @@ class TrainingConfig:
     """Sequences per process in one forward pass."""
     accumulation: Rows = 1
     """Forward passes per optimizer step."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: Annotated[Choice, PartOf(optimizers, "adamw")] = field(
+        default_factory=lambda: Choice("adamw", OptimizerConfig())
+    )
+    """AdamW, or `{kind: muon}`: Muon for the matrices of blocks and AdamW for all else."""
     schedule: Annotated[Choice, PartOf(schedules, "cosine")] = "cosine"  # type: ignore[assignment]
     """The learning rate over the training."""
     warmup: Amount = field(default_factory=lambda: Amount(0))
@@ -221,6 +209,11 @@ class Recipe:
             raise BraidError(
                 "training.lora adapts a trained model",
                 todo="Name one: start_from=MODEL, or leave out training.lora to train a new one.",
+            )
+        if self.training.lora is not None and self.training.optimizer.kind == "muon":
+            raise BraidError(
+                "training.lora: Muon trains whole matrices, and adapters are two thin ones whose product counts",
+                todo="Leave out training.optimizer.kind, so that AdamW trains the adapters.",
             )
         if self.decoder is not None:
             self._check_decoder()

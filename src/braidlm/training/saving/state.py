@@ -1,6 +1,6 @@
 """Everything besides the weights that the next step depends on, as tensors in safetensors files.
 
-optimizer.safetensors   AdamW's moments and step counts, which are equal in every process
+optimizer.safetensors   the optimizer's averages and step counts, which are equal in every process
 random-RANK.safetensors random states of one process
 memory-RANK.safetensors what the rows of one process remember of their texts, where they have a memory
 losses.safetensors      the tensors of extra losses, where they have any
@@ -10,22 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
 from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
 from braidlm.training.step.memory import Memory
+from braidlm.training.step.optimizers.contract import Optimizer, state_keys
 from braidlm.training.step.parallel import Rank
 from braidlm.training.trainables.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 
 
@@ -42,7 +43,7 @@ class StepState:
     """What a step changes, beside random states."""
 
     trained: Trainable
-    optimizer: optim.Optimizer
+    optimizer: Optimizer
     memory: Memory | None = None
     extra: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     """The recipe's extra losses."""
@@ -51,6 +52,14 @@ class StepState:
         """What the optimizer may train; an extra loss has names that no model's tensor has."""
         yield from self.trained.model.named_parameters()
         yield from ((f"losses.{name}", parameter) for name, parameter in self.extra.named_parameters())
+
+
+    def optimized(self) -> Iterator[tuple[str, nn.Parameter, dict[Any, Any], tuple[str, ...]]]:
+        """Each parameter that is trained by name, with its optimizer's states by parameter, and their keys."""
+        owners = {p: part for part in self.optimizer.parts for group in part.param_groups for p in group["params"]}
+        for name, parameter in self.named_parameters():
+            if part := owners.get(parameter):
+                yield name, parameter, part.state, state_keys(part)
 
 
 def write_state(folder: Path, state: StepState, rank: Rank) -> None:
@@ -98,22 +107,22 @@ def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(state: StepState) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in state.named_parameters():
-        if moments := state.optimizer.state.get(parameter):  # none where it is frozen
-            for key in (STEP, *MOMENTS):
-                yield f"{name}.{key}", moments[key].detach().cpu().contiguous()
+    for name, parameter, states, keys in state.optimized():
+        if tensors := states.get(parameter):  # none before its first gradient
+            for key in keys:
+                yield f"{name}.{key}", tensors[key].detach().cpu().contiguous()
 
 
 def _put_optimizer_tensors(tensors: dict[str, Tensor], state: StepState) -> None:
-    for name, parameter in state.named_parameters():
-        if f"{name}.{STEP}" not in tensors:
+    for name, parameter, states, keys in state.optimized():
+        if f"{name}.{keys[0]}" not in tensors:
             continue
-        moments = {key: tensors[f"{name}.{key}"] for key in (STEP, *MOMENTS)}
-        expected = {STEP: (), **dict.fromkeys(MOMENTS, tuple(parameter.shape))}
-        if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in moments.items()}):
+        found = {key: tensors[f"{name}.{key}"] for key in keys}
+        expected = {key: () if key == STEP else tuple(parameter.shape) for key in keys}
+        if problems := compare_shapes(expected, {key: tuple(tensor.shape) for key, tensor in found.items()}):
             raise ValueError(f"it is of another model ({name}: {listed(problems)})")
         # Fused AdamW counts its steps on the device.
-        state.optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in moments.items()}
+        states[parameter] = {key: tensor.to(parameter.device) for key, tensor in found.items()}
 
 
 def _random_states(rank: Rank) -> dict[str, Tensor]:

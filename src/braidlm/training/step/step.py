@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the micro-batches, clipping, AdamW; eager or as a replayed graph."""
+"""One optimizer step: forward and backward over the micro-batches, clipping, update; eager or as a replayed graph."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.data.loading.batches import Batch
@@ -22,7 +22,7 @@ from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.objective import BatchLosses, routers
-from braidlm.training.step.optimizers import make_adamw, set_learning_rate
+from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank, data_parallel, sum_over_processes
 from braidlm.training.step.precision import autocast
 from braidlm.training.trainables.trainable import Trainable
@@ -101,8 +101,10 @@ class Stepper:
         self.run: Callable[..., BatchLosses] = self.objective
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
-        self.optimizer = make_adamw(objective, config.optimizer, capturable=self.use_graph)
-        self.clipped = ClippedAdamW(self.optimizer) if self.use_graph and ClippedAdamW is not None else None
+        self.optimizer: Optimizer = optimizers.build(config.optimizer, objective, trained.matrices(), self.use_graph)
+        first, *others = self.optimizer.parts
+        is_adamw = isinstance(first, optim.AdamW) and not others
+        self.clipped = ClippedAdamW(first) if self.use_graph and is_adamw and ClippedAdamW is not None else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
@@ -143,7 +145,7 @@ class Stepper:
         For a memory: `continues` says which rows go on with their text (by default none), `read_again` that the next
         step has the same rows once more.
         """
-        set_learning_rate(self.optimizer, rate)
+        self.optimizer.set_rate(rate)
         self.steps += 1
         goes_on = np.zeros(len(inputs), np.int64) if continues is None else continues.astype(np.int64)
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
@@ -229,7 +231,7 @@ class Stepper:
             extra_loss.end_step()
         self._rebalance(picked)
         self.memory_after = remembered
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         summed = {name: self._sum(parts) for name, parts in extra.items()}
         return StepReport(self._sum(losses), norm, self._sum(additions), used, summed)
 

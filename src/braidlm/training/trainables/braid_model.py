@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from braidlm.core.decoding.decoder import Decoder, Sampling
 from braidlm.core.decoding.generation import Piece, continue_text
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
+from braidlm.core.models.adapters import adaptable
 from braidlm.core.models.folders import WEIGHTS, write_model_files
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.kernels.lower import lower
@@ -44,6 +45,9 @@ class TrainableBraid(Trainable):
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return self.model.text_loss(inputs, labels, 1.0)
+
+    def matrices(self) -> list[nn.Parameter]:
+        return [self.model.get_submodule(name).weight for name in adaptable(self.model)]  # type: ignore[misc]
 
     def flops_per_token(self, length: int) -> int:
         return model_cost(self.model, length).flops_per_token

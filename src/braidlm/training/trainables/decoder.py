@@ -25,7 +25,7 @@ from braidlm.model.modeling_braid import share_of_batch
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.objective import BatchLosses
-from braidlm.training.trainables.decoder_lora import DecoderLora
+from braidlm.training.trainables.decoder_lora import DecoderLora, layer_matrices
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
@@ -55,6 +55,9 @@ class TrainableDecoder(Trainable):
 
     def text_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return summed_loss(self.model(input_ids=inputs, use_cache=False, return_dict=True).logits, labels)
+
+    def matrices(self) -> list[nn.Parameter]:
+        return [module.weight for module in layer_matrices(self.model).values()]  # type: ignore[misc]
 
     def flops_per_token(self, length: int) -> int:
         return decoder_cost(self.model, length).flops_per_token

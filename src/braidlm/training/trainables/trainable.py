@@ -57,6 +57,10 @@ class Trainable(ABC):
     def read(self, folder: Path) -> None:
         """Take the trained weights of a folder that `write` wrote."""
 
+    def matrices(self) -> list[nn.Parameter]:
+        """The matrices between embedding and head, and banks of them, but for those of routers."""
+        return []
+
     def continue_text(
         self, tokenizer: BraidTokenizer, prompts: Sequence[str], max_tokens: int, sampling: Sampling
     ) -> Iterator[Piece]:

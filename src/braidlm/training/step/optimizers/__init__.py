@@ -1,0 +1,1 @@
+"""The optimizers that a recipe may choose; each is one file, found by scanning."""

@@ -1,0 +1,72 @@
+"""Muon for the matrices between embedding and head, AdamW for all else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn, optim, tensor
+
+from braidlm.model.config.ranges import Positive, Range, Rate
+from braidlm.training.step.optimizers.adamw import make_adamw
+from braidlm.training.step.optimizers.batched_muon import BatchedMuon
+from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers, split_by_decay
+
+
+@dataclass
+class MuonConfig(OptimizerConfig):
+    """The options of Muon, and those of AdamW for all that is no matrix of a block."""
+
+    momentum: Rate = 0.95
+    """The decay rate of Muon's average of the gradient."""
+    nesterov: bool = True
+    """Whether Muon's steps look ahead: the gradient and its average instead of the average alone."""
+    ns_steps: Annotated[int, Range(at_least=1, at_most=99)] = 5
+    """Newton-Schulz iterations, each of three products, that make a step's matrix nearly orthogonal."""
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """A matrix's factor of the learning rate, as torch.optim.Muon names them. match_rms_adamw: 0.2 sqrt(max(inputs,
+    outputs)), which makes steps as large as AdamW's, so that both have one rate and decay; original:
+    sqrt(max(1, outputs / inputs)), which needs a rate of about 0.02 and an `adamw_lr` of its own."""
+    adamw_lr: Positive | None = None
+    """The maximum learning rate of what AdamW trains; by default `lr`. It follows the same schedule."""
+
+
+@optimizers.register("muon")
+class Muon(Optimizer):
+    """Muon for the matrices of blocks, experts and projections, each its own; AdamW for embedding, head, routers,
+    norms and biases. A parameter is one matrix (so queries, keys and values are, where one product makes them), and
+    each member of a bank is."""
+
+    Config = MuonConfig
+
+    def make(
+        self, config: MuonConfig, model: nn.Module, matrices: Sequence[Tensor], capturable: bool
+    ) -> list[optim.Optimizer]:
+        chosen = {p for p in matrices if p.requires_grad and p.ndim in (2, 3)}
+        parts: list[optim.Optimizer] = []
+        if any(p.requires_grad and p not in chosen for p in model.parameters()):
+            scale = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
+            parts.append(make_adamw(model, config, capturable, chosen, scale))
+        if chosen:
+            parts.append(make_muon(model, config, capturable, chosen))
+        return parts
+
+
+def make_muon(model: nn.Module, config: MuonConfig, capturable: bool, chosen: set[Tensor]) -> BatchedMuon:
+    """Muon for the `chosen` parameters, with products in bf16 on a GPU, as torch's, and in float32 elsewhere."""
+    device = next(iter(chosen)).device
+    decayed, free = split_by_decay(model, config)
+    groups = [
+        {"params": [p for p in decayed if p in chosen], "weight_decay": config.weight_decay},
+        {"params": [p for p in free if p in chosen], "weight_decay": 0.0},
+    ]
+    rate = (lambda: tensor(config.lr, device=device)) if capturable else (lambda: config.lr)
+    return BatchedMuon(
+        [{**group, "lr": rate()} for group in groups if group["params"]],
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        adjust_lr_fn=config.adjust_lr_fn,
+        # Few CPUs multiply in bf16 at all.
+        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+    )
