@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forked_runs import fork
 from safetensors.torch import load_file, save_file
-from tiny_runs import decoder_recipe, finish, records, stopped_after, tiny_recipe, torchrun, written
+from tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, written
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from braidlm.core.errors import BraidError
@@ -284,7 +285,7 @@ def test_two_processes_train_the_gates_of_one(stories: Path, gates: Callable[[st
 
     alone = train(recipe("alone"))
     file = written(recipe("both"), tmp_path)
-    finish(torchrun("train", file, "training.batch=2", "--device", "cpu"))
+    fork(tmp_path / "screen", "train", file, "training.batch=2", "--device", "cpu", processes=2).finish()
     ours = load_file(tmp_path / "both/checkpoints" / alone.model.name / "gates.safetensors")
     for name, tensor in load_file(alone.model / "gates.safetensors").items():
         torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-4)

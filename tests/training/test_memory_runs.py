@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import finish, records, stopped_after, tiny_recipe, torchrun, weight_bytes, weights, written
+from forked_runs import fork
+from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.recipe import decode_recipe
@@ -147,7 +148,8 @@ def test_two_processes_have_texts_of_their_own(stories: Path, tmp_path: Path) ->
         return made | {"model": {**made["model"], "dropout": 0.0}}
 
     alone = train(recipe("alone", 4))
-    finish(torchrun("train", written(recipe("two", 2), tmp_path), "--device", "cpu"))
+    file = written(recipe("two", 2), tmp_path)
+    fork(tmp_path / "screen", "train", file, "--device", "cpu", processes=2).finish()
     saved = tmp_path / "two" / "states" / "chck_2200"
     assert sorted(path.name for path in saved.glob("memory-*")) == ["memory-0.safetensors", "memory-1.safetensors"]
     for name, tensor in weights(alone.model).items():

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import finish, records, tiny_recipe, torchrun, weight_bytes, weights, written
+from forked_runs import fork
+from tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
@@ -261,7 +262,7 @@ def test_a_temperature_without_effect_is_told(
 def test_two_processes_train_a_gumbel_model(stories: Path, tmp_path: Path) -> None:
     training = {"budget": "8 steps", "batch": 2, "accumulation": 2}
     file = written(path_recipe(stories, tmp_path / "run", training=training, log={"every": 1}), tmp_path)
-    finish(torchrun("train", file, "--device", "cpu"))
+    fork(tmp_path / "screen", "train", file, "--device", "cpu", processes=2).finish()
     lines = records(tmp_path / "run", "train")
     assert len(lines) == 8
     for line in lines:

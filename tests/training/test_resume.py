@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import finish, records, start, tiny_recipe, weight_bytes, weights, written
+from forked_runs import ForkedRun, fork
+from tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
@@ -73,9 +74,9 @@ def assert_same_run(folder: Path, whole: Path) -> None:
     assert not [*folder.rglob("*.part"), *folder.rglob("*.old")]
 
 
-def wait_until(there: Callable[[], bool], process: Any) -> bool:
+def wait_until(there: Callable[[], bool], run: ForkedRun) -> bool:
     """True when it is there, False when the process has ended before."""
-    while process.poll() is None:
+    while run.is_alive():
         if there():
             return True
         time.sleep(0.0005)
@@ -97,13 +98,12 @@ def test_kill_9_again_and_again(data: dict[str, Path], whole: Path, tmp_path: Pa
     command = ("train", written(hard_recipe(data, folder), tmp_path), "--device", "cpu")
     killed = 0
     for _, reached in moments(folder):
-        process = start(*command)
-        if wait_until(reached, process):
-            os.killpg(process.pid, signal.SIGKILL)
+        run = fork(tmp_path / "screen", *command)
+        if wait_until(reached, run):
+            run.kill()
             killed += 1
-        process.communicate()
     assert killed >= 3, "the runs were over before they could be killed"
-    out, _ = finish(start(*command))
+    out = fork(tmp_path / "screen", *command).finish()
     assert "2,500 words." in out
     assert_same_run(folder, whole)
     steps = [(r["kind"], r["step"], r.get("prompt")) for r in records(folder)]
@@ -113,10 +113,10 @@ def test_kill_9_again_and_again(data: dict[str, Path], whole: Path, tmp_path: Pa
 def test_a_gentle_stop_saves_and_goes_on(data: dict[str, Path], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = ("train", written(hard_recipe(data, folder), tmp_path), "--device", "cpu")
-    process = start(*command)
-    assert wait_until((folder / "states" / "chck_300").is_dir, process)
-    process.send_signal(signal.SIGTERM)
-    out, _ = finish(process, code=143)
+    run = fork(tmp_path / "screen", *command)
+    assert wait_until((folder / "states" / "chck_300").is_dir, run)
+    run.terminate()
+    out = run.finish(code=143)
     assert "Stopped and saved as chck_" in out
     assert "The same command goes on from there." in out
     stopped = [path for path in (folder / "checkpoints").iterdir() if not (whole / "checkpoints" / path.name).is_dir()]

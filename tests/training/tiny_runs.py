@@ -96,25 +96,12 @@ def stopped_after(steps: int, monkeypatch: pytest.MonkeyPatch, recipe: dict[str,
     assert (run.finished, run.progress.steps) == (False, steps)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def start(*arguments: str | Path, module: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """`braid ...` as a process of its own, or run by another `module`."""
-    command = [sys.executable, *module, "-m", "braidlm", *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+def torchrun(*arguments: str | Path) -> tuple[str, str]:
+    """`braid ...` as two processes, and what they print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "braidlm"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
-
-
-def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
-    """`braid ...` as two processes."""
-    return start(*arguments, module=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    """Wait for a process that should exit with `code`."""
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
-    return out, err
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from forked_runs import fork
 from teaching import braid_teacher, transformers_teacher
-from tiny_runs import finish, records, stopped_after, tiny_recipe, torchrun, weight_bytes, written
+from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
@@ -162,7 +163,8 @@ def test_two_processes_learn_what_one_does(
         return recipe(stories, tmp_path / name, teacher, other, distill=options, training=training)
 
     one = train(asked("one", 4))
-    finish(torchrun("train", written(asked("two", 2), tmp_path), "--device", "cpu"))
+    file = written(asked("two", 2), tmp_path)
+    fork(tmp_path / "screen", "train", file, "--device", "cpu", processes=2).finish()
     for single, shared in zip(*(records(tmp_path / name, "train") for name in ("one", "two")), strict=True):
         assert shared["loss"] == pytest.approx(single["loss"], rel=1e-4)
         assert shared["extra_losses"] == pytest.approx(single["extra_losses"], rel=1e-3)

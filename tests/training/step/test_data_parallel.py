@@ -1,13 +1,13 @@
 """torchrun with two processes equals one process with twice the batch, and goes on after a stop."""
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import finish, records, tiny_recipe, torchrun, weights, written
+from forked_runs import fork
+from tiny_runs import records, tiny_recipe, torchrun, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.step.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
@@ -39,7 +39,7 @@ def assert_same(folder: Path, alone: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_equal_twice_the_batch(stories: Path, alone: Path, tmp_path: Path) -> None:
     file = written(recipe(stories, tmp_path / "run", 4), tmp_path)
-    out, err = finish(torchrun("train", file, "training.batch=2", "--device", "cpu"))
+    out, err = torchrun("train", file, "training.batch=2", "--device", "cpu")
     assert_same(tmp_path / "run", alone)
     assert out.count("checkpoints/chck_1500") == 1, "only the main process speaks"
     assert "distributed is disabled" not in err
@@ -49,14 +49,14 @@ def test_two_processes_equal_twice_the_batch(stories: Path, alone: Path, tmp_pat
 def test_two_processes_stop_together_and_go_on(stories: Path, alone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = ("train", written(recipe(stories, folder, 2), tmp_path), "--device", "cpu")
-    process = torchrun(*command)
-    while not (folder / "states" / "chck_400").is_dir() and process.poll() is None:
+    run = fork(tmp_path / "screen", *command, processes=2)
+    while not (folder / "states" / "chck_400").is_dir() and run.is_alive():
         time.sleep(0.001)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=100)
-    if process.returncode != 0:  # a fast machine may have been through
-        assert "Stopped and saved as chck_" in out
-        finish(torchrun(*command))
+    run.terminate()
+    if "Stopped" in run.wait():  # or the processes were through before
+        assert run.exit_codes == [143, 143]
+        assert run.screen.read_text().count("Stopped and saved as chck_") == 1
+        fork(tmp_path / "screen", *command, processes=2).finish()
     assert_same(folder, alone)
 
 
