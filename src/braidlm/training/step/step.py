@@ -184,6 +184,7 @@ class Stepper:
         """Tell the extra losses which step comes; a captured step is recorded again where they compute another."""
         for loss in self.extra.values():
             loss.read_batch(batch)
+        self.optimizer.begin_step(share)
         changed = [loss.begin_step(step, share) for loss in self.extra.values()]
         if any(changed):
             self._record_again()
@@ -264,6 +265,7 @@ class Stepper:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
         longest = self.config.clip
         if self.clipped is not None and self.clipped.ready:
+            self.optimizer.decay_weights()
             return self.clipped.step(longest)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.

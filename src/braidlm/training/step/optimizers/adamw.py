@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence, Set
 
-from torch import Tensor, nn, optim, tensor
+from torch import Tensor, nn, optim
 
-from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers, split_by_decay
+from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_groups, optimizers
 
 
 @optimizers.register("adamw")
@@ -28,18 +28,10 @@ def make_adamw(
 
     `others` are parameters that another optimizer trains; `lr_scale` is a factor of the learning rate.
     """
-    decayed, free = split_by_decay(model, config)
-    groups = [
-        {"params": [p for p in decayed if p not in others], "weight_decay": config.weight_decay},
-        {"params": [p for p in free if p not in others], "weight_decay": 0.0},
-    ]
-    # A learning rate that is a tensor can change between replays; each group needs its own.
-    device = next(model.parameters()).device
-    lr = config.lr * lr_scale
-    rate = (lambda: tensor(lr, device=device)) if capturable else (lambda: lr)
+    groups = make_groups(model, config, set(model.parameters()) - others, config.lr * lr_scale, capturable)
     return optim.AdamW(
-        [{**group, "lr": rate(), "lr_scale": lr_scale} for group in groups if group["params"]],
-        lr=rate(),
+        [{**group, "lr_scale": lr_scale} for group in groups],
+        lr=groups[0]["lr"],
         betas=config.betas,
         eps=config.eps,
         fused=True,

@@ -1,14 +1,17 @@
 """The contract of optimizers: torch optimizers, each with parameters of its own, that step as one."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from torch import Tensor, nn, optim
+from torch import Tensor, nn, optim, tensor
 
 from braidlm.model.config.ranges import Epsilon, Positive, Range, Rate
-from braidlm.model.config.registry import Registry
+from braidlm.model.config.registry import Choice, Registry
+from braidlm.model.config.strict import PartOf
 from braidlm.model.routing.stacked import is_vector
+from braidlm.training.schedules import schedules
+from braidlm.training.step.optimizers.decay import ScheduledDecay
 
 optimizers = Registry("optimizer")
 
@@ -24,7 +27,10 @@ class OptimizerConfig:
     eps: Epsilon = 1e-8
     """Added by AdamW to the root of the second moment."""
     weight_decay: Annotated[float, Range(at_least=0, at_most=1000)] = 0.1
-    """Decoupled weight decay."""
+    """Decoupled weight decay: a step takes this share times its learning rate of every weight that decays."""
+    decay_schedule: Annotated[Choice, PartOf(schedules)] | None = None
+    """The decay over the training, from its first step to its last, as a share of `lr` x `weight_decay`: constant,
+    linear, cosine or wsd. By default the decay follows the learning rate, warm-up included."""
     decay: Literal["matrices", "everything"] = "matrices"
     """What decays: matrices only, or also norms, biases and vectors, as in the papers."""
 
@@ -41,6 +47,10 @@ class Optimizer:
     def __init__(self, config: Any, model: nn.Module, matrices: Sequence[Tensor], capturable: bool = False):
         """`matrices` are those between embedding and head. With `capturable`, state and rates live on the device."""
         self.parts: list[optim.Optimizer] = self.make(config, model, matrices, capturable)
+        self.decay: ScheduledDecay | None = None
+        if config.decay_schedule is not None:
+            decayed, _ = split_by_decay(model, config)
+            self.decay = ScheduledDecay(config.lr * config.weight_decay, config.decay_schedule, decayed)
 
     def make(self, config: Any, model: nn.Module, matrices: Sequence[Tensor], capturable: bool) -> list[Any]:
         """The torch optimizers; each parameter that is trained belongs to one of them.
@@ -53,7 +63,18 @@ class Optimizer:
         for part in self.parts:
             set_learning_rate(part, rate)
 
+    def begin_step(self, share: float) -> None:
+        """Called before each step, with the share of the training that is done."""
+        if self.decay is not None:
+            self.decay.begin_step(share)
+
+    def decay_weights(self) -> None:
+        """The decay that has a schedule of its own; otherwise the parts decay their weights themselves."""
+        if self.decay is not None:
+            self.decay.apply()
+
     def step(self) -> None:
+        self.decay_weights()
         for part in self.parts:
             part.step()
 
@@ -75,6 +96,23 @@ def set_learning_rate(optimizer: optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(scaled)
         else:
             group["lr"] = scaled
+
+
+def make_groups(
+    model: nn.Module, config: OptimizerConfig, chosen: Set[Tensor], lr: float, capturable: bool
+) -> list[dict[str, Any]]:
+    """The chosen parameters in torch's groups, with weight decay and without; each has a learning rate of its own.
+
+    A learning rate that is a tensor on the device can change between replays of a graph.
+    """
+    decayed, free = split_by_decay(model, config)
+    coupled = config.weight_decay if config.decay_schedule is None else 0.0
+    device = next(model.parameters()).device
+    return [
+        {"params": params, "weight_decay": decay, "lr": tensor(lr, device=device) if capturable else lr}
+        for members, decay in ((decayed, coupled), (free, 0.0))
+        if (params := [p for p in members if p in chosen])
+    ]
 
 
 def split_by_decay(model: nn.Module, config: OptimizerConfig) -> tuple[list[Tensor], list[Tensor]]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn, optim, tensor
+from torch import Tensor, nn, optim
 
 from braidlm.model.config.ranges import Positive, Range, Rate
 from braidlm.training.step.optimizers.adamw import make_adamw
 from braidlm.training.step.optimizers.batched_muon import BatchedMuon
-from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers, split_by_decay
+from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_groups, optimizers
 
 
 @dataclass
@@ -55,14 +55,8 @@ class Muon(Optimizer):
 def make_muon(model: nn.Module, config: MuonConfig, capturable: bool, chosen: set[Tensor]) -> BatchedMuon:
     """Muon for the `chosen` parameters, with products in bf16 on a GPU, as torch's, and in float32 elsewhere."""
     device = next(iter(chosen)).device
-    decayed, free = split_by_decay(model, config)
-    groups = [
-        {"params": [p for p in decayed if p in chosen], "weight_decay": config.weight_decay},
-        {"params": [p for p in free if p in chosen], "weight_decay": 0.0},
-    ]
-    rate = (lambda: tensor(config.lr, device=device)) if capturable else (lambda: config.lr)
     return BatchedMuon(
-        [{**group, "lr": rate()} for group in groups if group["params"]],
+        make_groups(model, config, chosen, config.lr, capturable),
         momentum=config.momentum,
         nesterov=config.nesterov,
         ns_steps=config.ns_steps,
