@@ -49,7 +49,7 @@ VALUES: dict[str, list[Any]] = {
     "losses": [{"z_loss": 0.1}],
     "names": [3, ["a", "b", "c"]],
     "paths": [3, {"a": {"width": 8}, "b": {"width": 8}}, UNEQUAL],
-    "experts": [3],
+    "experts": [3, 0.25],
     "width": [16],
     "new": [["expert_3"], ["path_2"]],
     "join": ["add", "routed"],

@@ -26,7 +26,7 @@ ROUTED = [
     {"project": {"to": 16, "experts": EXPERTS}},
     {"parallel": {"paths": 3, "join": {"kind": "routed", "top_k": 2}}},
 ]
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "feed": {"block": {"feed": {"kind": "mlp"}}},
     "feed of swiglu": {"block": {"feed": {"kind": "swiglu", "learned_beta": True}}},
     "feed of geglu": {"block": {"feed": {"kind": "geglu"}}},

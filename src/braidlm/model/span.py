@@ -31,6 +31,8 @@ class Span:
     None: no mask is needed beyond `causal`."""
     causal: bool
     """Without a mask: whether attention is causal (`is_causal` of torch); otherwise every key is seen."""
+    two_way: int = 0
+    """The number of rows, the last ones, in which every query sees every key of its row; for passes without masks."""
     cache: KeyValueCache | None = None
     rotations: dict[int, Rotation | None] = field(default_factory=dict)
     """By head size."""
@@ -51,7 +53,7 @@ class Span:
     def is_same_for_all_texts(self) -> bool:
         """Whether the pass may go on with some texts of the batch alone."""
         shared = all(mask is None or len(mask) == 1 for mask in (*self.masks.values(), self.positions))
-        return shared and self.cache is None and not self.needs_weights
+        return shared and self.cache is None and not self.two_way and not self.needs_weights
 
     @property
     def needs_weights(self) -> bool:

@@ -65,7 +65,8 @@ class Trainer:
         training = recipe.training
         self.budget = training.budget
         self.dtype = choose_dtype(training.precision, rank.device)
-        self.stepper = Stepper(trained, training, rank, self.dtype, recipe.memory, self._distillation(teachers))
+        given = self._distillation(teachers)
+        self.stepper = Stepper(trained, training, rank, self.dtype, recipe.memory, given, recipe.seed)
         for loss in self.stepper.extra.values():
             loss.read_tokenizer(data.tokenizer)
         self.state = StepState(trained, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
@@ -215,7 +216,7 @@ class Trainer:
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)
         self.stepper.open_modules(self._opening())
-        self.stepper.begin_step(before.steps, share, batch)
+        batch = self.stepper.begin_step(before.steps, share, batch)
         report = self.stepper.step(
             batch.inputs,
             batch.labels,

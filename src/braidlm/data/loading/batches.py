@@ -46,13 +46,15 @@ class GlobalBatch:
     def piece(self, start: int, stop: int) -> "Batch":
         """The part of the batch that trains only [start, stop) of all trained positions."""
         inputs, labels = self.tokens[:, :-1].copy(), self.tokens[:, 1:].copy()
-        local = slice(self.first, self.first + len(labels))
-        column = np.arange(labels.shape[1])
-        positions = (np.cumsum(self.trained_lengths) - self.trained_lengths)[local, None] + column
-        labels[(column >= self.trained_lengths[local, None]) | (positions < start) | (positions >= stop)] = IGNORED
-        if self.targets is not None:
-            labels[~self.targets[local]] = IGNORED
+        labels[~self.labelled(start, stop)[self.first : self.first + len(labels)]] = IGNORED
         return Batch(inputs, labels, self, start, stop)
+
+    def labelled(self, start: int, stop: int) -> np.ndarray:
+        """[global rows, T] bool: which positions have a label in the piece [start, stop)."""
+        column = np.arange(self.words.shape[1])
+        positions = (np.cumsum(self.trained_lengths) - self.trained_lengths)[:, None] + column
+        inside = (column < self.trained_lengths[:, None]) & (positions >= start) & (positions < stop)
+        return inside if self.targets is None else inside & self.targets
 
 
 @dataclass(frozen=True)

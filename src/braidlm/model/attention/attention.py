@@ -122,6 +122,11 @@ class AttentionHeads(nn.Module):
 
     def weigh(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span) -> Tensor:
         """Outputs [batch, head, time, dim] by the rule; the weights are recorded if the caller asked for them."""
+        if span.two_way:
+            assert mask is None
+            queries, keys, values = (x.split((len(x) - span.two_way, span.two_way)) for x in (query, key, value))
+            parts = zip(queries, keys, values, (True, False), strict=True)
+            return torch.cat([self.rule.attend(q, k, v, None, way, self.drop.probability) for q, k, v, way in parts])
         if not span.eager:
             return self.rule.attend(query, key, value, mask, span.causal, self.drop.probability)
         output, weights = self.rule.attend_and_show(query, key, value, mask, span.causal, self.drop.probability)
@@ -232,7 +237,8 @@ class Attention(AttentionHeads):
         """Caches and masks have the size of the batch: for them the members are concatenated along the heads."""
         if self.stack is None:
             return False
-        return span.cache is not None or span.masks[self.window] is not None or span.present is not None
+        masked = span.masks[self.window] is not None or span.two_way
+        return bool(masked) or span.cache is not None or span.present is not None
 
     def shown(self, weights: Tensor, span: Span) -> Tensor:
         if self.stack is not None and not self._is_folded(span):

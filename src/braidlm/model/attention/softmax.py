@@ -50,7 +50,7 @@ class SoftmaxAttention(Attention):
     def _attend_rows(self, query_RW: Tensor, kv_MBTW: Tensor, permutation: Permutation, span: Span) -> Tensor:
         """On a CPU, the queries of tokens that chose no member cost nothing."""
         plain = span.causal and span.cache is None and span.masks[self.window] is None and not self.drop.probability
-        compact = not span.eager and supports_compact_attention(query_RW, span.time)
+        compact = not (span.eager or span.two_way) and supports_compact_attention(query_RW, span.time)
         if not (plain and compact and self.kv_heads == self.heads):
             return super()._attend_rows(query_RW, kv_MBTW, permutation, span)
         key, value = kv_MBTW.flatten(0, 1).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)

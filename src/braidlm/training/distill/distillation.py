@@ -89,7 +89,7 @@ class StoredDistillation(Distillation):
         self.logs = torch.zeros(shape, device=model.device)
         self.next_row = 0
 
-    def read_batch(self, batch: Batch) -> None:
+    def read_batch(self, batch: Batch) -> Batch:
         targets = Targets(np.empty(self.ids.shape, np.int64), np.empty(self.logs.shape, np.float32))
         for index, stored in enumerate(self.stored):
             rows = batch.whole.own_sources == index
@@ -98,6 +98,7 @@ class StoredDistillation(Distillation):
         self.ids.copy_(torch.from_numpy(targets.ids), non_blocking=True)
         self.logs.copy_(torch.from_numpy(targets.logs), non_blocking=True)
         self.next_row = 0
+        return batch
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
         # The micro-batches of a step come in the order of its rows.

@@ -51,6 +51,8 @@ class TrainingPass:
     """[batch, time, width]: the normalised stream, which the head reads."""
     layers: tuple[Tensor, ...] = ()
     """The embedded tokens and the stream after each layer, the last one normalised; where `needs_layers`."""
+    taken: "TrainingPass | None" = None
+    """The rows that a loss has taken for itself (`taken_rows`), which are not in this pass."""
 
 
 class ExtraLoss(nn.Module):
@@ -61,6 +63,9 @@ class ExtraLoss(nn.Module):
     """Whether it reads the stream after each layer."""
     text_weight: float = 1.0
     """The factor of the text's own loss in the sum of all losses, where this one takes a share of its place."""
+    taken_rows: int = 0
+    """How many rows of each micro-batch, the last, are this loss's own: they see both ways, and the loss of the text,
+    and other losses, are of the rows before them."""
     capturable: ClassVar[bool] = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
 
@@ -71,11 +76,24 @@ class ExtraLoss(nn.Module):
     def forward(self, done: TrainingPass) -> Tensor:
         raise NotImplementedError("abstract: each extra loss computes its own")
 
+    @property
+    def factor(self) -> float:
+        """Its factor in the sum of all losses."""
+        return self.config.weight  # type: ignore[no-any-return]
+
+    def text_count(self, count: Tensor) -> Tensor:
+        """The number of labels that the loss of the text is of, from that of the whole batch."""
+        return count
+
+    def begin_run(self, rows: int, seed: int) -> None:
+        """Called once, before the first step: a micro-batch has `rows` rows in each process."""
+
     def read_tokenizer(self, tokenizer: BraidTokenizer) -> None:
         """Called once, before the first step."""
 
-    def read_batch(self, batch: Batch) -> None:
-        """Called before each step, with this process's rows."""
+    def read_batch(self, batch: Batch) -> Batch:
+        """Called before each step, after `begin_step`, with this process's rows; gives them as they are trained."""
+        return batch
 
     def begin_step(self, step: int, share: float) -> bool:
         """Called before each step, with its number from 0 and the share of the training that is done.

@@ -16,6 +16,7 @@ from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routings
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.memory import Memory, MemoryCache
+from braidlm.training.step.two_way import needs_masks, two_way_span
 
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.planned_pass import LoweredModel
@@ -49,6 +50,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.lowered = model, lowered
         self.extra = nn.ModuleDict(extra)
+        self.taken_rows = sum(loss.taken_rows for loss in (extra or {}).values())
+        self.by_masks = self.taken_rows > 0 and needs_masks(model.model)
         self.balanced = {router.address for router in routers(model) if router.balance is not None}
 
     def forward(
@@ -69,12 +72,28 @@ class Objective(nn.Module):
             assert continues is not None
             cache = MemoryCache(memory, continues)
         record = LayerRecord([] if any(loss.needs_layers for loss in self.extra.values()) else None)
-        hidden, routings = plain_pass(self.model, inputs, cache, record)
-        text, routing = losses_of(self.model, hidden, routings, labels, count)
+        hidden, routings = plain_pass(self.model, inputs, cache, record, self.taken_rows, self.by_masks)
         done = TrainingPass(self.model, inputs, labels, count, hidden, tuple(record.hidden_states or ()))
+        done = self._without_taken_rows(done)
+        text = self.model.head.loss(done.hidden, done.labels, done.count)
+        routing = routing_loss_of(routings, labels, count)
         extra = {name: loss(done) for name, loss in self.extra.items()}
         after = None if cache is None else cache.after(self.model.model, inputs.shape[1])
         return BatchLosses(text, routing, *self._readings(routings, labels), after, extra)
+
+    def _without_taken_rows(self, done: TrainingPass) -> TrainingPass:
+        """The pass of the rows that the loss of the text is of; the others are beside it."""
+        if not self.taken_rows:
+            return done
+        count = done.count
+        for loss in self.extra.values():
+            count = loss.text_count(count)  # type: ignore[operator]
+        sizes = (len(done.inputs) - self.taken_rows, self.taken_rows)
+        parts = [x.split(sizes) for x in (done.inputs, done.labels, done.hidden)]
+        (inputs, labels, hidden), taken = zip(*parts, strict=True)
+        layers = tuple(layer[: sizes[0]] for layer in done.layers)
+        beside = TrainingPass(done.model, taken[0], taken[1], done.count, taken[2])
+        return TrainingPass(done.model, inputs, labels, count, hidden, layers, beside)
 
     def _readings(
         self, routings: Routings, labels: Tensor, evaluate: Evaluator | None = None
@@ -99,11 +118,18 @@ def plain_losses(
 
 
 def plain_pass(
-    model: BraidForCausalLM, inputs: Tensor, cache: MemoryCache | None = None, record: LayerRecord | None = None
+    model: BraidForCausalLM,
+    inputs: Tensor,
+    cache: MemoryCache | None = None,
+    record: LayerRecord | None = None,
+    two_way: int = 0,
+    by_masks: bool = False,
 ) -> tuple[Tensor, Routings]:
-    """The normalised stream and the routings of a batch."""
+    """The normalised stream and the routings of a batch, whose last `two_way` rows see both ways."""
     embedded = model.model.embedding(inputs)
     span = model.model.span(embedded) if cache is None else cache.span(model.model, embedded)
+    if two_way:
+        span = two_way_span(span, two_way, len(inputs), by_masks)
     span.record = record
     return model.model.stream(embedded, span)
 
@@ -112,9 +138,13 @@ def losses_of(
     model: BraidForCausalLM, hidden: Tensor, routings: Routings, labels: Tensor, count: Tensor | float | None
 ) -> tuple[Tensor, Tensor | None]:
     """The loss of labels at the position predicting them, and what routers add to it."""
+    return model.head.loss(hidden, labels, count), routing_loss_of(routings, labels, count)
+
+
+def routing_loss_of(routings: Routings, labels: Tensor, count: Tensor | float | None) -> Tensor | None:
+    """What the routers add to the loss of a micro-batch; None where there are none."""
     real = labels != IGNORED
-    routing = routing_loss(routings, real) * share_of_batch(real, count) if routings else None
-    return model.head.loss(hidden, labels, count), routing
+    return routing_loss(routings, real) * share_of_batch(real, count) if routings else None
 
 
 def use_routing_losses(config: BraidConfig, losses: dict[str, float] | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
+from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
@@ -79,20 +80,24 @@ class Stepper:
         dtype: torch.dtype,
         memory: int = 0,
         given: dict[str, ExtraLoss] | None = None,
+        seed: int = 0,
     ):
         """With `memory`, each row attends to that many tokens before its chunk. `given` are extra losses that the
-        recipe does not list, by name."""
+        recipe does not list, by name. `seed` is for what losses draw."""
         model = trained.model
         self.model, self.config, self.rank, self.dtype = model.train(), config, rank, dtype
         on_gpu = rank.device.type == "cuda"
         self.extra = {**trained.extra_losses(config.losses), **(given or {})}
         """What is added to the text's loss."""
+        for loss in self.extra.values():
+            loss.begin_run(config.batch, seed)
         self.use_graph = (on_gpu and rank.world_size == 1) if config.graph is None else config.graph and on_gpu
         self.use_graph = self.use_graph and trained.capturable and all(x.capturable for x in self.extra.values())
         if config.activation_checkpointing:
             trained.checkpoint_activations()
         self.memory = trained.empty_memory(memory, config.batch * config.accumulation, rank.device, dtype)
         """What each row remembers between steps."""
+        self._check_taken_rows(given)
         self.lowered = self._lower(trained)
         by_default = on_gpu and self.lowered is None and trained.compiled_by_default
         self.use_compile = by_default if config.compile is None else config.compile
@@ -130,6 +135,14 @@ class Stepper:
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
         side = SideStream(self.rank.device) if alone else None
         return trained.lower(self.dtype, side, compile_plain=self.config.compile is not False)
+
+    def _check_taken_rows(self, given: dict[str, ExtraLoss] | None) -> None:
+        """Rows that see both ways have no memory of the text before, and teachers read forward."""
+        takers = [name for name, loss in self.extra.items() if loss.taken_rows]
+        for other, is_there in (("training.memory", self.memory is not None), ("training.distill", bool(given))):
+            if takers and is_there:
+                what = f"the loss '{takers[0]}' and {other} do not go together"
+                raise BraidError(what, "training.losses", "Leave out one of them.")
 
     def step(
         self,
@@ -180,14 +193,18 @@ class Stepper:
         for router in self.growing:
             router.open(share)
 
-    def begin_step(self, step: int, share: float, batch: Batch) -> None:
-        """Tell the extra losses which step comes; a captured step is recorded again where they compute another."""
-        for loss in self.extra.values():
-            loss.read_batch(batch)
+    def begin_step(self, step: int, share: float, batch: Batch) -> Batch:
+        """Tell the extra losses which step comes; a captured step is recorded again where they compute another.
+
+        Gives the batch as it is trained.
+        """
         self.optimizer.begin_step(share)
         changed = [loss.begin_step(step, share) for loss in self.extra.values()]
         if any(changed):
             self._record_again()
+        for loss in self.extra.values():
+            batch = loss.read_batch(batch)
+        return batch
 
     def _record_again(self) -> None:
         self.graph, self.steps = None, 0
@@ -241,7 +258,7 @@ class Stepper:
         whole = text * math.prod(loss.text_weight for loss in self.extra.values()) if self.extra else text
         whole = whole if routing is None else whole + routing
         for name, other in others.items():
-            whole = whole + self.extra[name].config.weight * other
+            whole = whole + self.extra[name].factor * other
         return whole
 
     def _micro_batches(self, inputs: Tensor, labels: Tensor, continues: Tensor) -> Iterator[tuple[Any, ...]]:

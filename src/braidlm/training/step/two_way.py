@@ -1,0 +1,58 @@
+"""Passes in which some rows see both ways: there every token attends to its whole row, in the others to those before.
+
+It is a property of the pass and of no model: evaluation, generation and folders are causal.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from braidlm.core.errors import BraidError
+from braidlm.model.attention.positions import NoPositions
+from braidlm.model.attention.softmax import Softmax
+from braidlm.model.mixture_of_depths import MixtureOfDepths
+from braidlm.model.modeling_braid import BraidModel
+from braidlm.model.span import Span
+
+
+def check_two_way(body: BraidModel, where: str) -> None:
+    """Refuse a model whose tokens cannot attend to those after them."""
+    for name, part in body.named_modules():
+        if hasattr(part, "cache_slot") and not isinstance(getattr(part, "rule", None), Softmax):
+            raise _refused(f"its kind of attention ({type(part).__name__}) looks back alone", name, where)
+        if isinstance(part, MixtureOfDepths):
+            raise _refused(
+                "which tokens of a mixture of depths enter is learned for texts that are read forward", name, where
+            )
+    if isinstance(body.positions, NoPositions):
+        raise _refused("without positions only the causal mask tells the order of tokens", "positions", where)
+
+
+def _refused(why: str, name: str, where: str) -> BraidError:
+    return BraidError(f"this model cannot read rows both ways: {why} ({name})", where, "Leave out this loss.")
+
+
+def needs_masks(body: BraidModel) -> bool:
+    """Whether the causal rows cannot simply be computed apart: windows and tokens that are hidden need masks."""
+    hides = any(getattr(part, "scope", "all") == "routed" for part in body.modules())
+    return hides or body.windows != [None] or body.config._attn_implementation == "eager"
+
+
+def two_way_span(span: Span, rows: int, batch: int, by_masks: bool) -> Span:
+    """The span of a pass over `batch` rows of which the last `rows` see both ways.
+
+    Attention is computed apart for the two parts, without masks; or `by_masks`, which is the reference, for all rows.
+    """
+    if not by_masks:
+        return replace(span, two_way=rows)
+    masks = {window: two_way_mask(window, span.positions[0], rows, batch) for window in span.masks}
+    return replace(span, masks=dict(masks))
+
+
+def two_way_mask(window: int | None, positions: Tensor, rows: int, batch: int) -> Tensor:
+    """[batch, 1, time, time]: true where a query sees a key; a window reaches as far to both sides."""
+    distance = positions[:, None] - positions
+    near = distance.abs() < (len(positions) if window is None else window)
+    seen = torch.stack((near & (distance >= 0), near))
+    return seen[(torch.arange(batch, device=positions.device) >= batch - rows).long(), None]
