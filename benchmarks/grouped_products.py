@@ -129,7 +129,7 @@ class Shapes:
 
         def weight_up(blocks: Blocks | None) -> Any:
             return grouped_weight_gradient(
-                self.stream, wide_gradient, permutation, True, True, blocks and WeightLayout(blocks)
+                self.stream, wide_gradient, permutation, "inputs", True, blocks and WeightLayout(blocks)
             )
 
         return {

@@ -17,7 +17,7 @@ from braidlm.model.gates import ScalarGate, VectorGate
 ELEMENTS, WARPS = 4096, 8
 """Elements of a program's block, and its warps."""
 MIN_SIZE = 2**21
-"""Elements of a stream from which on its traffic, and not the launch, takes the time."""
+"""Elements of a stream from which on its traffic, and not the launch, takes the time; in a graph it always does."""
 
 
 @triton.jit
@@ -60,7 +60,7 @@ class LoweredVectorGate(VectorGate):
     """A factor for each channel, or one for all, by a kernel where the stream is large."""
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
-        if output.numel() < MIN_SIZE or not output.is_cuda:
+        if not output.is_cuda or (output.numel() < MIN_SIZE and not torch.cuda.is_current_stream_capturing()):
             return super().add(hidden, output)
         return AddScaled.apply(output, hidden, self.weight)  # type: ignore[no-any-return]
 

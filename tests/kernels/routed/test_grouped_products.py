@@ -46,7 +46,7 @@ def test_products_equal_torch_with_blocks_that_do_not_divide_the_matrices(
         weights, bias = grouped_weight_gradient(rows, gradient, permutation, bias=True, layout=layout)
         assert_close(weights, of_rows, tolerance, f"gradient of the weight with {layout}")
         assert_close(bias, of_bias, tolerance, f"gradient of the bias with {layout}")
-        gathered, _ = grouped_weight_gradient(tokens, gradient, permutation, gather=True, layout=layout)
+        gathered, _ = grouped_weight_gradient(tokens, gradient, permutation, "inputs", layout=layout)
         assert_close(gathered, of_tokens, tolerance, f"gradient of the weight of gathered tokens with {layout}")
 
 

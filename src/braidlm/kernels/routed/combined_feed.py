@@ -2,7 +2,8 @@
 
 Known together, they need less: the gradient of a token's sum is gathered where the experts' products read it, and never
 written for each row; and the gradient of a row's weight, its projection on the gradient of the sum, is computed from
-the narrower input of the last product, so that rows are not kept for the backward pass.
+the narrower input of the last product, so that rows are not kept for the backward pass. That input, times the weight,
+is written again there for the gradient of the matrix.
 """
 
 from typing import Any
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.routed.combine import combine, plain_combine
+from braidlm.kernels.routed.combine import combine, plain_combine, summed_rows
+from braidlm.kernels.routed.fused_feed import fused_backward, fused_forward, is_fused
 from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
 from braidlm.kernels.routed.grouped_products import MIN_BLOCK, combined_backward, grouped_forward
-from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
+from braidlm.kernels.routed.grouped_sums import expert_sums
+from braidlm.kernels.routed.grouped_weights import grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 
@@ -87,14 +90,16 @@ class CombinedFeed(Function):
     ) -> Tensor:
         check_slot(up_slot, tokens)
         trains = any(ctx.needs_input_grad)
-        target = None if out_slot is None else out_slot.input
-        value, inner = grouped_forward(
-            tokens, up_cast, permutation, up_bias, True, kind, gated, value=target, keep_inner=trains
-        )
-        rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
+        if is_fused(out_cast):
+            rows, inner = fused_forward(
+                tokens, up_cast, up_bias, out_cast, out_bias, permutation, kind, gated, keep_inner=trains
+            )
+        else:
+            value, inner = grouped_forward(tokens, up_cast, permutation, up_bias, True, kind, gated, keep_inner=trains)
+            rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
         row_weights = weights.new_empty(permutation.rows, dtype=torch.float32) if trains else None
         combined = combine(rows, weights.contiguous(), permutation, base, row_weights)
-        ctx.save_for_backward(tokens, inner, value, up_cast, out_cast, out_bias, row_weights)
+        ctx.save_for_backward(tokens, inner, up_cast, out_cast, out_bias, row_weights)
         ctx.permutation, ctx.kind, ctx.gated, ctx.side = permutation, kind, gated, current_side_stream()
         ctx.up_slot, ctx.out_slot, ctx.weights_type, ctx.has_base = up_slot, out_slot, weights.dtype, base is not None
         return combined
@@ -102,21 +107,26 @@ class CombinedFeed(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (tokens, inner, value, up_cast, out_cast, out_bias, row_weights), permutation = (
-            ctx.saved_tensors,
-            ctx.permutation,
-        )
+        (tokens, inner, up_cast, out_cast, out_bias, row_weights), permutation = ctx.saved_tensors, ctx.permutation
         needs_tokens, needs_up, _, needs_bias, needs_out, _, needs_out_bias, needs_weights = ctx.needs_input_grad[:8]
         gradient, tokens_gradient = gradient.contiguous(), None
         up_gradient = bias_gradient = weights_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
+        weighted = tokens.new_empty(len(inner), out_cast.shape[1]) if ctx.out_slot is None else ctx.out_slot.input
+        inner_gradient = torch.empty_like(inner) if ctx.up_slot is None else ctx.up_slot.gradient
+        options = (permutation, inner, ctx.kind, ctx.gated, weighted, inner_gradient, needs_bias)
+        rows_gradient = None
+        if is_fused(out_cast):
+            sums, projections, rows_gradient = fused_backward(
+                gradient, row_weights, out_cast, up_cast, *options, needs_tokens
+            )
+        else:
+            sums, projections = combined_backward(gradient, row_weights, out_cast, *options)
         if needs_out or needs_out_bias:
             with use_side_stream(ctx.side):
-                out_gradients = _out_gradients(ctx.out_slot, value, gradient, row_weights, permutation, needs_out_bias)
-        target = None if ctx.up_slot is None else ctx.up_slot.gradient
-        inner_gradient, sums, projections = combined_backward(
-            gradient, row_weights, out_cast, permutation, inner, ctx.kind, ctx.gated, target, needs_bias
-        )
+                out_gradients = _out_gradients(
+                    ctx.out_slot, weighted, gradient, row_weights, permutation, needs_out_bias
+                )
         if needs_up:
             with use_side_stream(ctx.side):
                 up_gradient, _ = parameter_gradients(ctx.up_slot, tokens, inner_gradient, permutation, True, False)
@@ -125,7 +135,9 @@ class CombinedFeed(Function):
                 bias_gradient = expert_sums(sums, permutation)
         if needs_weights:
             weights_gradient = weights_of(projections, gradient, out_bias, permutation).to(ctx.weights_type)
-        if needs_tokens:
+        if rows_gradient is not None:
+            tokens_gradient = summed_rows(rows_gradient, permutation)
+        elif needs_tokens:
             tokens_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, True)
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 5
@@ -146,7 +158,7 @@ def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permu
 
 def _out_gradients(
     slot: GradientSlot | None,
-    value: Tensor,
+    weighted: Tensor,
     gradient: Tensor,
     row_weights: Tensor,
     permutation: Permutation,
@@ -154,9 +166,9 @@ def _out_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     if slot is not None:
         return slot.submit(gradient, permutation, row_weights)  # type: ignore[no-any-return]
-    read = (value, gradient, row_weights, permutation.source, permutation.expert_offsets)
-    with on_side(current_side_stream(), *read):
-        return grouped_weight_gradient(value, gradient, permutation, False, bias, row_weights=row_weights)
+    places = (permutation.source, permutation.expert_offsets, permutation.row_of_choice, permutation.tile_expert)
+    with on_side(current_side_stream(), weighted, gradient, row_weights, *places):
+        return grouped_weight_gradient(weighted, gradient, permutation, "gradients", bias, row_weights=row_weights)
 
 
 def plain_combined_feed(

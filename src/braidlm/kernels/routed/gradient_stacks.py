@@ -1,25 +1,21 @@
 """Weight gradients of several banks of one shape by one launch: `kernels.gradient_stacks` for banks of experts."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from braidlm.kernels.gradient_stacks import GradientStack
-from braidlm.kernels.routed.grouped_weights import weight_gradients
+from braidlm.kernels.routed.grouped_weights import Gathered, weight_gradients
 from braidlm.kernels.routed.permutation import Permutation
 
 ROWS = 212_992
 """Sorted rows, of all banks of a stack together, that fill a large GPU; more would only hold memory longer."""
 Shape = tuple[int, int, int]
-Gathered = Literal["inputs", "gradients"]
 
 
 class GroupedGradientStack(GradientStack):
     """The inputs, and in the backward pass the gradients, of banks of one shape [experts, inputs, outputs].
 
-    `gathered` of so many `tokens` are the inputs, or the gradients, each times the weight of its row; by default
-    neither.
+    `gathered` of so many `tokens` are the inputs, or the gradients; by default neither.
     """
 
     def __init__(
@@ -51,11 +47,11 @@ class GroupedGradientStack(GradientStack):
         if not self.pending:
             permutations = [p for p in self.permutations if p is not None]
             weights = [w for w in self.row_weights if w is not None]
-            read = [x for p in permutations for x in (p.expert_offsets, p.source)]
+            read = [x for p in permutations for x in (p.expert_offsets, p.source, p.row_of_choice, p.tile_expert)]
             with self.side.work(self.inputs, self.gradients, *read, *weights):
                 weight_gradients(
-                    self.inputs, self.gradients, permutations, self.gathered == "inputs", self.biased, self.results,
-                    row_weights=weights if self.gathered == "gradients" else None,
+                    self.inputs, self.gradients, permutations, self.gathered, self.biased, self.results,
+                    row_weights=weights,
                 )  # fmt: skip
         experts, inputs, outputs = self.shape
         result, matrices = self.results[index], experts * inputs * outputs

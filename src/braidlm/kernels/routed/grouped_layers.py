@@ -15,7 +15,8 @@ from braidlm.kernels.ops.activation import plain_activation
 from braidlm.kernels.ops.dropout import dropout_into
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
-from braidlm.kernels.routed.grouped_weights import expert_sums, grouped_weight_gradient
+from braidlm.kernels.routed.grouped_sums import expert_sums
+from braidlm.kernels.routed.grouped_weights import grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 
@@ -142,7 +143,7 @@ def parameter_gradients(
     if slot is not None:
         return slot.submit(gradient, permutation)
     with on_side(current_side_stream(), rows, gradient, permutation.source, permutation.expert_offsets):
-        return grouped_weight_gradient(rows, gradient, permutation, gather, bias)
+        return grouped_weight_gradient(rows, gradient, permutation, "inputs" if gather else None, bias)
 
 
 def gradient_of_rows(gradient: Tensor, cast: Tensor, permutation: Permutation, gather: bool) -> Tensor:

@@ -127,7 +127,7 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _grouped_backward(  # type: ignore[no-untyped-def]
-    gradient, weight, inner, out, sums, source, row_weights, projections, tile_expert, rows,
+    gradient, weight, inner, out, sums, source, row_weights, projections, weighted, tile_expert, rows,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +135,8 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
 
     The result is also summed over each program's rows, for the bias of the layer before. With `row_weights` the
     gradient is of tokens' weighted sums of rows: it is gathered, each row has its weight, and the rows' projections on
-    it, which are the weights' gradients, are summed over each program's columns.
+    it, which are the weights' gradients, are summed over each program's columns; `weighted` is the activation's value
+    times the weight, with which the gathered gradient makes the gradient of the matrix.
     """
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)
@@ -170,6 +171,9 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
             activated = value * up.to(tl.float32) if GATED else value
             projection = tl.sum(tl.where(mask, total * activated, 0.0), 1)
             tl.store(projections + tl.program_id(0) % programs * rows + first + row, projection)
+            narrow_offsets = first * COLUMNS + row[:, None] * COLUMNS + column[None, :]
+            activated *= row_weight[:, None]
+            tl.store(weighted + narrow_offsets, activated.to(weighted.dtype.element_ty), mask=mask)
             total *= row_weight[:, None]
         if GATED:
             other = total * value
@@ -244,8 +248,9 @@ def grouped_backward(
     also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
     """
     assert gradient.shape == (permutation.rows, weight.shape[2])
-    out, sums, _ = _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed, None)
-    return out, sums
+    if out is None:
+        out = gradient.new_empty(permutation.rows, weight.shape[1] * 2 if gated else weight.shape[1])
+    return out, _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed)[0]
 
 
 def combined_backward(
@@ -256,20 +261,21 @@ def combined_backward(
     inner: Tensor,
     activation: str,
     gated: bool,
-    out: Tensor | None = None,
-    summed: bool = False,
-    blocks: Blocks | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same from the gradient [N, out] of tokens' sums of rows, each times its weight [R].
+    weighted: Tensor,
+    out: Tensor,
+    summed: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """The same from the gradient [N, out] of tokens' sums of rows, each times its weight [R], into `out`: its sums.
 
     Also the projections of the rows on that gradient, without the layer's bias: float32 [parts, R], to be added up.
+    `weighted` [R, in] gets the activation's value times the weight.
     """
     assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
-    out, sums, projections = _backward(
-        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, row_weights
+    sums, projections = _backward(
+        gradient, weight, permutation, inner, activation, gated, None, out, summed, row_weights, weighted
     )
     assert projections is not None
-    return out, sums, projections
+    return sums, projections
 
 
 def _backward(
@@ -280,10 +286,11 @@ def _backward(
     activation: str | None,
     gated: bool,
     blocks: Blocks | None,
-    out: Tensor | None,
+    out: Tensor,
     summed: bool,
-    row_weights: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    row_weights: Tensor | None = None,
+    weighted: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
     experts, columns, outputs = weight.shape
     assert experts == permutation.experts
     assert weight.is_contiguous()
@@ -291,8 +298,6 @@ def _backward(
     blocks = blocks or _product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, outputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
-    if out is None:
-        out = gradient.new_empty(permutation.rows, columns * 2 if gated else columns)
     parts = triton.cdiv(columns, n)
 
     def floats(*shape: int) -> Tensor:
@@ -301,11 +306,11 @@ def _backward(
     sums = floats(permutation.rows // m, out.shape[1]) if summed else None
     projections = None if row_weights is None else floats(parts, permutation.rows)
     _grouped_backward[(permutation.rows // m * parts,)](
-        gradient.contiguous(), weight, inner, out, sums, permutation.source, row_weights, projections,
+        gradient.contiguous(), weight, inner, out, sums, permutation.source, row_weights, projections, weighted,
         permutation.tile_expert, permutation.rows,
         outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
-    return out, sums, projections
+    return sums, projections
 
 
 # These blocks were the fastest of twelve or more on an H200 for banks of 192-768, 384-768 and 384-248 channels, and of
