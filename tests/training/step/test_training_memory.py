@@ -1,6 +1,7 @@
 """Transformer-XL's memory: a chunk attends to the one before as if both were one text, but for the gradient."""
 
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -247,7 +248,9 @@ def test_autocast_keeps_a_memory_in_its_type() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [{}, {"block": {"attention": ATTENTIONS["stream"]}, "positions": "none"}])
-def test_compiled_equals_eager(architecture: dict[str, Any]) -> None:
+def test_compiled_equals_eager(architecture: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, differentiated and run as graphs; the C++ of a graph, which takes long, is another test's."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     logging.disable(logging.CRITICAL)  # torch's trace of the compiler makes pytest's log slow
     try:
         compiled = stepped(model_of(**architecture), compile=True)
