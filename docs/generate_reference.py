@@ -27,13 +27,14 @@ from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import part_of, plain_type, range_of
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount, Pace
+from braidlm.training.averaging import averages
 from braidlm.training.recipe import CheckpointConfig, LogConfig, Recipe, SampleConfig, ValidationConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
 from braidlm.training.step.optimizers.contract import optimizers
 
 TARGET = Path(__file__).with_name("reference.md")
-OF_TRAINING = (chunkings, orders, pacings, schedules, dropout_schedules, optimizers, extra_losses)
+OF_TRAINING = (chunkings, orders, pacings, schedules, dropout_schedules, optimizers, averages, extra_losses)
 ALL_PARTS = {**registries(), **{registry.noun: registry for registry in OF_TRAINING}}
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Amount: "amount", Pace: "pace"}
 HEAD = """# Reference

@@ -23,13 +23,14 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import MAX_INTEGER, MAX_ITEMS, Range
 from braidlm.model.config.strict import NUMBERS, decode, part_of, plain_type, range_of, type_hints
 from braidlm.studies.study import Study
+from braidlm.training.averaging import averages
 from braidlm.training.recipe import Recipe
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
 from braidlm.training.step.optimizers.contract import optimizers
 
 ROOTS = [Architecture, BlockConfig, Recipe, Study, Settings, Sampling, ReadOptions, Limit]
-OF_TRAINING = [chunkings, orders, pacings, schedules, dropout_schedules, optimizers, extra_losses]
+OF_TRAINING = [chunkings, orders, pacings, schedules, dropout_schedules, optimizers, averages, extra_losses]
 REGISTRIES = [*registries().values(), *OF_TRAINING]
 
 

@@ -21,12 +21,13 @@ from braidlm.data.loading.pauses import make_pauses
 from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, never_read, repetition, short
+from braidlm.training.averaging import WeightAverage, averaged, averages
 from braidlm.training.distill.distillation import make_distillation
 from braidlm.training.distill.teachers import Teacher
 from braidlm.training.monitoring.progress import Progress, SpeedMeter, progress_note
 from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.monitoring.tracking import Tracker
-from braidlm.training.monitoring.validation import mean_bits_per_byte, score_text, write_samples
+from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, score_text, write_samples
 from braidlm.training.recipe import Recipe
 from braidlm.training.run_folder import budget_of
 from braidlm.training.saving.checkpoints import Checkpoints
@@ -69,7 +70,11 @@ class Trainer:
         self.stepper = Stepper(trained, training, rank, self.dtype, recipe.memory, given, recipe.seed)
         for loss in self.stepper.extra.values():
             loss.read_tokenizer(data.tokenizer)
-        self.state = StepState(trained, self.stepper.optimizer, self.stepper.memory, nn.ModuleDict(self.stepper.extra))
+        self.average: WeightAverage | None = None
+        if training.average is not None:
+            self.average = averages.build(training.average, self.model)
+        extra = nn.ModuleDict(self.stepper.extra)
+        self.state = StepState(trained, self.stepper.optimizer, self.stepper.memory, extra, self.average)
         pauses = make_pauses(recipe.data.pauses, recipe.data.length, data.tokenizer, recipe.seed)
         self.loader = Loader(
             data.train,
@@ -225,6 +230,8 @@ class Trainer:
             continues=batch.whole.continues,
             read_again=not batch.is_last_piece,
         )
+        if self.average is not None:
+            self.average.update(self.progress.share(self.budget))
         self.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
@@ -313,7 +320,8 @@ class Trainer:
 
     def _validate(self, tracker: Tracker | None) -> None:
         if tracker is not None:
-            scores = {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
+            with averaged(self.average):
+                scores = self._scores()
             mean = mean_bits_per_byte(scores.values())
             self.last["bits_per_byte"] = mean
             facts, half = {name: vars(score) for name, score in scores.items()}, self.recipe.validation.half
@@ -324,17 +332,37 @@ class Trainer:
                 words=self.progress.words,
                 bits_per_byte=mean,
                 **({} if half is None else {"half": half}),
+                **self._averaging(),
                 sets=facts,
             )
             shown = "  ".join(f"{n} {s.bits_per_byte:.3f} (perplexity {s.perplexity:.2f})" for n, s in scores.items())
             where = "" if half is None else f" ({half} half)"
+            if self._averaging():
+                where += " of the averaged weights"
             console.say(f"step {self.progress.steps:,}: validation bits per byte{where}: {shown}")
+            if self._averaging() and self.finished:
+                self._validate_own_weights(tracker)
         self.speed.pause(self.progress.tokens)
+
+    def _scores(self) -> dict[str, Score]:
+        return {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
+
+    def _averaging(self) -> dict[str, Any]:
+        """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
+        return {"averaged": self.average.count} if self.average is not None and self.average.count else {}
+
+    def _validate_own_weights(self, tracker: Tracker) -> None:
+        """Say at the end what averaging changed; a training without it ends with these weights."""
+        mean = mean_bits_per_byte(self._scores().values())
+        tracker.record("last_weights", self.progress.steps, bits_per_byte=mean)
+        console.say(f"Without averaging: {mean:.3f} bits per byte, in place of {self.last['bits_per_byte']:.3f}.")
 
     def _sample(self, tracker: Tracker | None) -> None:
         config = self.recipe.samples
         if tracker is not None and config.prompts:
-            for prompt, text in write_samples(self.trained, self.data.tokenizer, config, self.recipe.seed):
+            with averaged(self.average):
+                samples = write_samples(self.trained, self.data.tokenizer, config, self.recipe.seed)
+            for prompt, text in samples:
                 tracker.record("sample", self.progress.steps, prompt=prompt, text=text)
                 console.say(f"  {prompt}{text}".replace("\n", "\n  "))
         self.speed.pause(self.progress.tokens)
@@ -353,7 +381,7 @@ class Trainer:
             "threads": self.threads,
             "records": None if tracker is None else tracker.records,
         }
-        facts = {**asdict(self.progress), **self.last}
+        facts = {**asdict(self.progress), **self.last, **self._averaging()}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
         lineage = self.lineage(facts)

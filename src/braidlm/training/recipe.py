@@ -29,6 +29,7 @@ from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
 from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
+from braidlm.training.averaging import averages
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
@@ -78,6 +79,9 @@ class TrainingConfig:
     """The learning rate over the training."""
     warmup: Amount = field(default_factory=lambda: Amount(0))
     """How long the rate rises from zero."""
+    average: Annotated[Choice, PartOf(averages)] | None = None
+    """Validate and save an average of the weights over steps, `{kind: ema, rate: 0.999}` or `{kind: last, share: 0.2}`,
+    in place of those of the last step; the training goes on with its own."""
     clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no clipping."""
     precision: Literal["auto", "bf16", "float32", "pure_bf16"] = "auto"

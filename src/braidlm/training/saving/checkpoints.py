@@ -20,6 +20,7 @@ from braidlm.core.files import explained_disk_errors, make_final, sha256_of, wri
 from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.training.averaging import averaged
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
 from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
@@ -57,7 +58,8 @@ class Checkpoints:
             write_state(state_part, state, self.rank)
             wait_for_all(self.rank)
             if self.rank.is_main:
-                state.trained.write(model_part, tokenizer, lineage, name)
+                with averaged(state.average):
+                    state.trained.write(model_part, tokenizer, lineage, name)
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))

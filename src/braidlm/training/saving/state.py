@@ -4,6 +4,7 @@ optimizer.safetensors   the optimizer's averages and step counts, which are equa
 random-RANK.safetensors random states of one process
 memory-RANK.safetensors what the rows of one process remember of their texts, where they have a memory
 losses.safetensors      the tensors of extra losses, where they have any
+average.safetensors     the average of the weights and the weights themselves, where the model folder has the average
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from braidlm.core.differences import compare_shapes, listed
 from braidlm.core.errors import BraidError
+from braidlm.training.averaging import WeightAverage
 from braidlm.training.saving.distcp import EARLIER_FORMAT, read_distcp
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.optimizers.contract import Optimizer, state_keys
@@ -27,6 +29,7 @@ from braidlm.training.trainables.trainable import Trainable
 
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.safetensors"
+AVERAGE = "average.safetensors"
 STEP = "step"
 
 
@@ -47,6 +50,8 @@ class StepState:
     memory: Memory | None = None
     extra: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     """The recipe's extra losses."""
+    average: WeightAverage | None = None
+    """Of the weights, where it is saved in their place."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimizer may train; an extra loss has names that no model's tensor has."""
@@ -68,6 +73,9 @@ def write_state(folder: Path, state: StepState, rank: Rank) -> None:
         save_file(dict(_optimizer_tensors(state)), folder / OPTIMIZER)
         if tensors := state.extra.state_dict():
             save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / LOSSES)
+        if state.average is not None:
+            tensors = state.average.state()
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / AVERAGE)
     save_file(_random_states(rank), folder / random_file(rank))
     if state.memory is not None:
         save_file({name: tensor.cpu() for name, tensor in state.memory.tensors().items()}, folder / memory_file(rank))
@@ -80,6 +88,8 @@ def read_state(folder: Path, state: StepState, rank: Rank) -> None:
     _put_random_states(tensors, rank)
     if state.extra.state_dict():
         state.extra.load_state_dict(load_file(folder / LOSSES))
+    if state.average is not None:
+        state.average.load_state(load_file(folder / AVERAGE))
     if state.memory is not None:
         state.memory.restore(load_file(folder / memory_file(rank)))
 
