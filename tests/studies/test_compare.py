@@ -15,13 +15,13 @@ import yaml
 
 import braidlm
 from braidlm.cli.main import main
+from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import find_sources
 from braidlm.studies.comparing.compare import compare
 from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import comparison_columns, comparison_rows
 from braidlm.studies.comparing.results import Comparison
-from braidlm.studies.comparing.sameness import differences
 from braidlm.training.loop import Trainer
 from braidlm.training.step.step import Stepper
 

@@ -14,6 +14,7 @@ from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.core.models.licence import licence_of_folder
+from braidlm.core.models.runs import training_seconds
 from braidlm.data.loading.open_data import open_data
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.braid_config import BraidConfig
@@ -22,7 +23,7 @@ from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.report import study
-from braidlm.studies.results import StudyResults, _has_routes, over_seeds, training_seconds
+from braidlm.studies.results import StudyResults, _has_routes, over_seeds
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.study import decode_study, load_study

@@ -1,36 +1,65 @@
-"""`braid compare`: several recipes on identical batches."""
+"""`braid compare`: several recipes on identical batches, or the table of runs that were trained apart."""
 
 import argparse
 from pathlib import Path
 
 from braidlm.core import console
+from braidlm.core.errors import BraidError
 
-HELP = "train several recipes on identical batches: one table of cost, speed and bits per byte, and a page"
+HELP = "train several recipes on identical batches, or gather runs: one table of cost and bits per byte, and a page"
 EPILOG = """examples:
   braid compare tiny/llama mine.yaml training.budget="200 steps" --out runs/attention
   braid compare A.yaml B.yaml C.yaml seed=2 --out runs/three
+  braid compare runs/sweep runs/alone --out runs/all
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
-    add("overrides", nargs="*", metavar="RECIPE|key=value", help="the others, and changes to all of them")
+    recipe_help = "a recipe's name (see `braid list recipes`) or FILE.yaml; or a folder of runs, which are not trained"
+    add("recipe", metavar="RECIPE", help=recipe_help)
+    add("overrides", nargs="*", metavar="RECIPE|key=value", help="the others, and changes to all recipes")
     add("--out", metavar="DIR", default="runs/compare", help="the folder of the runs and the page (runs/compare)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add("--fresh", action="store_true", help="remove what the run folders hold and start over")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train what is not there yet, then show the table or the JSON."""
+    """Train what is not there yet, or gather what was trained; then show the table or the JSON."""
+    others = [word for word in args.overrides if "=" not in word or Path(word).exists()]
+    overrides = [word for word in args.overrides if word not in others]
+    folders = [word for word in (args.recipe, *others) if Path(word).is_dir()]
+    if not folders:
+        _compare(args, [args.recipe, *others], overrides)
+    elif len(folders) == 1 + len(others) and not overrides and not args.fresh:
+        _gather(args, folders)
+    else:
+        raise BraidError(
+            "folders of runs are gathered as they are",
+            ", ".join(folders),
+            "Give only folders, without overrides and --fresh; or only recipes, which are trained.",
+        )
+
+
+def _gather(args: argparse.Namespace, folders: list[str]) -> None:
+    from rich.markup import escape
+
+    from braidlm.training.sweeps.run_table import PAGE, gather_runs, run_table
+
+    runs = gather_runs(folders, args.out)
+    console.show_json({"runs": [run.facts() for run in runs]})
+    table = run_table(runs)
+    console.table([*map(escape, table.columns)], [[*map(escape, row)] for row in table.rows], keep=1)
+    console.show(f"{args.out}/{PAGE}")
+
+
+def _compare(args: argparse.Namespace, recipes: list[str], overrides: list[str]) -> None:
     from rich.markup import escape
 
     from braidlm.studies.comparing.compare import compare
     from braidlm.studies.comparing.report import PAGE, comparison_columns, comparison_rows
 
-    others = [word for word in args.overrides if "=" not in word or Path(word).exists()]
-    overrides = [word for word in args.overrides if word not in others]
-    comparison = compare([args.recipe, *others], overrides, out=args.out, device=args.device, fresh=args.fresh)
+    comparison = compare(recipes, overrides, out=args.out, device=args.device, fresh=args.fresh)
     console.show_json(comparison.facts())
     columns, rows = comparison_columns(comparison), comparison_rows(comparison)
     console.table([escape(name) for name in columns], [[*map(escape, row)] for row in rows], keep=1)

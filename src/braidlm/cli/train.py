@@ -52,7 +52,7 @@ def _study(args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from braidlm.training.sweep import show_sweep, sweep
+    from braidlm.training.sweeps.sweep import show_sweep, sweep
 
     runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
     show_sweep(runs)

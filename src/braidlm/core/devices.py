@@ -1,5 +1,8 @@
 """The device a model runs on."""
 
+import os
+import platform
+
 import torch
 
 from braidlm.core.errors import BraidError
@@ -15,3 +18,10 @@ def choose_device(name: str) -> str:
         reason = str(error).strip().split("\n")[0]
         raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
     return name
+
+
+def device_name(device: torch.device) -> str:
+    """The hardware's name, as results give it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"

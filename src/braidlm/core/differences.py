@@ -1,9 +1,14 @@
-"""Differences in words: between two trees of plain data, and between the tensors of two models."""
+"""Differences in words: between trees of plain data, such as recipes, and between the tensors of two models."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 Shapes = Mapping[str, tuple[int, ...]]
+Differences = dict[str, dict[str, Any]]
+"""By the path of a key, the value of each tree; None where it has none."""
+MAX_SHOWN = 60
+"""Characters of a value."""
 
 
 def changes(before: Any, now: Any, where: str = "") -> list[str]:
@@ -15,6 +20,31 @@ def changes(before: Any, now: Any, where: str = "") -> list[str]:
         pairs = enumerate(zip(before, now, strict=True))
         return [c for i, (a, b) in pairs for c in changes(a, b, f"{where}[{i}]")]
     return [] if before == now else [f"{where} was {_shortened(before)} and is {_shortened(now)}"]
+
+
+def differences(trees: Mapping[str, Any], path: str = "") -> Differences:
+    """Every key whose values are not all equal, of named trees of plain data.
+
+    A branch that one of them lacks, or a list of another length, is one difference and not one for each of its leaves.
+    """
+    values = list(trees.values())
+    if all(repr(value) == repr(values[0]) for value in values):
+        return {}
+    if all(isinstance(value, Mapping) for value in values):
+        steps = {key: f"{path}.{key}" if path else str(key) for value in values for key in value}
+        branches = {step: {name: tree.get(key) for name, tree in trees.items()} for key, step in steps.items()}
+    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        positions = range(len(values[0]))
+        branches = {f"{path}[{at}]": {name: tree[at] for name, tree in trees.items()} for at in positions}
+    else:
+        return {path: dict(trees)}
+    return {key: found for step, branch in branches.items() for key, found in differences(branch, step).items()}
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe would have it, if it is not too long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def compare_shapes(expected: Shapes, stored: Shapes, expectation: str = "expected") -> list[str]:
@@ -37,4 +67,4 @@ def listed(problems: list[str], max_shown: int = 5) -> str:
 
 def _shortened(value: Any) -> str:
     text = "not given" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -1,7 +1,6 @@
 """The results of a study: bits per byte per domain, cost, time and routes of every model."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.names import find_model, title_of
-from braidlm.core.models.runs import read_metrics
+from braidlm.core.models.runs import read_metrics, training_seconds
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -189,12 +188,6 @@ def _scores(model: BraidForCausalLM, texts: dict[str, ValidationSet]) -> Bits:
 
 def _record_bits(record: dict[str, Any]) -> Bits:
     return {domain: score["bits_per_byte"] for domain, score in record["sets"].items()}
-
-
-def training_seconds(records: list[dict[str, Any]]) -> float:
-    """How long the training itself took, by its own records of tokens and tokens per second."""
-    steps = [{"tokens": 0}, *(r for r in records if r["kind"] == "train")]
-    return sum((now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps))
 
 
 def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:

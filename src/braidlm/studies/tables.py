@@ -1,38 +1,10 @@
 """The tables of a study, as rows of text: for the terminal, for Markdown and CSV files, and for the page."""
 
-import csv
-import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
-from braidlm.core.files import write_text
+from braidlm.core.report.table import Table
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 from braidlm.studies.running import Kind
-
-
-@dataclass
-class Table:
-    """A named table."""
-
-    name: str
-    """Of its files."""
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
-        return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in self.rows)]) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """NAME.md and NAME.csv."""
-        write_text(folder / f"{self.name}.md", f"# {self.title}\n\n{self.markdown()}")
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
-        write_text(folder / f"{self.name}.csv", text.getvalue())
 
 
 def tables(results: StudyResults) -> list[Table]:

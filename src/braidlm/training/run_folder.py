@@ -14,13 +14,13 @@ from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
-from braidlm.core.models.runs import CHECKPOINTS, METRICS, RECIPE, is_run
+from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.training.amounts import Amount, parse_amount
 from braidlm.training.recipe import decode_recipe
 
-RUN_ENTRIES = (METRICS, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
+RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
 NOT_IDENTITY = (
     ("name",),
@@ -41,7 +41,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
-        before = {} if fresh else _completed(read_yaml(folder / RECIPE))
+        before = {} if fresh else completed(read_yaml(folder / RECIPE))
         changed = [] if fresh else changes(identity(before, recipe), identity(recipe, recipe))
         if changed:
             raise BraidError(
@@ -53,7 +53,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
 
 
-def _completed(recipe: Any) -> Any:
+def completed(recipe: Any) -> Any:
     """A saved recipe with the defaults of keys that the version which saved it did not have."""
     try:
         return decode_recipe(recipe).as_dict()

@@ -11,6 +11,7 @@ import torch
 
 from braidlm.bridges.opening import open_model
 from braidlm.core import console
+from braidlm.core.devices import device_name
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import check_peft
@@ -30,6 +31,7 @@ from braidlm.training.decoder_start import make_decoder, plan_decoder_run, train
 from braidlm.training.distill.teachers import Teacher, check_same_teachers, find_teachers
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
+from braidlm.training.monitoring.history import record_event
 from braidlm.training.monitoring.progress import Progress
 from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import LoadedRecipe, decode_recipe, load_recipe
@@ -209,8 +211,25 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         return trainer.run(None)
     steps = trainer.progress.steps
     tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, steps, trainer.recorded)
+    record_event(folder, "start", **_start_facts(trainer))
     with contextlib.closing(tracker):
-        return trainer.run(tracker)
+        try:
+            return trainer.run(tracker)
+        except BraidError as error:
+            record_event(folder, "failure", step=trainer.progress.steps, error=error.what.split("\n")[0])
+            raise
+
+
+def _start_facts(trainer: Trainer) -> dict[str, Any]:
+    """What a run records of itself each time that it starts or goes on."""
+    return {
+        "step": trainer.progress.steps,
+        "device": device_name(trainer.rank.device),
+        "processes": trainer.rank.world_size,
+        "torch": torch.__version__,
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "flops_per_token": trainer.trained.flops_per_token(trainer.recipe.data.length),
+    }
 
 
 def _check_architecture(loaded: LoadedRecipe, device: torch.device) -> None:

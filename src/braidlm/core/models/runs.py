@@ -2,19 +2,21 @@
 
     RUN/recipe.yaml         what was run, resolved
     RUN/metrics.jsonl       a record per line: train, validation, sample
+    RUN/history.jsonl       when and where the run was started, and what stopped it with an error
     RUN/checkpoints/NAME/   model folders
 
 `training` writes them.
 """
 
 import contextlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import parse_row, read_json
 
-RECIPE, METRICS, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
+RECIPE, METRICS, HISTORY, CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "history.jsonl", "checkpoints"
 CONFIG, GATE_CONFIG, LORA_CONFIG = "config.json", "gate_config.json", "adapter_config.json"
 MODEL_CONFIGS = (CONFIG, GATE_CONFIG, LORA_CONFIG)
 """A model folder has the first; a folder of gates or of LoRA adapters, which names its base, another."""
@@ -43,17 +45,31 @@ def newest_checkpoint(run: Path | str) -> Path | None:
 
 def read_metrics(run: Path | str, kind: str | None = None) -> list[dict[str, Any]]:
     """The records of a run's metrics, of one kind if given; a line cut off by a crash is ignored."""
-    path = Path(run) / METRICS
+    return [record for record in _read_records(Path(run) / METRICS) if kind in (None, record["kind"])]
+
+
+def read_history(run: Path | str) -> list[dict[str, Any]]:
+    """A run's starts (`start`) and errors (`failure`), in their order."""
+    return _read_records(Path(run) / HISTORY)
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         with contextlib.suppress(BraidError):
             records.append(parse_row(line))
-    return [r for r in records if isinstance(r.get("kind"), str) and kind in (None, r["kind"])]
+    return [record for record in records if isinstance(record.get("kind"), str)]
 
 
 def last_records(run: Path | str) -> dict[str, dict[str, Any]]:
     """The last record of each kind in a run's metrics."""
     return {record["kind"]: record for record in read_metrics(run)}
+
+
+def training_seconds(records: list[dict[str, Any]]) -> float:
+    """How long the training itself took, by its own records of tokens and tokens per second."""
+    steps = [{"tokens": 0}, *(r for r in records if r["kind"] == "train")]
+    return sum((now["tokens"] - before["tokens"]) / now["tokens_per_second"] for before, now in pairwise(steps))
 
 
 def checkpoint_steps(folder: Path) -> int:

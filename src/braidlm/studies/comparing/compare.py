@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from braidlm.core import console
-from braidlm.core.devices import choose_device
+from braidlm.core.devices import choose_device, device_name
+from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError, check_folder_name, collecting
 from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
@@ -25,7 +26,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import write_comparison
 from braidlm.studies.comparing.results import Comparison, measured
-from braidlm.studies.comparing.sameness import check_same_batches, differences
+from braidlm.studies.comparing.sameness import check_same_batches
 from braidlm.studies.study import is_study
 from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, identity
@@ -163,12 +164,11 @@ def _peaks(folder: Path) -> dict[str, int]:
 
 
 def _settings(recipe: Recipe, device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return {
         "data": ", ".join(recipe.data.sets),
         "budget": str(recipe.training.budget),
         "sequences per step": recipe.training.batch * recipe.training.accumulation,
         "length": recipe.data.length,
         "seed": recipe.seed,
-        "device": f"{name}, torch {torch.__version__}",
+        "device": f"{device_name(device)}, torch {torch.__version__}",
     }

@@ -1,18 +1,17 @@
 """The table, the figures and the page of a comparison."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
+from braidlm.core.differences import shown
 from braidlm.core.files import write_json, write_text
 from braidlm.core.report import figures
 from braidlm.core.report.page import Page
+from braidlm.core.report.table import csv_text
 from braidlm.studies.comparing.results import ComparedModel, Comparison, Point
-from braidlm.studies.comparing.sameness import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,12 +77,8 @@ def comparison_csv(comparison: Comparison) -> str:
     """Comma-separated values with every digit."""
     sizes = ("parameters", "active_parameters", "flops_per_token")
     keys = ("name", *sizes, "tokens", "tokens_per_second", "memory", "seconds", "bits_per_byte")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, *comparison.data_sets])
-    for model in comparison.models:
-        writer.writerow([*(getattr(model, key) for key in keys), *model.bits.values()])
-    return text.getvalue()
+    rows = [[*(getattr(model, key) for key in keys), *model.bits.values()] for model in comparison.models]
+    return csv_text([*keys, *comparison.data_sets], rows)
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, tuple["Figure", str]]:

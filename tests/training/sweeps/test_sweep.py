@@ -1,5 +1,6 @@
 """`--multirun`: every combination a run of its own, in order, resumable, compared at the end."""
 
+import csv
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from tiny_runs import records, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.loop import Trainer
-from braidlm.training.sweep import plan_sweep, show_sweep, sweep
+from braidlm.training.sweeps.sweep import plan_sweep, show_sweep, sweep
 from braidlm.training.train import train
 
 
@@ -23,6 +24,10 @@ def recipe(stories: Path, tmp_path: Path) -> Path:
 
 def labels(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def table_of(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "runs.csv").read_text().splitlines()))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +82,13 @@ def test_a_sweep(recipe: Path, stories: Path, tmp_path: Path, braid: Callable[..
     for name in names:
         bits = records(folder / name, "validation")[-1]["bits_per_byte"]
         assert f"{bits:.4f}" in answer.out
+    assert [row["run"] for row in table_of(folder)] == names
     alone = tiny_recipe({"stories": stories}, tmp_path / "alone", seed=2)
     alone["training"] |= {"budget": 3, "optimizer": {"lr": 0.01}}
     assert weight_bytes(train(alone).model) == weight_bytes(folder / names[3] / "checkpoints" / "step-000003")
     again = braid("train", recipe, "seed=1,2", "training.optimizer.lr=0.001,0.01", "--multirun", "--device", "cpu")
     assert again.out.count("is finished already") == 4
+    assert [row["run"] for row in table_of(folder)] == names
 
 
 def test_one_that_fails_stops_no_other(recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
@@ -93,6 +100,42 @@ def test_one_that_fails_stops_no_other(recipe: Path, tmp_path: Path, braid: Call
     assert "error: 1 of 2 runs failed: training.optimizer.lr=1000000000.0" in answer.err
     assert "failed         training.optimizer.lr=1000000000.0" in answer.out
     assert (tmp_path / "run, 'odd'" / "training.optimizer.lr=0.01" / "checkpoints" / "step-000003").is_dir()
+    failed, done = table_of(tmp_path / "run, 'odd'")
+    assert failed["training.optimizer.lr"] == "1000000000.0"
+    assert failed["state"].startswith("failed: the loss became infinite or not a number at step")
+    assert done["state"] == "done"
+
+
+def test_one_that_never_began_is_in_the_table_until_it_does(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(content: dict[str, Any], **options: Any) -> Any:
+        if content["seed"] == 2:
+            raise BraidError("the disk is full", "here")
+        return train(content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("braidlm.training.sweeps.sweep.train", refuse)
+        assert [run.failed for run in sweep(str(recipe), ["seed=1,2,3"])] == [False, True, False]
+    rows = {row["run"]: row for row in table_of(tmp_path / "run, 'odd'")}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "seed=1": "done",
+        "seed=3": "done",
+        "seed=2": "failed: the disk is full",
+    }
+    assert rows["seed=2"]["hardware"] == rows["seed=2"]["bits_per_byte"] == ""
+    sweep(str(recipe), ["seed=2,4"])
+    states = {row["run"]: row["state"] for row in table_of(tmp_path / "run, 'odd'")}
+    assert states == {f"seed={seed}": "done" for seed in (1, 2, 3, 4)}
+
+
+def test_other_recipes_in_the_same_folders_are_refused_before_any_run(recipe: Path, tmp_path: Path) -> None:
+    sweep(str(recipe), ["seed=1,2"])
+    before = table_of(tmp_path / "run, 'odd'")
+    with pytest.raises(BraidError, match=r"seed=1: this run folder belongs to another recipe: training.batch"):
+        sweep(str(recipe), ["seed=1,5", "training.batch=2"])
+    assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
+    assert table_of(tmp_path / "run, 'odd'") == before
 
 
 def test_a_stop_ends_the_sweep_and_it_goes_on(
@@ -109,6 +152,7 @@ def test_a_stop_ends_the_sweep_and_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", stop_requested)
         assert braid(*command).code == 143
+    assert [row["state"] for row in table_of(tmp_path / "run, 'odd'")] == ["done", "unfinished"]
     assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
     answer = braid(*command)
     assert answer.code == 0
@@ -124,7 +168,8 @@ def test_runs_without_validation_are_in_the_table(
     show_sweep(runs)
     shown = capsys.readouterr().out
     assert "Runs in " in shown
-    assert [line.split() for line in shown.splitlines()[-2:]] == [["-", "seed=1"], ["-", "seed=2"]]
+    assert [line.split() for line in shown.splitlines()[-3:-1]] == [["-", "seed=1"], ["-", "seed=2"]]
+    assert [row["bits_per_byte"] for row in table_of(runs[0].folder.parent)] == ["", ""]
 
 
 def test_not_under_torchrun(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """`braid train --multirun`: one run for each combination of `key=a,b,c`, by Hydra's own sweeper and launchers.
 
 Lists, `range(1,5)` and `choice(a,b)` mean what Hydra says they mean, and `hydra/launcher=NAME` runs the combinations
-elsewhere. Each run has its own folder, so the same command again resumes what is not finished.
+elsewhere. Each run has its own folder, so the same command again resumes what is not finished. The table of all runs in
+the sweep's folder is written anew after every run, so that a crash loses nothing and later combinations add rows.
 """
 
 import os
@@ -20,10 +21,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from braidlm.core import console
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, collecting
+from braidlm.core.files import make_folder, write_json
 from braidlm.core.models.runs import last_records
 from braidlm.core.recipes import find_recipe, hydra_overrides, quoted, resolved
 from braidlm.training.recipe import load_recipe
+from braidlm.training.run_folder import check_folder
+from braidlm.training.sweeps.run_record import FAILURES
+from braidlm.training.sweeps.run_table import PAGE, gather_runs
 from braidlm.training.train import train
 
 
@@ -36,6 +41,8 @@ class SweepRun:
     """Its varied overrides: `key=value,key=value`."""
     folder: Path
     """`<the recipe's folder>/<label>`."""
+    recipe: dict[str, Any]
+    """Resolved."""
     bits_per_byte: float | None = None
     """Of its last validation."""
     failed: bool = False
@@ -47,20 +54,29 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
         raise BraidError("--multirun does not run under torchrun", todo="Start torchrun once for each combination.")
     path = find_recipe(recipe)
     runs = plan_sweep(str(path), overrides)
-    folders = {run.label: str(run.folder) for run in runs}
+    _check_folders(runs, fresh)
+    planned = {run.label: run for run in runs}
     varied = _varied(overrides)
 
     def one(config: Any) -> str | None:
         """Train the recipe that Hydra composed; returns its label if it failed."""
         hydra = HydraConfig.get()
         label = _label(hydra.overrides.task, varied)
-        console.say(f"Run {hydra.job.num + 1} of {len(folders)}: {label}")
+        console.say(f"Run {hydra.job.num + 1} of {len(planned)}: {label}")
+        run = planned[label]
+        sweep_folder = run.folder.parent
+        failure = sweep_folder / FAILURES / f"{label}.json"
         try:
-            content = resolved(config) | {"out": folders[label]}
+            content = resolved(config) | {"out": str(run.folder)}
             stopped_by = train(content, device=device, fresh=fresh).stopped_by
+            failure.unlink(missing_ok=True)
         except BraidError as error:
             console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
+            make_folder(failure.parent)
+            write_json(failure, {"error": error.what.split("\n")[0], "recipe": run.recipe})
+            gather_runs([sweep_folder], sweep_folder)  # the runs of earlier sweeps too
             return label
+        gather_runs([sweep_folder], sweep_folder)
         if stopped_by is not None:
             raise stopped_by  # stopping a run stops the sweep
         return None
@@ -90,7 +106,9 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
     for combination in combinations:
         label = _label(combination, varied)
         try:
-            runs.append(SweepRun(combination, label, Path(load_recipe(recipe, combination).recipe.folder) / label))
+            loaded = load_recipe(recipe, combination)
+            folder = Path(loaded.recipe.folder) / label
+            runs.append(SweepRun(combination, label, folder, loaded.as_dict() | {"out": str(folder)}))
         except BraidError as error:
             problems += [f"{label}: {line}" for line in error.what.split("\n")]
     if problems:
@@ -98,10 +116,24 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
     return runs
 
 
+def _check_folders(runs: list[SweepRun], fresh: bool) -> None:
+    """Refuse combinations whose folders hold other runs: the sweep's own label has only what this command varies."""
+    problems: list[str] = []
+    for run in runs:
+        own: list[str] = []
+        with collecting(own):
+            check_folder(run.folder, run.recipe, fresh)
+        problems += [f"{run.label}: {problem}" for problem in own]
+    if problems:
+        raise BraidError("\n".join(problems), todo="Nothing was started. out=DIR is another folder for the sweep.")
+
+
 def show_sweep(runs: list[SweepRun]) -> None:
     """The table at the end of a sweep."""
     rows = [(_result(run), run.label) for run in runs]
-    console.table(["bits per byte", "run"], rows, title=f"Runs in {runs[0].folder.parent}")
+    folder = runs[0].folder.parent
+    console.table(["bits per byte", "run"], rows, title=f"Runs in {folder}")
+    console.show(f"{folder}/{PAGE}")
 
 
 def _result(run: SweepRun) -> str:

@@ -1,0 +1,104 @@
+"""The table of runs: what it reads of each folder, and in which columns runs differ."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import records, tiny_recipe
+
+from braidlm.core.errors import BraidError
+from braidlm.training.sweeps.run_record import RunRecord, read_runs
+from braidlm.training.sweeps.run_table import gather_runs, run_table
+from braidlm.training.train import train
+
+
+@pytest.fixture
+def runs(stories: Path, tmp_path: Path) -> Path:
+    """Two runs trained apart, in different folders; the second was interrupted in the middle."""
+    short: dict[str, Any] = {"training": {"budget": "4 steps"}, "validation": {"every": "2 steps"}}
+    train(tiny_recipe({"stories": stories}, tmp_path / "runs/a", **short), device="cpu")
+    other = tiny_recipe({"stories": stories}, tmp_path / "runs/deep/b", seed=8, **short)
+    other["training"]["batch"] = 2
+    train(other, device="cpu")
+    return tmp_path / "runs"
+
+
+def test_a_run(runs: Path) -> None:
+    (run,) = read_runs([runs / "a"])
+    scores = {record["step"]: record["bits_per_byte"] for record in records(runs / "a", "validation")}
+    assert (run.name, run.seed, run.state, run.steps) == ("a", 3, "done", 4)
+    assert run.bits_per_byte == scores[4]
+    assert run.best_step == min(scores, key=scores.__getitem__)
+    assert run.best_bits_per_byte == min(scores.values())
+    assert run.words == records(runs / "a", "train")[-1]["words"]
+    assert run.wall_seconds > run.training_seconds > 0
+    assert run.hardware is not None
+    assert "cores" in run.hardware
+    assert run.parameters is not None
+    assert run.flops_per_token is not None
+
+
+def test_the_best_may_not_be_the_last(runs: Path) -> None:
+    metrics = runs / "a/metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "validation":
+            line["bits_per_byte"] = float(line["step"])
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run,) = read_runs([runs / "a"])
+    assert (run.bits_per_byte, run.best_bits_per_byte, run.best_step) == (4.0, 2.0, 2)
+
+
+def test_the_files(runs: Path, tmp_path: Path) -> None:
+    gathered = gather_runs([runs / "deep", runs / "a", runs / "a"], tmp_path / "table")
+    assert [run.name for run in gathered] == ["a", "deep/b"]
+    rows = list(csv.DictReader((tmp_path / "table/runs.csv").read_text().splitlines()))
+    assert [row["training.batch"] for row in rows] == ["4", "2"]
+    assert [row["seed"] for row in rows] == ["3", "8"]
+    assert float(rows[0]["bits_per_byte"]) == gathered[0].bits_per_byte
+    assert "training.optimizer.lr" not in rows[0]  # in which they do not differ
+    text = (tmp_path / "table/runs.md").read_text()
+    assert text.startswith("# 2 runs\n\n| run | training.batch | seed |")
+    page = (tmp_path / "table/runs.html").read_text()
+    assert "The recipe of deep/b" in page
+
+
+def test_half(runs: Path) -> None:
+    gathered = read_runs([runs])
+    halved = [RunRecord(**vars(run) | {"half": "choose"}) for run in gathered]
+    assert "bits per byte, choose half" in run_table(halved).columns
+    assert "bits per byte" in run_table([gathered[0], halved[1]]).columns
+
+
+def test_a_failure_is_told_until_the_run_goes_on(stories: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe({"stories": stories}, tmp_path / "run")
+    recipe["training"] |= {"optimizer": {"lr": 1e9}, "warmup": 0}
+    with pytest.raises(BraidError, match="became infinite"):
+        train(recipe, device="cpu")
+    (run,) = read_runs([tmp_path])
+    assert run.state.startswith("failed: the loss became infinite or not a number at step")
+    with open(tmp_path / "run/history.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "start", "time": "2026", "device": "other", "processes": 2}) + "\n")
+    (run,) = read_runs([tmp_path])
+    assert run.state == "unfinished"
+    assert run.hardware is not None
+    assert run.hardware.endswith(", then 2 x other")
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(BraidError, match="there is no run in it"):
+        gather_runs([tmp_path], tmp_path / "table")
+
+
+def test_the_verb(runs: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
+    answer = braid("compare", runs, "--out", tmp_path / "table")
+    assert answer.code == 0, answer.err
+    assert "deep/b" in answer.out
+    assert f"{tmp_path}/table/runs.html" in answer.out
+    for wrong in ([runs, "tiny/llama"], [runs, "seed=2"], [runs, "--fresh"]):
+        answer = braid("compare", *wrong, "--out", tmp_path / "table")
+        assert answer.code == 2
+        assert "folders of runs are gathered as they are" in answer.err
