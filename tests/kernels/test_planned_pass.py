@@ -164,6 +164,11 @@ ROUTED: dict[str, dict[str, Any]] = {
         "block": {"attention": {"heads": 4}},
         "stages": [{"mixture_of_depths": {"layers": 4}}],
     },
+    "depths alone, with biases": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [{"mixture_of_depths": {"layers": 2, "every": 1, "capacity": 0.3}}, {"mixture_of_depths": {}}],
+    },
     "depths of experts": {
         "positions": "learned",
         "block": BLOCK | {"attention": {"heads": 1, "bias": True, **EXPERTS}, "feed": {"hidden": 24, **EXPERTS}},
@@ -272,8 +277,12 @@ def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    [DENSE["gpt2"], ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False}],
-    ids=["gpt2", "moep's projection and parallel layers"],
+    [
+        DENSE["gpt2"],
+        ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False},
+        ROUTED["depths alone, with biases"],
+    ],
+    ids=["gpt2", "moep's projection and parallel layers", "depths"],
 )
 def test_a_layer_that_is_computed_again_drops_the_same(architecture: dict[str, Any], device: str) -> None:
     """With activation checkpointing."""

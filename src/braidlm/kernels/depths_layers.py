@@ -1,33 +1,64 @@
-"""A mixture of depths by kernels: those of its block, on the tokens that enter it."""
+"""A mixture of depths by kernels: the choice of the tokens that enter, and those of its block on their rows."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from braidlm.kernels.context import PassContext, PendingAdd, add_pending
-from braidlm.model.mixture_of_depths import entering, spread_routing
+from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd
+from braidlm.kernels.depths.choice import Choice
+from braidlm.kernels.depths.enter import Enter, EnterConfig
+from braidlm.kernels.depths.merge import Merge, MergeConfig
+from braidlm.kernels.depths.predict import Predict
+from braidlm.kernels.side_stream import current_side_stream, on_side
+from braidlm.model.mixture_of_depths import spread_routing
 from braidlm.model.routing.routing import Routing, Routings
 from braidlm.model.span import make_masks
 
-Choose = Callable[[Any, Tensor], tuple[Tensor, Tensor, Routing]]
 RunBlock = Callable[..., tuple[Tensor, PendingAdd | None, Routings]]
 
 
 def depths_layer(
-    stream: Tensor, pending: PendingAdd | None, layer: Any, context: PassContext, choose: Choose, run: RunBlock
+    stream: Tensor, pending: PendingAdd | None, layer: Any, context: PassContext, run: RunBlock
 ) -> tuple[Tensor, None, Routings]:
-    """Of `MixtureOfDepths` in training; `choose` is its choice of tokens, perhaps compiled, `run` runs its block."""
-    stream = add_pending(stream, pending)
-    with context.autocast():
-        weight_BT, entered_BT, routing = choose(layer, context.unflattened(stream))
-    index_BK, flat_R = entering(entered_BT, layer.count(context.time))
-    inside = stream.index_select(0, flat_R)
-    output, addition, routings = run(inside, None, layer.block, _context_inside(context, index_BK))
-    added = (add_pending(output, addition) - inside) * weight_BT.flatten().index_select(0, flat_R)[:, None]
-    stream = stream.index_add(0, flat_R, added.to(stream.dtype))
-    return stream, None, (routing, *(spread_routing(inner, index_BK, entered_BT) for inner in routings))
+    """Of `MixtureOfDepths` in training; `run` runs its block."""
+    inner = layer.router.inner
+    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
+    weight, _ = layer.score.rows()
+    count, sums = layer.count(context.time), context.sums_of(layer.score)
+    entering = EnterConfig(context.batch, count, sums, context.slots.get(inner), slot, dropout, seed)
+    stream, inside, scores, scales, *chosen = Enter.apply(stream, delta, bias, weight, entering)
+    choice = Choice(*chosen)
+    routing = _prediction(stream.detach(), scales, choice, layer.router, context)
+    output, addition, routings = run(inside, None, layer.block, _context_inside(context, choice.index_BK))
+    delta, bias, slot, dropout, seed = NO_ADD if addition is None else addition.fields
+    stream = Merge.apply(stream, inside, output, delta, bias, scores, MergeConfig(choice, slot, dropout, seed))
+    if routings:
+        entered_BT = choice.place_BT >= 0
+        routings = tuple(spread_routing(inner, choice.index_BK, entered_BT) for inner in routings)
+    return stream, None, (routing, *routings)
+
+
+def _prediction(stream: Tensor, scales: Tensor, choice: Choice, router: Any, context: PassContext) -> Routing:
+    """The router's own prediction of the choice, which it learns from."""
+    (inner_weight, inner_bias), slot = router.inner.rows(), context.slots.get(router.inner)
+    scores, probabilities, chosen = Predict.apply(
+        stream, scales, inner_weight, context.casts[router.inner.weight], inner_bias, *router.scores.rows(),
+        choice.place_BT, slot,
+    )  # fmt: skip
+    with on_side(current_side_stream()):
+        weights = torch.ones_like(chosen, dtype=scores.dtype)  # of one choice, normalised
+    return Routing(
+        router.address,
+        router.choices,
+        context.unflattened(probabilities),
+        context.unflattened(chosen),
+        context.unflattened(weights),
+        dict(router.config.losses),
+        context.unflattened(scores),
+    )
 
 
 def _context_inside(context: PassContext, index_BK: Tensor) -> PassContext:
@@ -37,6 +68,6 @@ def _context_inside(context: PassContext, index_BK: Tensor) -> PassContext:
         dim: None if tables is None else (tables[0][flat], tables[1][flat]) for dim, tables in context.rotations.items()
     }
     masks = make_masks(list(context.masks), time, 0, None, context.device)
-    inside = replace(context, time=time, rotations=rotations, masks=masks, slots={}, grouped_slots={}, sums={})
+    inside = replace(context, time=time, rotations=rotations, masks=masks)
     inside.side = context.side
     return inside

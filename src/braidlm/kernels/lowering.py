@@ -278,6 +278,7 @@ def _rejects_depths(layer: MixtureOfDepths, body: Any) -> str | None:
     window = getattr(block.attention, "window", None)
     return first(
         *(refusal(part, body) for part in parts),
+        _rejects_router(layer.router, body),
         _unless(window is None, "its kernels do not know where a window begins among some tokens"),
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from braidlm.kernels.context import PassContext, PendingAdd, add_pending
 from braidlm.kernels.dense_layers import Sublayer
-from braidlm.model.routing.routing import Routing, Routings
+from braidlm.model.routing.routing import Routings
 
 
 class PlainForward:
@@ -20,7 +20,6 @@ class PlainForward:
             "layer": self._layer,
             "attention": self._attention,
             "feed": self._feed,
-            "choose": self._choose,
         }
         if compiled:
             self.forwards = {kind: torch.compile(forward, dynamic=False) for kind, forward in self.forwards.items()}
@@ -41,13 +40,6 @@ class PlainForward:
         with context.autocast():
             delta, routings = self.forwards[kind](norm, part, context.unflattened(stream))
         return stream, PendingAdd(delta.flatten(0, 1).to(stream.dtype)), routings
-
-    def choose(self, layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Routing]:
-        """Which tokens enter a mixture of depths."""
-        return self.forwards["choose"](layer, hidden)  # type: ignore[no-any-return]
-
-    def _choose(self, layer: Any, hidden: Tensor) -> Any:
-        return layer.choose(hidden)
 
     def _layer(self, layer: Any, hidden: Tensor) -> tuple[Tensor, Routings]:
         return layer(hidden, self.body.span(hidden))

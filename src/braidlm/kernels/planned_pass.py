@@ -20,7 +20,15 @@ from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.plain_layers import PlainForward
-from braidlm.kernels.planning import column_sums, fold_all, gradient_slots, grouped_gradient_slots, read_parameters
+from braidlm.kernels.planning import (
+    column_sums,
+    fold_all,
+    gradient_slots,
+    grouped_gradient_slots,
+    layers_by_rows,
+    read_parameters,
+    united,
+)
 from braidlm.kernels.routed.choice_means import evaluate_means
 from braidlm.kernels.routed.routing_loss import routing_loss_on_side
 from braidlm.kernels.routed_layers import (
@@ -184,16 +192,16 @@ class LoweredModel:
 
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
-        layers = [(layer, self.lowered.parts) for _, layer in self.lowered.layers]
-        inner = [(layer.block, parts) for layer, parts in layers if isinstance(layer, MixtureOfDepths)]
-        layers = [layer for layer in layers if not isinstance(layer[0], MixtureOfDepths)]
+        by_rows = layers_by_rows([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
+        layers = [layer for some in by_rows.values() for layer in some]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
         stacks = side is not None and not checkpointing and self.stacks_gradients  # so that all deliver
         blocks = [layer for layer in layers if isinstance(layer[0], Block)]
         others = [layer for layer in layers if layer not in blocks[:1]]
+        stacked = by_rows if stacks else {}
         casts = cast_all(read_parameters(blocks[:1]), dtype)
         with on_side(side):
-            casts |= cast_all(read_parameters([*others, *inner]), dtype)
+            casts |= cast_all(read_parameters(others), dtype)
         return PassContext(
             batch=batch,
             time=time,
@@ -203,10 +211,10 @@ class LoweredModel:
             rotations=self._rotations(time, device),
             interleaved=getattr(body.positions.config, "pairs", None) == "interleaved",
             casts=casts,
-            slots=gradient_slots(layers, batch * time, dtype) if stacks else {},
-            grouped_slots=grouped_gradient_slots(layers, batch * time, dtype) if stacks else {},
-            sums=column_sums(layers) if stacks else {},
-            foldings=fold_all([*layers, *inner], dtype),
+            slots=united(gradient_slots(some, rows, dtype) for rows, some in stacked.items()),
+            grouped_slots=united(grouped_gradient_slots(some, rows, dtype) for rows, some in stacked.items()),
+            sums=united(column_sums(some) for some in stacked.values()),
+            foldings=fold_all(layers, dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),
         )
@@ -239,7 +247,7 @@ class LoweredModel:
             if isinstance(layer, ProjectStage):
                 return projection_layer(_combined(stream), pending, layer, context)
             if isinstance(layer, MixtureOfDepths):
-                return depths_layer(_combined(stream), pending, layer, context, self.plain.choose, self._block)
+                return depths_layer(_combined(stream), pending, layer, context, self._block)
             return self._block(_combined(stream), pending, layer, context)
 
     def _block(

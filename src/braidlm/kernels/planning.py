@@ -27,6 +27,7 @@ from braidlm.model.attention.stick_breaking import StickBreakingAttention
 from braidlm.model.block import Block
 from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
+from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.project import ProjectStage
 
@@ -36,6 +37,21 @@ FEEDS = (MLP, SwiGLU, GEGLU)
 T = TypeVar("T")
 Layers = list[tuple[nn.Module, set[nn.Module]]]
 """The layers in the order of the model, each with the set of all parts that are lowered."""
+
+
+def layers_by_rows(layers: list[Any], lowered: set[nn.Module], batch: int, time: int) -> dict[int, Layers]:
+    """Layers by the number of rows that they compute: blocks inside a mixture of depths, in training, have fewer."""
+    outer = [layer for layer in layers if not _is(layer, MixtureOfDepths) or layer.training]
+    by_rows: dict[int, Layers] = {batch * time: [(layer, lowered) for layer in outer]}
+    for layer in outer:
+        if _is(layer, MixtureOfDepths):
+            by_rows.setdefault(batch * layer.count(time), []).append((layer.block, lowered))
+    return by_rows
+
+
+def united(parts: Iterable[dict[nn.Module, T]]) -> dict[nn.Module, T]:
+    """The entries of several dictionaries in one."""
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def read_parameters(layers: Layers) -> list[Tensor]:
@@ -57,6 +73,8 @@ def read_parameters(layers: Layers) -> list[Tensor]:
         elif _is(part, ParallelLayer):
             block = _stacked_block(part)
             read += [block.attention.out.weight, block.feed.out.weight]
+        elif _is(part, MixtureOfDepths):
+            read.append(part.router.inner.weight)
         elif _is(part, ProjectStage):
             experts: Any = part.experts
             read += [linear.weight for linear in (experts.gate_up, experts.out) if linear is not None]
@@ -84,7 +102,7 @@ def fold_all(layers: Layers, dtype: torch.dtype) -> list[Folding]:
 
 
 def gradient_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
-    """For dense layers of one shape, and for the first layers of attention banks of one shape."""
+    """For layers of one shape: dense ones, the first of attention banks, and those of routers that choose depths."""
     slots: dict[nn.Module, GradientSlot] = {}
     together = ROWS // rows
     if together < 2:
@@ -100,6 +118,14 @@ def gradient_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Mod
         for linears in alike.values():
             stack = GradientStack(len(linears), rows, linears[0].weight.shape, dtype)
             slots |= zip(linears, stack.slots(), strict=True)
+    routers: dict[Any, list[Any]] = {}
+    for _, part in _parts(layers):
+        if _is(part, MixtureOfDepths):
+            routers.setdefault(part.router.inner.weight.shape, []).append(part.router.inner)
+    for shape, inners in routers.items():
+        for inners_together in _chunks(inners, together):
+            stack = GradientStack(len(inners_together), rows, shape, dtype)
+            slots |= zip(inners_together, stack.slots(), strict=True)
     banks: dict[Any, list[Any]] = {}
     for bank in _attention_banks(layers):
         banks.setdefault(bank.qkv.weight.shape, []).append(bank.qkv)
@@ -164,7 +190,9 @@ def column_sums(layers: Layers) -> dict[nn.Module, ColumnSums]:
     routers: dict[Any, list[nn.Module]] = {}
     for _, part in _parts(layers):
         router = _router_of(part)
-        if router is not None:  # those of projections read no norm, and sum less
+        if _is(part, MixtureOfDepths):
+            routers.setdefault((MixtureOfDepths, part.score.weight.shape), []).append(part.score)
+        elif router is not None:  # those of projections read no norm, and sum less
             routers.setdefault((_is(part, ProjectStage), router.scores.weight.shape), []).append(router)
     for bank in _attention_banks(layers):
         routers.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)

@@ -28,6 +28,8 @@ from .stages import Stage, share_weights, sharings, stage_kinds
 DEPTH_CHOICES = ("block", "around")
 PREDICTION_WEIGHT = 0.01
 """Of the router's loss. Nothing else learns from it, so that only the clipping of gradients notices its size."""
+SCALE_EPS = 1e-5
+"""Added to the mean square of a token's stream before it is normalised for scores and router."""
 
 
 @routing_losses.register("cross_entropy")
@@ -181,7 +183,7 @@ def scale_cost(block: nn.Module, capacity: float) -> None:
 def _scale(wide: Tensor) -> Tensor:
     """What brings each token of the stream to one scale: of the raw stream a router learns far more slowly."""
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1]
-    return (mean_square + 1e-5).rsqrt()
+    return (mean_square + SCALE_EPS).rsqrt()
 
 
 def _gathered_span(span: Span, index_BK: Tensor, entered_BT: Tensor) -> Span:

@@ -9,10 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from braidlm.kernels.ops.launch import row_tile
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
-
-ELEMENTS = 512
-"""Elements of a warp's tile."""
 
 
 @triton.jit
@@ -55,7 +53,7 @@ class Embed(torch.autograd.Function):
     ) -> Tensor:
         width, time = tokens.shape[1], ids.shape[1]
         stream = torch.empty(ids.numel(), width, dtype=dtype, device=tokens.device)
-        tile = _tile(width)
+        tile = row_tile(width)
         grid = (triton.cdiv(len(stream), tile["ROWS"]),)
         _embed_forward[grid](ids, tokens, positions, stream, len(stream), time, width, **tile)
         ctx.save_for_backward(ids)
@@ -67,7 +65,7 @@ class Embed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        (rows, width), tile = gradient.shape, _tile(gradient.shape[1])
+        (rows, width), tile = gradient.shape, row_tile(gradient.shape[1])
         gradient = gradient.contiguous()
         positions = None
         if ctx.context is not None:
@@ -83,11 +81,6 @@ class Embed(torch.autograd.Function):
         if ctx.side is not None:
             ctx.side.synchronize()  # autograd adds the gradients of whoever shares the matrix right after this
         return None, tokens, positions, None, None
-
-
-def _tile(width: int) -> dict[str, int]:
-    columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def plain_embed(ids: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:

@@ -5,6 +5,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+ELEMENTS = 512
+"""Elements of a warp's tile: a row that fits into one warp needs no synchronization with others."""
+
 
 @cache
 def multiprocessors(device: torch.device) -> int:
@@ -15,6 +18,12 @@ def multiprocessors(device: torch.device) -> int:
 def programs_for(device: torch.device, per_sm: int, tiles: int) -> int:
     """The number of programs that fill the device, and not more than there are tiles."""
     return max(1, min(multiprocessors(device) * per_sm, tiles))
+
+
+def row_tile(width: int) -> dict[str, int]:
+    """The tile of whole rows that a program reads, and its warps."""
+    columns = 1 << (width - 1).bit_length()
+    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -16,10 +16,8 @@ from torch.autograd.function import once_differentiable
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import apply_dropout, threshold
-from braidlm.kernels.ops.launch import programs_for
+from braidlm.kernels.ops.launch import programs_for, row_tile
 
-ELEMENTS = 512
-"""Elements of a warp's tile: a row that fits into one warp needs no synchronization with others."""
 VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
@@ -142,7 +140,7 @@ class AddNorm(torch.autograd.Function):
         normed = torch.empty_like(stream) if normed_slot is None else normed_slot.input
         rstds = torch.empty(rows, dtype=torch.float32, device=stream.device)
         means = torch.empty_like(rstds) if centred else None
-        tile = _tile(width)
+        tile = row_tile(width)
         _norm_forward[(triton.cdiv(rows, tile["ROWS"]),)](
             stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps,
             1 / (1 - dropout), centred, threshold(dropout), **tile,
@@ -161,7 +159,7 @@ class AddNorm(torch.autograd.Function):
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
         gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
-        tile = _tile(width)
+        tile = row_tile(width)
         needs_sums = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles) if needs_sums else tiles
@@ -179,11 +177,6 @@ class AddNorm(torch.autograd.Function):
         bias_gradient = bias_sum if ctx.biased else None
         delta_bias_gradient = delta_bias_sum if ctx.delta_biased else None
         return *gradients, delta_bias_gradient, weight_gradient, bias_gradient, *[None] * 7
-
-
-def _tile(width: int) -> dict[str, int]:
-    columns = triton.next_power_of_2(width)
-    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def plain_add_norm(

@@ -1,0 +1,203 @@
+"""The way into a block of a mixture of depths: scores of all tokens, and the rows of those that enter.
+
+The stream gets what is pending and is scored in one pass over memory. Backward its gradient is written once: what
+passes by, what comes out of the block, and what the scores contribute.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from braidlm.kernels.depths.choice import choose_tokens, plain_choose_tokens
+from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.launch import programs_for, row_tile
+from braidlm.model.mixture_of_depths import SCALE_EPS
+
+VECTORS = 2
+"""Summed backward: the gradients of the score's weight and of the bias that was pending."""
+PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
+"""A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
+
+
+@triton.jit
+def _score(  # type: ignore[no-untyped-def]
+    stream, delta, delta_bias, weight, seed, summed, scores, scales, rows, width, eps, keep_scale,
+    THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    column_mask = column < width
+    mask = (row < rows)[:, None] & column_mask
+    offsets = row.to(tl.int64)[:, None] * width + column
+    x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
+    if delta is not None:
+        added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
+        if delta_bias is not None:
+            added += tl.load(delta_bias + column, mask=column_mask, other=0.0).to(tl.float32)
+        x = tl.where(mask, x + apply_dropout(added, seed, offsets, keep_scale, THRESHOLD), 0.0)
+    if summed is not None:
+        rounded = x.to(summed.dtype.element_ty)
+        tl.store(summed + offsets, rounded, mask=mask)
+        x = rounded.to(tl.float32)
+    w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
+    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(scores + row, tl.sum(x * w, 1) * scale, mask=row < rows)
+
+
+@triton.jit
+def _gather(  # type: ignore[no-untyped-def]
+    stream, scores, index, inside, inside_scores, rows, time, count, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = row < rows
+    token = (row // count) * time + tl.load(index + row, mask=row_mask, other=0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = row_mask[:, None] & (column < width)
+    x = tl.load(stream + token.to(tl.int64)[:, None] * width + column, mask=mask)
+    tl.store(inside + row.to(tl.int64)[:, None] * width + column, x, mask=mask)
+    tl.store(inside_scores + row, tl.load(scores + token, mask=row_mask), mask=row_mask)
+
+
+@triton.jit
+def _enter_backward(  # type: ignore[no-untyped-def]
+    merged_gradient, inside_gradient, score_gradient, inside, inside_scores, scales, places, weight, seed,
+    gradient, delta_gradient, sums, rows, width, keep_scale,
+    DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr, VECTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    column_mask = column < width
+    w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = begin + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & column_mask
+        offsets = row.to(tl.int64)[:, None] * width + column
+        place = tl.load(places + row, mask=row < rows, other=-1)
+        entered = place >= 0
+        inner_mask = entered[:, None] & column_mask
+        inner_offsets = place.to(tl.int64)[:, None] * width + column
+        x_gradient = tl.load(merged_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        inner_gradient = tl.load(inside_gradient + inner_offsets, mask=inner_mask, other=0.0).to(tl.float32)
+        x = tl.load(inside + inner_offsets, mask=inner_mask, other=0.0).to(tl.float32)
+        score = tl.load(inside_scores + place, mask=entered, other=0.0)
+        ds = tl.load(score_gradient + place, mask=entered, other=0.0)
+        scale = tl.load(scales + row, mask=entered, other=0.0)
+        passing = tl.where(entered, tl.sigmoid(-score), 1.0)  # what the block replaces has no gradient
+        x_gradient = x_gradient * passing[:, None] + inner_gradient
+        x_gradient += (ds * scale)[:, None] * w - (ds * score * scale * scale / width)[:, None] * x
+        weight_sum += (ds * scale)[:, None] * x
+        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=mask)
+        if THRESHOLD:
+            x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
+            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
+        if DELTA_BIASED:
+            delta_bias_sum += tl.where(mask, x_gradient, 0.0)
+    column = tl.arange(0, COLUMNS)
+    sums += program * width * VECTORS + column
+    tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
+    if DELTA_BIASED:
+        tl.store(sums + width, tl.sum(delta_bias_sum, 0), mask=column < width)
+
+
+@dataclass(frozen=True)
+class EnterConfig:
+    """What the way into a block needs to know beside its tensors.
+
+    `slot` belongs to the router's layer that reads the whole stream, `delta_slot` to the layer that computed delta.
+    """
+
+    batch: int
+    count: int
+    """Tokens of each row that enter."""
+    sums: ColumnSums
+    slot: GradientSlot | None = None
+    delta_slot: GradientSlot | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+
+class Enter(torch.autograd.Function):
+    """stream, delta [tokens, width] (or None), its bias [width] (or None), weight [1, width] -> the sum, the rows that
+    enter [rows, width], their scores [rows], the scale of all tokens [tokens], and the two tensors of the choice.
+
+    It computes the gradient for `Merge` too: of what `Merge` takes away from the rows that enter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stream: Tensor,
+        delta: Tensor | None,
+        delta_bias: Tensor | None,
+        weight: Tensor,
+        config: EnterConfig,
+    ) -> tuple[Tensor, ...]:
+        (tokens, width), dropout, seed, tile = stream.shape, config.dropout, config.seed, row_tile(stream.shape[1])
+        written = None if delta is None else torch.empty_like(stream)
+        written = written if config.slot is None else config.slot.input
+        scores = torch.empty(tokens, dtype=torch.float32, device=stream.device)
+        scales = torch.empty_like(scores)
+        _score[(triton.cdiv(tokens, tile["ROWS"]),)](
+            stream, delta, delta_bias, weight, seed, written, scores, scales, tokens, width, SCALE_EPS,
+            1 / (1 - dropout), threshold(dropout), **tile,
+        )  # fmt: skip
+        summed = stream if written is None else written
+        index_BK, place_BT = choose_tokens(scores.view(config.batch, -1), config.count)
+        rows = index_BK.numel()
+        inside, inside_scores = stream.new_empty(rows, width), scores.new_empty(rows)
+        _gather[(triton.cdiv(rows, tile["ROWS"]),)](
+            summed, scores, index_BK, inside, inside_scores, rows, tokens // config.batch, config.count, width, **tile
+        )
+        ctx.save_for_backward(inside, inside_scores, scales, place_BT, weight, seed)
+        ctx.config, ctx.adds, ctx.delta_biased = config, delta is not None, delta_bias is not None
+        ctx.mark_non_differentiable(scales, index_BK, place_BT)
+        ctx.set_materialize_grads(False)
+        return summed, inside, inside_scores, scales, index_BK, place_BT
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, merged_gradient: Tensor, inside_gradient: Tensor, score_gradient: Tensor, *_: None
+    ) -> tuple[Tensor | None, ...]:
+        inside, inside_scores, scales, place_BT, weight, seed = ctx.saved_tensors
+        config: EnterConfig = ctx.config
+        (tokens, width), tile = merged_gradient.shape, row_tile(merged_gradient.shape[1])
+        slot, dropout = config.delta_slot, config.dropout
+        delta_gradient = inside.new_empty(tokens, width) if slot is None else slot.gradient
+        gradient = torch.empty_like(delta_gradient) if dropout else delta_gradient
+        tiles = triton.cdiv(tokens, tile["ROWS"] * TILES_PER_PROGRAM)
+        programs = programs_for(inside.device, PROGRAMS_PER_SM, tiles)
+        sums = config.sums.buffer(programs, VECTORS * width, inside.device)
+        _enter_backward[(programs,)](
+            merged_gradient.contiguous(), inside_gradient.contiguous(), score_gradient, inside, inside_scores, scales,
+            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - dropout), ctx.delta_biased,
+            threshold(dropout), VECTORS, **tile,
+        )  # fmt: skip
+        weight_sum, delta_bias_sum = config.sums.total().view(VECTORS, 1, width).unbind()
+        bias_gradient = delta_bias_sum[0] if ctx.delta_biased else None
+        return gradient, delta_gradient if ctx.adds else None, bias_gradient, weight_sum, None
+
+
+def plain_enter(
+    stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor, batch: int, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The reference, in torch's operations: the sum, the rows that enter, their scores, and their tokens."""
+    if delta is not None:
+        stream = stream + (delta if delta_bias is None else delta + delta_bias)
+    scale = (stream.square().mean(-1) + SCALE_EPS).rsqrt()
+    scores = (stream @ weight[0]) * scale
+    index_BK, _ = plain_choose_tokens(scores.view(batch, -1), count)
+    first = torch.arange(batch, device=stream.device)[:, None] * (len(stream) // batch)
+    token_R = (index_BK + first).flatten()
+    return stream, stream[token_R], scores[token_R], token_R

@@ -1,0 +1,126 @@
+"""Kernels of a mixture of depths against their references: who enters, the way in and out, and the router."""
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from braidlm.kernels.depths.choice import Choice, choose_tokens, plain_choose_tokens
+from braidlm.kernels.depths.enter import Enter, EnterConfig, plain_enter
+from braidlm.kernels.depths.merge import Merge, MergeConfig, plain_merge
+from braidlm.kernels.depths.predict import Predict, plain_predict
+from braidlm.kernels.gradient_stacks import GradientStack
+from braidlm.kernels.ops.add import AddDelta
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.side_stream import use_side_stream
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, TIME, WIDTH, HIDDEN, RATE = 3, 23, 24, 8, 0.25
+SCORES = st.sampled_from([-float("inf"), -2.5, -1e-30, 0.0, 1e-30, 0.5, 0.50000006, 3e38, float("inf")])
+
+
+@settings(max_examples=25, deadline=None)
+@given(scores=st.lists(SCORES, min_size=2, max_size=20), share=st.floats(0.01, 1.0))
+def test_the_highest_scores_enter_and_of_equal_ones_the_earlier(scores: list[float], share: float) -> None:
+    rows = torch.tensor([scores, scores[::-1]], device=DEVICE)
+    count = max(1, round(share * len(scores)))
+    for ours, theirs in zip(choose_tokens(rows, count), plain_choose_tokens(rows, count), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_tokens_of_a_long_row(device: str) -> None:
+    scores = torch.randn(2, 1300, device=device)
+    for ours, theirs in zip(choose_tokens(scores, 170), plain_choose_tokens(scores, 170), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def block(inside: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows after a block's first part, and what its second part adds."""
+    return inside * 1.5 + inside.sin(), inside @ matrix
+
+
+@pytest.mark.parametrize("count", [1, 9, TIME])
+@pytest.mark.parametrize("pending", ["nothing", "delta", "delta and bias", "dropout"])
+def test_the_way_in_and_out_equals_torch(pending: str, count: int, device: str, dtype: torch.dtype) -> None:
+    seed = torch.tensor([7], device=device) if pending == "dropout" else None
+    rate, tokens = RATE if pending == "dropout" else 0.0, BATCH * TIME
+    zeros, few = (torch.zeros(rows, WIDTH, device=device) for rows in (tokens, BATCH * count))
+    kept, kept_inside = (AddDelta.apply(x, x + 1, None, rate, seed) for x in (zeros, few))
+    stream, delta = (torch.randn(tokens, WIDTH, device=device).to(dtype) for _ in range(2))
+    matrix = torch.randn(WIDTH, WIDTH, device=device).to(dtype)
+    bias, inner_bias, weight = (torch.randn(rows, WIDTH, device=device) for rows in (1, 1, 1))
+    biased = pending in ("delta and bias", "dropout")
+
+    def fused(
+        stream: Tensor, delta: Tensor, bias: Tensor, inner_bias: Tensor, weight: Tensor, matrix: Tensor
+    ) -> Tensor:
+        adds = (None if pending == "nothing" else delta, bias[0] if biased else None)
+        config = EnterConfig(BATCH, count, ColumnSums(1), dropout=rate, seed=seed)
+        summed, inside, scores, _, *chosen = Enter.apply(stream, *adds, weight, config)
+        output, added = block(inside, matrix)
+        config = MergeConfig(Choice(*chosen), dropout=rate, seed=seed)
+        merged = Merge.apply(summed, inside, output, added, inner_bias[0], scores, config)
+        return merged + 0 * (delta.sum() + bias.sum())  # so that all inputs have a gradient
+
+    def plain(
+        stream: Tensor, delta: Tensor, bias: Tensor, inner_bias: Tensor, weight: Tensor, matrix: Tensor
+    ) -> Tensor:
+        added = delta + bias if biased else delta
+        added = None if pending == "nothing" else added * kept
+        summed, inside, scores, token_R = plain_enter(stream, added, None, weight, BATCH, count)
+        output, inner = block(inside, matrix)
+        merged = plain_merge(summed, inside, output, (inner + inner_bias) * kept_inside, None, scores, token_R)
+        return merged + 0 * (delta.sum() + bias.sum())
+
+    with nan_in_new_memory():
+        assert_equal_with_gradients(fused, plain, [stream, delta, bias, inner_bias, weight, matrix], dtype)
+
+
+def test_a_block_that_leaves_nothing_to_add(device: str, dtype: torch.dtype) -> None:
+    stream, weight = torch.randn(BATCH * TIME, WIDTH, device=device).to(dtype), torch.randn(1, WIDTH, device=device)
+
+    def fused(stream: Tensor, weight: Tensor) -> Tensor:
+        config = EnterConfig(BATCH, 4, ColumnSums(1))
+        summed, inside, scores, _, *chosen = Enter.apply(stream, None, None, weight, config)
+        return Merge.apply(summed, inside, inside.sin(), None, None, scores, MergeConfig(Choice(*chosen)))
+
+    def plain(stream: Tensor, weight: Tensor) -> Tensor:
+        summed, inside, scores, token_R = plain_enter(stream, None, None, weight, BATCH, 4)
+        return plain_merge(summed, inside, inside.sin(), None, None, scores, token_R)
+
+    assert_equal_with_gradients(fused, plain, [stream, weight], dtype)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["", "stacked"])
+def test_the_router_equals_torch(stacked: bool, device: str, dtype: torch.dtype) -> None:
+    tokens = BATCH * TIME
+    shapes = ((HIDDEN, WIDTH), (HIDDEN,), (2, HIDDEN), (2,))
+    stream, weights = (
+        torch.randn(tokens, WIDTH, device=device).to(dtype),
+        [torch.randn(*s, device=device) for s in shapes],
+    )
+    weights[0] = weights[0].to(dtype).float()  # the product reads a cast copy
+    scales = torch.rand(tokens, device=device) + 0.5
+    places = torch.randint(-1, 2, (tokens,), dtype=torch.int32, device=device)
+    side = side_stream(device)
+
+    def fused(weight: Tensor, *vectors: Tensor) -> tuple[Tensor, Tensor]:
+        slot, rows = None, stream
+        with use_side_stream(side):
+            if stacked:
+                (slot,) = GradientStack(1, tokens, weight.shape, dtype).slots()
+                rows = slot.input.copy_(stream)
+            cast = weight.detach().to(dtype)
+            scores, probabilities, chosen = Predict.apply(rows, scales, weight, cast, *vectors, places, slot)
+        side.synchronize()
+        assert torch.equal(chosen[:, 0], (places < 0).long())
+        return scores, probabilities
+
+    def plain(*weights: Tensor) -> tuple[Tensor, Tensor]:
+        return plain_predict(stream.double(), scales.double(), *weights)
+
+    assert_equal_with_gradients(fused, plain, weights, dtype)
