@@ -10,7 +10,6 @@ from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stre
 from sorted_rows import choices, matrices, permuted
 from torch import Tensor
 
-from braidlm.kernels.routed import fused_feed
 from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.permutation import Permutation, permute
@@ -39,14 +38,6 @@ def check(
     assert_equal_with_gradients(fused, plain, [rows, up, bias, out, out_bias, weights, base], dtype)
 
 
-@pytest.fixture(params=[True, False], ids=["both products at once", "one by one"])
-def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small experts have a kernel for both products; without it they are computed as large ones are."""
-    if not request.param:
-        monkeypatch.setattr(fused_feed, "MAX_COLUMNS", 0)
-
-
-@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
 @pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
 @pytest.mark.parametrize(
@@ -59,14 +50,12 @@ def test_combined_feed_equals_torch(
     check(permuted(case, device)[0], (24, 40), kind, gated, biased, biased == gated, dtype)
 
 
-@pytest.mark.usefixtures("fused")
 def test_padding_rows_are_never_read(device: str, dtype: torch.dtype) -> None:
     permutation, _ = permuted("top 2, an empty expert", device)
     with nan_in_new_memory():
         check(permutation, (24, 40), "gelu_new", False, True, True, dtype)
 
 
-@pytest.mark.usefixtures("fused")
 def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: torch.dtype) -> None:
     """Three layers whose gradients of the last matrix are computed at once, from the gradients of tokens' sums."""
     width, hidden, side = 24, 40, side_stream(device)
@@ -102,7 +91,6 @@ def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: t
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(("experts", "top_k", "width", "hidden"), [(16, 4, 384, 248), (8, 2, 384, 768)])
 def test_combined_feed_at_real_size(experts: int, top_k: int, width: int, hidden: int) -> None:
     permutation = permute(choices(8192, experts, top_k, "cuda"), experts, 16)

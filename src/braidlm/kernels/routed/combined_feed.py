@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.routed.combine import combine, plain_combine, summed_rows
-from braidlm.kernels.routed.fused_feed import fused_backward, fused_forward, is_fused
+from braidlm.kernels.routed.combine import combine, plain_combine
 from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
 from braidlm.kernels.routed.grouped_products import MIN_BLOCK, combined_backward, grouped_forward
 from braidlm.kernels.routed.grouped_sums import expert_sums
@@ -90,13 +89,8 @@ class CombinedFeed(Function):
     ) -> Tensor:
         check_slot(up_slot, tokens)
         trains = any(ctx.needs_input_grad)
-        if is_fused(out_cast):
-            rows, inner = fused_forward(
-                tokens, up_cast, up_bias, out_cast, out_bias, permutation, kind, gated, keep_inner=trains
-            )
-        else:
-            value, inner = grouped_forward(tokens, up_cast, permutation, up_bias, True, kind, gated, keep_inner=trains)
-            rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
+        value, inner = grouped_forward(tokens, up_cast, permutation, up_bias, True, kind, gated, keep_inner=trains)
+        rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
         row_weights = weights.new_empty(permutation.rows, dtype=torch.float32) if trains else None
         combined = combine(rows, weights.contiguous(), permutation, base, row_weights)
         ctx.save_for_backward(tokens, inner, up_cast, out_cast, out_bias, row_weights)
@@ -114,14 +108,18 @@ class CombinedFeed(Function):
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         weighted = tokens.new_empty(len(inner), out_cast.shape[1]) if ctx.out_slot is None else ctx.out_slot.input
         inner_gradient = torch.empty_like(inner) if ctx.up_slot is None else ctx.up_slot.gradient
-        options = (permutation, inner, ctx.kind, ctx.gated, weighted, inner_gradient, needs_bias)
-        rows_gradient = None
-        if is_fused(out_cast):
-            sums, projections, rows_gradient = fused_backward(
-                gradient, row_weights, out_cast, up_cast, *options, needs_tokens
-            )
-        else:
-            sums, projections = combined_backward(gradient, row_weights, out_cast, *options)
+        sums, projections = combined_backward(
+            gradient,
+            row_weights,
+            out_cast,
+            permutation,
+            inner,
+            ctx.kind,
+            ctx.gated,
+            weighted,
+            inner_gradient,
+            needs_bias,
+        )
         if needs_out or needs_out_bias:
             with use_side_stream(ctx.side):
                 out_gradients = _out_gradients(
@@ -135,9 +133,7 @@ class CombinedFeed(Function):
                 bias_gradient = expert_sums(sums, permutation)
         if needs_weights:
             weights_gradient = weights_of(projections, gradient, out_bias, permutation).to(ctx.weights_type)
-        if rows_gradient is not None:
-            tokens_gradient = summed_rows(rows_gradient, permutation)
-        elif needs_tokens:
+        if needs_tokens:
             tokens_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, True)
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 5

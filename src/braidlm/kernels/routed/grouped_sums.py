@@ -12,7 +12,7 @@ COLUMNS = 64
 """Columns that a program sums over a tile of rows."""
 SUM_ROWS, SUM_COLUMNS = 64, 32
 """A block of such sums where they are added up by expert."""
-TOKENS, TOKEN_COLUMNS, TOKEN_SPLITS = 64, 128, 8
+TOKENS, TOKEN_COLUMNS, TOKEN_SPLITS = 128, 128, 16
 """Where weighted tokens are summed: a block of them and its columns, and how many programs share a sum."""
 SPLIT_ELEMENTS = 2048
 """Elements of a block where the splits of a sum are added up."""
