@@ -105,16 +105,17 @@ class Masked(ExtraLoss):
         causal, two_way = order[:, : -self.taken_rows], order[:, -self.taken_rows :]
         self.texts.fill_(max(int(labelled[causal.ravel()].sum()), 1))
         self.masked.fill_(max(int(masked_counts(labelled[two_way.ravel()], self.rate).sum()), 1))
-        first, own = batch.whole.first, len(batch.inputs)
-        mine = order[first // self.rows : (first + own) // self.rows].ravel() - first
+        first, last = (row // self.rows for row in (batch.whole.first, batch.whole.first + len(batch.inputs)))
+        mine = order[first:last].ravel() - batch.whole.first
         inputs, labels = batch.inputs[mine], batch.labels[mine]
-        taken = (np.arange(own) % self.rows) >= self.rows - self.taken_rows
-        inputs[taken], labels[taken] = self.mask(inputs[taken], labels[taken], first)
+        for number, end in enumerate(range(self.rows, len(inputs) + 1, self.rows), start=first):
+            taken = slice(end - self.taken_rows, end)
+            inputs[taken], labels[taken] = self.mask(inputs[taken], labels[taken], number)
         return replace(batch, inputs=inputs, labels=labels)
 
-    def mask(self, inputs: np.ndarray, labels: np.ndarray, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Rows [row, time] with masked tokens, and the labels of these alone; what has no label yet is hidden too."""
-        bits = raw_bits(3 * inputs.size, "masked tokens", self.seed, self.step, key).reshape(3, *inputs.shape)
+    def mask(self, inputs: np.ndarray, labels: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [row, time] with masked tokens, and the labels of these alone, for a micro-batch of the whole batch."""
+        bits = raw_bits(3 * inputs.size, "masked tokens", self.seed, self.step, number).reshape(3, *inputs.shape)
         chosen = choose(labels != IGNORED, self.rate, bits[0])
         tokens = np.full_like(inputs, self.token)
         if self.config.replaced_by == "mixed":
@@ -132,24 +133,20 @@ class Masked(ExtraLoss):
         taken = done.taken
         assert taken is not None
         # The head reads as many positions of each row as may be masked, so that shapes never change.
-        most = int(counts_of(np.array(taken.labels.shape[1] - 1), max(self.config.rate, self.config.final_rate)))
+        most = max(round(max(self.config.rate, self.config.final_rate) * (taken.labels.shape[1] - 1)), 1)
         index = (taken.labels < 0).byte().argsort(dim=1, stable=True)[:, :most]
         hidden = taken.hidden.gather(1, index[..., None].expand(-1, -1, taken.hidden.shape[-1]))
         labels = taken.labels.gather(1, index)
         return done.model.head.loss(hidden, labels.masked_fill(labels < 0, IGNORED), self.masked)
 
 
-def counts_of(tokens: np.ndarray, rate: float) -> np.ndarray:
-    """How many of some tokens are masked: at least one, where there are any."""
-    return np.minimum(np.maximum(np.rint(rate * tokens).astype(np.int64), 1), tokens)
-
-
 def masked_counts(labelled: np.ndarray, rate: float) -> np.ndarray:
-    """[row]: how many tokens of each row are masked, where `labelled` [row, time] have labels.
+    """[row]: how many tokens of each row are masked, at least one, where `labelled` [row, time] have labels.
 
     The token that the last position predicts is no input, so that it cannot be masked.
     """
-    return counts_of(labelled[:, :-1].sum(1), rate)
+    tokens = labelled[:, :-1].sum(1)
+    return np.minimum(np.maximum(np.rint(rate * tokens).astype(np.int64), 1), tokens)
 
 
 def choose(labelled: np.ndarray, rate: float, bits: np.ndarray) -> np.ndarray:
