@@ -20,8 +20,8 @@ from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.block import Block
 from braidlm.model.norms import LayerNorm
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine, [time, dim], or [batch * time, dim] where rows have positions of their own."""
+Rotation = tuple[Tensor, Tensor, Tensor | None]
+"""Cosine and sine, [time, dim], and [batch * time] which of their rows a token has, if not that of its place."""
 
 
 @dataclass

@@ -4,15 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd
+from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, Rotation
 from braidlm.kernels.depths.choice import Choice
 from braidlm.kernels.depths.enter import Enter, EnterConfig
 from braidlm.kernels.depths.merge import Merge, MergeConfig
 from braidlm.kernels.depths.predict import Predict
-from braidlm.kernels.side_stream import current_side_stream, on_side
 from braidlm.model.mixture_of_depths import spread_routing
 from braidlm.model.routing.routing import Routing, Routings
 from braidlm.model.span import make_masks
@@ -44,12 +42,10 @@ def depths_layer(
 def _prediction(stream: Tensor, scales: Tensor, choice: Choice, router: Any, context: PassContext) -> Routing:
     """The router's own prediction of the choice, which it learns from."""
     (inner_weight, inner_bias), slot = router.inner.rows(), context.slots.get(router.inner)
-    scores, probabilities, chosen = Predict.apply(
+    scores, probabilities, chosen, weights = Predict.apply(
         stream, scales, inner_weight, context.casts[router.inner.weight], inner_bias, *router.scores.rows(),
         choice.place_BT, slot,
     )  # fmt: skip
-    with on_side(current_side_stream()):
-        weights = torch.ones_like(chosen, dtype=scores.dtype)  # of one choice, normalised
     return Routing(
         router.address,
         router.choices,
@@ -63,9 +59,9 @@ def _prediction(stream: Tensor, scales: Tensor, choice: Choice, router: Any, con
 
 def _context_inside(context: PassContext, index_BK: Tensor) -> PassContext:
     """The pass over some tokens of each row, which are at positions of their own; they are in causal order."""
-    time, flat = index_BK.shape[1], index_BK.flatten()
-    rotations = {
-        dim: None if tables is None else (tables[0][flat], tables[1][flat]) for dim, tables in context.rotations.items()
+    time, index = index_BK.shape[1], index_BK.flatten()
+    rotations: dict[int, Rotation | None] = {
+        dim: None if rotation is None else (*rotation[:2], index) for dim, rotation in context.rotations.items()
     }
     masks = make_masks(list(context.masks), time, 0, None, context.device)
     inside = replace(context, time=time, rotations=rotations, masks=masks)

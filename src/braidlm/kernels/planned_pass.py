@@ -224,7 +224,7 @@ class LoweredModel:
         if type(self.body.positions) is RotaryPositions:
             for dim in rotations:
                 cos, sin = self.body.positions.tables(dim, torch.arange(time, device=device)[None])
-                rotations[dim] = (cos[0], sin[0])
+                rotations[dim] = (cos[0], sin[0], None)
         return rotations
 
     def _seeds(self, device: torch.device) -> dict[nn.Module, Tensor]:

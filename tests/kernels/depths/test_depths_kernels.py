@@ -115,7 +115,7 @@ def test_the_router_equals_torch(stacked: bool, device: str, dtype: torch.dtype)
                 (slot,) = GradientStack(1, tokens, weight.shape, dtype).slots()
                 rows = slot.input.copy_(stream)
             cast = weight.detach().to(dtype)
-            scores, probabilities, chosen = Predict.apply(rows, scales, weight, cast, *vectors, places, slot)
+            scores, probabilities, chosen, _ = Predict.apply(rows, scales, weight, cast, *vectors, places, slot)
         side.synchronize()
         assert torch.equal(chosen[:, 0], (places < 0).long())
         return scores, probabilities

@@ -17,8 +17,9 @@ def test_split_heads_equals_torch(
 ) -> None:
     time, heads, interleaved = 70, 2 + 2 * kv_heads, rotation == "interleaved"
     qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
-    angle = torch.rand(3 * time if rotation == "of each row" else time, dim, device=device) * 6
-    rotary = None if rotation is None else (angle.cos(), angle.sin())
+    angle = torch.rand(90 if rotation == "of each row" else time, dim, device=device) * 6
+    index = torch.randint(90, (3 * time,), device=device) if rotation == "of each row" else None
+    rotary = None if rotation is None else (angle.cos(), angle.sin(), index)
     assert_equal_with_gradients(
         lambda x: SplitHeads.apply(x, None, rotary, interleaved, kv_heads, ColumnSums(1), None),
         lambda x: plain_split_heads(x, rotary, interleaved, kv_heads),

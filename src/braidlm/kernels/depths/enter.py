@@ -4,7 +4,7 @@ The stream gets what is pending and is scored in one pass over memory. Backward 
 passes by, what comes out of the block, and what the scores contribute.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import apply_dropout, threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
+from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.mixture_of_depths import SCALE_EPS
 
-VECTORS = 2
-"""Summed backward: the gradients of the score's weight and of the bias that was pending."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
+STAGES = tl.constexpr(3)
 
 
 @triton.jit
@@ -70,16 +70,14 @@ def _gather(  # type: ignore[no-untyped-def]
 def _enter_backward(  # type: ignore[no-untyped-def]
     merged_gradient, inside_gradient, score_gradient, inside, inside_scores, scales, places, weight, seed,
     gradient, delta_gradient, sums, rows, width, keep_scale,
-    DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr, VECTORS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
     column_mask = column < width
     w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-    delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(program * ROWS, rows, programs * ROWS):
+    for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = begin + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & column_mask
         offsets = row.to(tl.int64)[:, None] * width + column
@@ -101,13 +99,8 @@ def _enter_backward(  # type: ignore[no-untyped-def]
         if THRESHOLD:
             x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
             tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
-        if DELTA_BIASED:
-            delta_bias_sum += tl.where(mask, x_gradient, 0.0)
     column = tl.arange(0, COLUMNS)
-    sums += program * width * VECTORS + column
-    tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
-    if DELTA_BIASED:
-        tl.store(sums + width, tl.sum(delta_bias_sum, 0), mask=column < width)
+    tl.store(sums + program * width + column, tl.sum(weight_sum, 0), mask=column < width)
 
 
 @dataclass(frozen=True)
@@ -125,6 +118,7 @@ class EnterConfig:
     delta_slot: GradientSlot | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
+    side: SideStream | None = field(default_factory=current_side_stream, init=False)
 
 
 class Enter(torch.autograd.Function):
@@ -160,7 +154,7 @@ class Enter(torch.autograd.Function):
             summed, scores, index_BK, inside, inside_scores, rows, tokens // config.batch, config.count, width, **tile
         )
         ctx.save_for_backward(inside, inside_scores, scales, place_BT, weight, seed)
-        ctx.config, ctx.adds, ctx.delta_biased = config, delta is not None, delta_bias is not None
+        ctx.config, ctx.adds = config, delta is not None
         ctx.mark_non_differentiable(scales, index_BK, place_BT)
         ctx.set_materialize_grads(False)
         return summed, inside, inside_scores, scales, index_BK, place_BT
@@ -178,15 +172,17 @@ class Enter(torch.autograd.Function):
         gradient = torch.empty_like(delta_gradient) if dropout else delta_gradient
         tiles = triton.cdiv(tokens, tile["ROWS"] * TILES_PER_PROGRAM)
         programs = programs_for(inside.device, PROGRAMS_PER_SM, tiles)
-        sums = config.sums.buffer(programs, VECTORS * width, inside.device)
+        sums = config.sums.buffer(programs, width, inside.device)
         _enter_backward[(programs,)](
             merged_gradient.contiguous(), inside_gradient.contiguous(), score_gradient, inside, inside_scores, scales,
-            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - dropout), ctx.delta_biased,
-            threshold(dropout), VECTORS, **tile,
+            place_BT, weight, seed, gradient, delta_gradient, sums, tokens, width, 1 / (1 - dropout),
+            threshold(dropout), **tile,
         )  # fmt: skip
-        weight_sum, delta_bias_sum = config.sums.total().view(VECTORS, 1, width).unbind()
-        bias_gradient = delta_bias_sum[0] if ctx.delta_biased else None
-        return gradient, delta_gradient if ctx.adds else None, bias_gradient, weight_sum, None
+        weight_gradient, bias_gradient = config.sums.total().view_as(weight), None
+        if ctx.needs_input_grad[2]:
+            with on_side(config.side, delta_gradient, priority=True):
+                bias_gradient = delta_gradient.sum(0, dtype=torch.float32)
+        return gradient, delta_gradient if ctx.adds else None, bias_gradient, weight_gradient, None
 
 
 def plain_enter(

@@ -107,7 +107,7 @@ def _predict_backward(  # type: ignore[no-untyped-def]
 
 class Predict(torch.autograd.Function):
     """stream [tokens, width], the tokens' scales, weight [hidden, width], its cast, bias [hidden], the scores' weight
-    [2, hidden] and bias [2], places -> scores, probabilities [tokens, 2], and what was chosen [tokens, 1].
+    [2, hidden] and bias [2], places -> scores, probabilities [tokens, 2], what was chosen and its weight [tokens, 1].
 
     Everything is complete when the side stream is synchronized. `slot` belongs to the first layer.
     """
@@ -124,7 +124,7 @@ class Predict(torch.autograd.Function):
         bias: Tensor,
         places: Tensor,
         slot: GradientSlot | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         assert slot is None or slot.input.data_ptr() == stream.data_ptr()
         tokens, hidden, side = len(stream), len(inner_weight), current_side_stream()
         with on_side(side, stream, scales, cast, places):
@@ -132,20 +132,21 @@ class Predict(torch.autograd.Function):
             scores = torch.empty(tokens, CHOICES, dtype=torch.float32, device=stream.device)
             probabilities = torch.empty_like(scores)
             chosen = torch.empty(tokens, 1, dtype=torch.int64, device=stream.device)
+            weights = scores.new_ones(tokens, 1)  # of a single choice, normalised
             tile = _tile(hidden)
             _predict[(triton.cdiv(tokens, tile["ROWS"]),)](
                 inner, scales, inner_bias, weight, bias, places, scores, probabilities, chosen, tokens, hidden, **tile
             )
         ctx.save_for_backward(stream, scales, inner_bias, weight, inner, scores)
         ctx.side, ctx.slot, ctx.weight_dtype = side, slot, inner_weight.dtype
-        ctx.mark_non_differentiable(chosen)
+        ctx.mark_non_differentiable(chosen, weights)
         ctx.set_materialize_grads(False)
-        return scores, probabilities, chosen
+        return scores, probabilities, chosen, weights
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, scores_gradient: Tensor | None, probabilities_gradient: Tensor | None, _: None
+        ctx: Any, scores_gradient: Tensor | None, probabilities_gradient: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
         stream, scales, inner_bias, weight, inner, scores = ctx.saved_tensors
         tokens, hidden = inner.shape

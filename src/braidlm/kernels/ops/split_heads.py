@@ -29,8 +29,17 @@ def _partner(channel, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):  # type: ig
 
 
 @triton.jit
+def _position(row, rows, time, index):  # type: ignore[no-untyped-def]
+    if index is None:
+        position = row % time
+    else:
+        position = tl.load(index + row, mask=row < rows, other=0)
+    return position
+
+
+@triton.jit
 def _rotate_heads(  # type: ignore[no-untyped-def]
-    qkv, cos, sin, rotated, rows, positions, heads, rotated_heads, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
+    qkv, cos, sin, index, rotated, rows, time, heads, rotated_heads, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -38,7 +47,7 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, CHANNELS)[None, :]
     mask = (row < rows) & (channel < DIM)
     start = qkv + (row.to(tl.int64) * heads + head) * DIM
-    angle = (row % positions) * DIM + channel
+    angle = _position(row, rows, time, index) * DIM + channel
     x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
     partner = tl.load(start + _partner(channel, DIM, INTERLEAVED), mask=mask, other=0.0).to(tl.float32)
     x = x * tl.load(cos + angle, mask=mask, other=0.0) + partner * tl.load(sin + angle, mask=mask, other=0.0)
@@ -48,7 +57,7 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merge_head(  # type: ignore[no-untyped-def]
-    source, batch_stride, time_stride, cos, sin, positions, merged, sums, rows, time, heads, head,
+    source, batch_stride, time_stride, cos, sin, index, merged, sums, rows, time, heads, head,
     INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(1), tl.num_programs(1)
@@ -60,7 +69,7 @@ def _merge_head(  # type: ignore[no-untyped-def]
         start = source + (row // time).to(tl.int64) * batch_stride + (row % time).to(tl.int64) * time_stride
         x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
         if cos is not None:
-            angle = (row % positions) * DIM
+            angle = _position(row, rows, time, index) * DIM
             partner = _partner(channel, DIM, INTERLEAVED)
             x = x * tl.load(cos + angle + channel, mask=mask, other=0.0)
             rotated = tl.load(start + partner, mask=mask, other=0.0).to(tl.float32)
@@ -77,25 +86,25 @@ def _merge_head(  # type: ignore[no-untyped-def]
 @triton.jit
 def _merge_heads(  # type: ignore[no-untyped-def]
     query, key, value, query_batch, query_head, query_time, key_batch, key_head, key_time, value_batch, value_head,
-    value_time, cos, sin, positions, merged, sums, rows, time, query_heads, key_heads,
+    value_time, cos, sin, index, merged, sums, rows, time, query_heads, key_heads,
     INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     heads = query_heads + 2 * key_heads
     if head < query_heads:
         _merge_head(
-            query + head * query_head, query_batch, query_time, cos, sin, positions, merged, sums, rows, time,
+            query + head * query_head, query_batch, query_time, cos, sin, index, merged, sums, rows, time,
             heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
         )  # fmt: skip
     elif head < query_heads + key_heads:
         _merge_head(
-            key + (head - query_heads) * key_head, key_batch, key_time, cos, sin, positions, merged, sums, rows, time,
+            key + (head - query_heads) * key_head, key_batch, key_time, cos, sin, index, merged, sums, rows, time,
             heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
         )  # fmt: skip
     else:
         _merge_head(
-            value + (head - query_heads - key_heads) * value_head, value_batch, value_time, None, None, 1, merged, sums,
-            rows, time, heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
+            value + (head - query_heads - key_heads) * value_head, value_batch, value_time, None, None, None, merged,
+            sums, rows, time, heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
         )  # fmt: skip
 
 
@@ -103,7 +112,8 @@ class SplitHeads(torch.autograd.Function):
     """qkv [batch, time, heads, dim] -> queries, keys, values [batch, their heads, time, dim].
 
     `bias` [heads * dim] is already part of qkv; it is an input for the sake of its gradient. `slot` belongs to the
-    layer that computed qkv. `rotary` is (cos, sin) [time, dim], [batch * time, dim] where rows differ, or None.
+    layer that computed qkv. `rotary` is None or (cos, sin, index): tables [position, dim], and [batch * time] the
+    position of each token, or None where that is its place in its row.
     """
 
     @staticmethod
@@ -111,7 +121,7 @@ class SplitHeads(torch.autograd.Function):
         ctx: Any,
         qkv: Tensor,
         bias: Tensor | None,
-        rotary: tuple[Tensor, Tensor] | None,
+        rotary: tuple[Tensor, Tensor, Tensor | None] | None,
         interleaved: bool,
         kv_heads: int,
         sums: ColumnSums,
@@ -124,7 +134,7 @@ class SplitHeads(torch.autograd.Function):
             query_key = torch.empty(query_key.shape, dtype=qkv.dtype, device=qkv.device)
             rows, channels = batch * time, triton.next_power_of_2(dim)
             _rotate_heads[(query_key.shape[2], triton.cdiv(rows, ROWS))](
-                qkv, *rotary, query_key, rows, len(rotary[0]), heads, query_key.shape[2], interleaved, dim, channels,
+                qkv, *rotary, query_key, rows, time, heads, query_key.shape[2], interleaved, dim, channels,
                 ROWS, num_warps=WARPS,
             )  # fmt: skip
         ctx.rotary, ctx.interleaved, ctx.kv_heads, ctx.shape = rotary, interleaved, kv_heads, qkv.shape
@@ -147,22 +157,24 @@ class SplitHeads(torch.autograd.Function):
         sums = None
         if ctx.biased:
             sums = ctx.sums.buffer(programs, heads * dim, query.device)
-        cos, sin = ctx.rotary or (None, None)
+        rotary = ctx.rotary or (None, None, None)
         strides = [s for g in (query, key, value) for s in g.stride()[:3]]
         _merge_heads[(heads, programs)](
-            query, key, value, *strides, cos, sin, 1 if cos is None else len(cos), merged, sums, rows, time,
-            heads - 2 * ctx.kv_heads, ctx.kv_heads, ctx.interleaved, dim, channels, ROWS, num_warps=WARPS,
+            query, key, value, *strides, *rotary, merged, sums, rows, time, heads - 2 * ctx.kv_heads, ctx.kv_heads,
+            ctx.interleaved, dim, channels, ROWS, num_warps=WARPS,
         )  # fmt: skip
         return merged, None if sums is None else ctx.sums.total(), *[None] * 5
 
 
 def plain_split_heads(
-    qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, interleaved: bool, kv_heads: int
+    qkv: Tensor, rotary: tuple[Tensor, Tensor, Tensor | None] | None, interleaved: bool, kv_heads: int
 ) -> tuple[Tensor, ...]:
     """The reference, in torch's operations."""
     query_key, value = qkv.split((qkv.shape[2] - kv_heads, kv_heads), dim=2)
     if rotary is not None:
-        cos, sin = (table.view(-1, qkv.shape[1], 1, qkv.shape[3]) for table in rotary)
+        *tables, index = rotary
+        tables = tables if index is None else [table[index] for table in tables]
+        cos, sin = (table.view(-1, qkv.shape[1], 1, qkv.shape[3]) for table in tables)
         if interleaved:
             partner = query_key.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
