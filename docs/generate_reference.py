@@ -201,7 +201,7 @@ def _written(option: dict[str, Any]) -> str:
         return "(needed)"
     default = option["default"]
     if isinstance(default, dict):
-        return "see below" if default else ""
+        return f"`{default['kind']}`" if "kind" in default else "see below" if default else ""
     return f"`{default if isinstance(default, str) and default.strip() else json.dumps(default)}`"
 
 

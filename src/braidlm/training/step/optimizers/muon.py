@@ -33,9 +33,11 @@ class MuonConfig(OptimizerConfig):
 
 @optimizers.register("muon")
 class Muon(Optimizer):
-    """Muon for the matrices of blocks, experts and projections, each its own; AdamW for embedding, head, routers,
-    norms and biases. A parameter is one matrix (so queries, keys and values are, where one product makes them), and
-    each member of a bank is."""
+    """Muon for each matrix of blocks, experts and projections; AdamW for embedding, head, routers, norms and biases.
+
+    A parameter is one matrix (so queries, keys and values are, where one product makes them), and each member of a
+    bank is one.
+    """
 
     Config = MuonConfig
 
