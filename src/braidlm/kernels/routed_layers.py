@@ -42,6 +42,12 @@ class Dispatch:
     ready: torch.cuda.Event | None = None
     """The event to wait for before the permutation is read, where the side stream computes it."""
 
+    def wait(self) -> None:
+        """Wait for the permutation."""
+        side = current_side_stream()
+        if self.ready is not None and side is not None:
+            side.wait_event(self.ready)
+
 
 @dataclass
 class UncombinedRows:
@@ -128,8 +134,11 @@ def routed_feed_sublayer(
 ) -> Sublayer:
     """Of `RoutedFeed`."""
     reader = first_linear(part.bank if part.shared is None else part.shared)
-    stream, normed, dispatch = add_norm_route(stream, pending, norm, part.router, reader, context, reads_normed=True)
+    stream, normed, dispatch = add_norm_route(
+        stream, pending, norm, part.router, reader, context, reads_normed=True, permute_on_side=part.shared is not None
+    )
     shared = None if part.shared is None else feed_forward(part.shared, normed, context)
+    dispatch.wait()
     (up, out), (kind, gated) = _feed_matrices(part.bank, context), activation_of(part.bank)
     delta = CombinedFeed.apply(
         normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
@@ -154,7 +163,7 @@ def add_norm_route(
     """The stream with the pending addition, the same normalised for the layer `reader`, and the router's choice.
 
     The router reads the normalised stream or the stream itself. With `permute_on_side` the caller waits for the
-    dispatch's `ready` before it reads the permutation.
+    dispatch before it reads the permutation.
     """
     if isinstance(stream, UncombinedRows) and (pending is not None or not routes_with_norm(router)):
         stream = stream.combined()
@@ -163,9 +172,9 @@ def add_norm_route(
     if isinstance(stream, Tensor) and not routes_with_norm(router):
         stream, normed = add_norm(stream, pending, norm, reader, context, folded)
         if reads_normed:
-            dispatch, normed = _route(router, normed, context)
+            dispatch, normed = _route(router, normed, context, permute_on_side=permute_on_side)
         else:
-            dispatch, stream = _route(router, stream, context)
+            dispatch, stream = _route(router, stream, context, permute_on_side=permute_on_side)
         return stream, normed, dispatch
     centred = isinstance(norm, LayerNorm)
     delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
@@ -184,11 +193,15 @@ def add_norm_route(
 
 
 def _route(
-    router: TopKRouter, rows: Tensor, context: PassContext, slot: GradientSlot | None = None
+    router: TopKRouter,
+    rows: Tensor,
+    context: PassContext,
+    slot: GradientSlot | None = None,
+    permute_on_side: bool = False,
 ) -> tuple[Dispatch, Tensor]:
     """The router's choice for every row, and the rows for their next reader.
 
-    `slot` is of the layer whose output's gradient is that of the rows.
+    `slot` is of the layer whose output's gradient is that of the rows; for `permute_on_side` see `add_norm_route`.
     """
     config = router.config
     inner, read = router.inner, rows
@@ -198,7 +211,7 @@ def _route(
         read, *_scores_of(router), router.balance, config.top_k, config.renormalise,
         context.sums_of(router), slot if inner is None else None,
     )  # fmt: skip
-    return _dispatch(router, choice, context), passed_on if inner is None else rows
+    return _dispatch(router, choice, context, permute_on_side), passed_on if inner is None else rows
 
 
 def _scores_of(router: TopKRouter) -> tuple[Tensor, Tensor | None]:
@@ -239,9 +252,7 @@ def _attend(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext)
     """What the routed queries of a bank of attentions gather from all tokens' values, in sorted rows."""
     folded, permutation, slot = context.folded[bank.qkv], dispatch.permutation, context.slots.get(bank.qkv)
     qkv = Linear.apply(normed, folded.weight, folded.cast, folded.bias_cast, slot, True)
-    side = current_side_stream()
-    if dispatch.ready is not None and side is not None:
-        side.wait_event(dispatch.ready)
+    dispatch.wait()
     probability, scale = bank.drop.probability, 1 / math.sqrt(bank.head_dim)
     return AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), permutation.source,
