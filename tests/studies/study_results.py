@@ -5,8 +5,8 @@ from typing import Any
 
 from toy_study import toy_study
 
+from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, Point, StudyResults
-from braidlm.studies.running import Kind
 from braidlm.studies.study import decode_study
 
 
@@ -20,6 +20,7 @@ def model(name: str, kind: Kind, stories: float, maths: float, **changes: Any) -
         "active_parameters": 1000,
         "flops_per_token": 1000,
         "tokens": 5000,
+        "words": 3000,
         "seconds": 10.0,
         "wall_seconds": 12.0,
         "curve": [Point(1000, 600, {d: 2 * b for d, b in bits.items()}), Point(5000, 3000, bits)],

@@ -18,10 +18,11 @@ from braidlm.model.config.strict import encode
 from braidlm.studies import editing
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
-from braidlm.studies.running import TrainedModel, run_study
+from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.study import decode_study
 from braidlm.studies.tables import tables, variants
+from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.saving.checkpoints import Checkpoints
 
 EXPERTS = {"experts": {"names": 4, "router": {"top_k": 2, "compute": "dense"}}}

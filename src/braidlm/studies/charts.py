@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from braidlm.core.report import figures
 from braidlm.core.report.figures import COLOURS
+from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ BAR_BITS = 1.0
 
 def model_colours(results: StudyResults) -> dict[str, str]:
     """The colour of each model; paths come first, which gives them those that routing reports have for them."""
-    names = results.names("path") + results.names("composed") + results.names("whole") + results.names("variant")
+    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "variant", "average", "distilled")
+    names = [name for kind in kinds for name in results.names(kind)]
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 
 

@@ -28,7 +28,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     out = Path(out)
     study = load_study(RECIPE, [f"out={out}", f"data.cache={out / 'data'}", *(overrides or [])])
     clock = _Clock()
-    data = open_data(study.data_config)
+    data = open_data(study.data_config, study.validation.half)
     clock.note("stories and word problems written, and cut into tokens")
     models = run_study(study)
     clock.note("paths, composed model and dense model trained")

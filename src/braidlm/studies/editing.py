@@ -11,12 +11,14 @@ from braidlm.bridges.opening import open_model
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.folders import load_lineage
+from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.edits.edit import edit
 from braidlm.routes.texts import DataSource
 from braidlm.studies.models import errors_of
 from braidlm.studies.phases import EditStep, edit_step
 from braidlm.studies.study import Study
+from braidlm.training.distill.teachers import TEACHER
 
 
 def apply_edits(
@@ -54,6 +56,13 @@ def is_trained_from(run: Path, start: Path) -> bool:
     """Whether a run's newest checkpoint began with this model's weights."""
     newest = newest_checkpoint(run)
     return newest is not None and is_made_of(newest, [start])
+
+
+def is_taught_by(run: Path, teacher: Path) -> bool:
+    """Whether a run's newest checkpoint learned from this model as it is now."""
+    newest = newest_checkpoint(run)
+    sources = [] if newest is None else (load_lineage(newest) or {}).get("sources", [])
+    return [source["sha256"] for source in sources if source.get("role") == TEACHER] == [model_hash(teacher)]
 
 
 def remove_made(folder: Path) -> None:

@@ -16,9 +16,10 @@ from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.studies.members import distilled_model, member_model, member_names
 from braidlm.studies.study import Study
 
-Kind = Literal["path", "composed", "whole", "variant", "given"]
+Kind = Literal["path", "composed", "whole", "variant", "given", "average", "distilled"]
 """`given`: a model folder that variants are made of."""
 
 
@@ -49,6 +50,8 @@ def study_models(study: Study) -> list[StudyModel]:
 def check_study_fits(study: Study, device: str | None) -> None:
     """Refuse a study with a model that cannot be trained in the memory there is."""
     for model in study_models(study):
+        if model.kind == "average":
+            continue  # it is not trained
         with errors_of(model.kind, model.name):
             check_training_fits(skeleton(model.config), torch.device(choose_device(device or "auto")))
 
@@ -56,7 +59,8 @@ def check_study_fits(study: Study, device: str | None) -> None:
 @contextmanager
 def errors_of(kind: Kind, name: str) -> Iterator[None]:
     """Let an error in the block say which model of the study it is about."""
-    key = {"path": "paths.model", "variant": f"variants.{name}", "given": name}.get(kind, f"{kind}.{name}")
+    keys = {"path": "paths.model", "variant": f"variants.{name}", "given": name, "average": f"averages.{name}"}
+    key = keys.get(kind, f"{kind}.{name}")
     try:
         yield
     except BraidError as error:
@@ -71,7 +75,16 @@ def _names(study: Study) -> list[tuple[Kind, str]]:
         *(("composed", name) for name in study.composed),
         *(("whole", name) for name in study.whole),
         *(("variant", name) for name in study.variants),
+        *_average_names(study),
     ]
+
+
+def _average_names(study: Study) -> Iterator[tuple[Kind, str]]:
+    """Each average, and what is distilled from it."""
+    for name, spec in study.averages.items():
+        yield "average", name
+        if spec.distilled is not None:
+            yield "distilled", study.distilled_name(name)
 
 
 def _config(study: Study, kind: Kind, name: str, before: list[StudyModel]) -> BraidConfig:
@@ -91,6 +104,14 @@ def _config(study: Study, kind: Kind, name: str, before: list[StudyModel]) -> Br
 def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
     if kind == "whole":
         return study.whole[name].model.architecture  # type: ignore[no-any-return]
+    if kind == "average":
+        average = study.averages[name]
+        names = member_names(study, average)
+        members = [member_model(study, one).architecture for one in study.model_names if one in average.members]
+        return composed_architecture(members * (len(names) // len(members)), names, "average", blocks=0)
+    if kind == "distilled":
+        teacher = next(one for one in study.averages if study.distilled_name(one) == name)
+        return distilled_model(study, teacher).architecture
     assert study.paths is not None
     path: Architecture = study.paths.model.architecture
     if kind == "path":

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.edit import Edit, edits, load_edits
-from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Range
+from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Range, Seed, Share
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
@@ -94,6 +94,32 @@ class VariantSpec(Phase):
             raise BraidError("nothing is done: give edits, domains to train on, or both")
         if not self.domains and (self.training or self.epochs is not None or self.budget is not None):
             raise BraidError("it is not trained: give the domains to train on")
+
+
+@dataclass
+class DistilledSpec(Phase):
+    """A model that learns the probabilities of an average beside the text that its members are trained on."""
+
+    model: Any = None
+    """The architecture; by default the first member's."""
+    weight: Share = 0.5
+    """The average's share of the loss; the rest is the text's."""
+    temperature: Positive = 1.0
+    """Divides the logits of both sides."""
+    seeds: list[Seed] | None = None
+    """By default the study's."""
+
+
+@dataclass
+class AverageSpec:
+    """Models trained apart whose probabilities are averaged, as `braid compose --join average` does it."""
+
+    members: list[str]
+    """Whole models or paths of the study: one with several seeds, or several, which may be trained on other domains."""
+    seeds: Literal["all", "each"] = "all"
+    """One average of the members of all seeds, or one for each seed."""
+    distilled: DistilledSpec | None = None
+    """Train one model of a member's size on what they say together; it is called NAME_distilled."""
 
 
 class EditStep(NamedTuple):

@@ -32,7 +32,7 @@ def study(
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
     results = measure(loaded, run_study(loaded, device, fresh), device)
-    routed = study_routes(results, open_data(loaded.data_config), loaded.folder / ROUTES)
+    routed = study_routes(results, open_data(loaded.data_config, loaded.validation.half), loaded.folder / ROUTES)
     write_report(results, routed, loaded.folder)
     return results
 

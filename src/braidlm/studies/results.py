@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
@@ -11,6 +11,7 @@ from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import read_metrics, training_seconds
+from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -18,8 +19,9 @@ from braidlm.model.paths.switches import use_paths
 from braidlm.routes.layers import find_layers
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
-from braidlm.studies.running import Kind, TrainedModel
+from braidlm.studies.models import Kind
 from braidlm.studies.study import Study
+from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.monitoring.validation import score_text
 from braidlm.training.trainables.braid_model import TrainableBraid
 
@@ -27,6 +29,8 @@ ROUTES = "routes"
 """The folder of the routing report in the folder of a study."""
 Bits = dict[str, float]
 """Bits per byte, by domain."""
+Texts = dict[str, ValidationSet]
+"""Held-out text, by domain."""
 
 
 class Point(NamedTuple):
@@ -57,9 +61,12 @@ class ModelResult:
     """Those that take part in computing one token."""
     flops_per_token: int
     tokens: int
-    """Seen in training; for a composed model, after it was composed, for a variant, after its edits."""
+    """Seen in training; for a composed model, after it was composed, for a variant, after its edits, for an average by
+    all members together."""
+    words: int
+    """The same in words."""
     seconds: float
-    """Of training alone, without validation, samples and saving."""
+    """Of training alone, without validation, samples and saving; of an average, its members' together."""
     wall_seconds: float
     """Of the whole run up to its last validation, everything included; 0 where its records do not say."""
     bits: Bits
@@ -71,6 +78,8 @@ class ModelResult:
     """How many parameters were trained; None without a training."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Scores on the study's tasks."""
+    halves: dict[str, Bits] = field(default_factory=dict)
+    """Bits per byte on both halves of the held-out text, where `validation.half` names one of them."""
 
 
 @dataclass
@@ -133,12 +142,9 @@ def over_seeds(values: list[float]) -> Spread:
 def measure(study: Study, models: list[TrainedModel], device: str | None = None) -> StudyResults:
     """Score every model on the held-out documents of every domain, in float32."""
     device = choose_device(device or "auto")
-    data = open_data(study.data_config)
-    texts = {
-        stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
-        for stream in data.validation
-    }
-    results = StudyResults(study, [_measured(model, texts, device) for model in models])
+    texts = _texts(study, study.validation.half)
+    halves = {} if study.validation.half is None else {half: _texts(study, half) for half in get_args(Half)}
+    results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
     if study.tasks is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
         scores = study.tasks.scores(folders, study.folder, device)
@@ -147,11 +153,20 @@ def measure(study: Study, models: list[TrainedModel], device: str | None = None)
     return results
 
 
-def _measured(trained: TrainedModel, texts: dict[str, ValidationSet], device: str) -> ModelResult:
+def _texts(study: Study, half: Half | None) -> Texts:
+    return {
+        stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
+        for stream in open_data(study.data_config, half).validation
+    }
+
+
+def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str) -> ModelResult:
     model = load_model(trained.model, device)
     cost = model_cost(model)
     run = trained.run
     records = [] if run is None else read_metrics(run.folder)
+    runs = [one.run for one in (trained.parts if trained.kind == "average" else [trained]) if one.run is not None]
+    trainings = [read_metrics(one.folder) for one in runs]
     silenced = {}
     if trained.kind == "composed":
         names = [part.name for part in trained.parts]
@@ -168,13 +183,15 @@ def _measured(trained: TrainedModel, texts: dict[str, ValidationSet], device: st
         parameters=cost.parameters,
         active_parameters=cost.active_parameters,
         flops_per_token=cost.flops_per_token,
-        tokens=0 if run is None else run.progress.tokens,
-        seconds=training_seconds(records),
-        wall_seconds=sum(record.get("seconds", 0.0) for record in records),
+        tokens=sum(one.progress.tokens for one in runs),
+        words=sum(one.progress.words for one in runs),
+        seconds=sum(map(training_seconds, trainings)),
+        wall_seconds=sum(record.get("seconds", 0.0) for each in trainings for record in each),
         bits=_scores(model, texts),
         curve=[Point(r["tokens"], r["words"], _record_bits(r)) for r in records if r["kind"] == "validation"],
         silenced=silenced,
         trainable=None if run is None else run.trainable,
+        halves={half: _scores(model, each) for half, each in halves.items()},
     )
 
 
@@ -182,7 +199,7 @@ def _written(folder: Path | None) -> str | None:
     return None if folder is None else str(folder)
 
 
-def _scores(model: BraidForCausalLM, texts: dict[str, ValidationSet]) -> Bits:
+def _scores(model: BraidForCausalLM, texts: Texts) -> Bits:
     return {domain: score_text(TrainableBraid(model), text).bits_per_byte for domain, text in texts.items()}
 
 

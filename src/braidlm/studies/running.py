@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,15 @@ from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Subset
 from braidlm.edits.compose import compose
 from braidlm.model.config.strict import decode, encode
-from braidlm.studies.editing import apply_edits, check_texts, is_made_of, is_trained_from, remove_made
-from braidlm.studies.models import Kind, check_study_fits, errors_of
+from braidlm.studies.averaging import average_models
+from braidlm.studies.editing import apply_edits, check_texts, is_made_of, is_taught_by, is_trained_from, remove_made
+from braidlm.studies.members import distilled_domains, distilled_model
+from braidlm.studies.models import check_study_fits, errors_of
 from braidlm.studies.phases import ComposedSpec, Domains, Phase, VariantSpec, edit_step
 from braidlm.studies.study import Study
+from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
-
-
-@dataclass
-class TrainedModel:
-    """One model of a study, made with one seed."""
-
-    name: str
-    kind: Kind
-    seed: int
-    model: Path
-    """Its model folder."""
-    run: Run | None = None
-    """Its training; None for a model that was only edited, or that was given."""
-    parts: list["TrainedModel"] = field(default_factory=list)
-    """Of a composed model: its paths."""
 
 
 def run_study(study: Study, device: str | None = None, fresh: bool = False) -> list[TrainedModel]:
@@ -48,8 +36,16 @@ def run_study(study: Study, device: str | None = None, fresh: bool = False) -> l
     check_texts(study)
     if study.tasks is not None:
         study.tasks.check()
-    data = open_data(study.data_config)
-    return [model for seed in study.seeds for model in _SeedRuns(study, seed, data, device, fresh).with_variants()]
+    data = open_data(study.data_config, study.validation.half)
+
+    def runs(seed: int) -> _SeedRuns:
+        return _SeedRuns(study, seed, data, device, fresh)
+
+    def distil(average: str, teacher: TrainedModel, seed: int) -> TrainedModel:
+        return runs(seed).distilled(average, teacher)
+
+    models = [model for seed in study.seeds for model in runs(seed).with_variants()]
+    return [*models, *average_models(study, models, distil)]
 
 
 @dataclass
@@ -118,6 +114,18 @@ class _SeedRuns:
         fresh = not is_trained_from(self.folder / name, model)
         run = self._train(name, sets, spec, domains=spec.domains, fresh=fresh, start_from=str(model))
         return TrainedModel(name, "variant", self.seed, run.model, run)
+
+    def distilled(self, average: str, teacher: TrainedModel) -> TrainedModel:
+        """One model that learns from an average; from one that was made anew, it learns anew."""
+        name, spec = self.study.distilled_name(average), self.study.averages[average].distilled
+        assert spec is not None
+        distill = {"teachers": [str(teacher.model)], "weight": spec.weight, "temperature": spec.temperature}
+        taught = replace(spec, training={**spec.training, "distill": distill})
+        with errors_of("distilled", name):
+            sets = self._sets(distilled_domains(self.study, average), 0.0, 1.0)
+            fresh = not is_taught_by(self.folder / name, teacher.model)
+            run = self._train(name, sets, taught, fresh=fresh, model=distilled_model(self.study, average))
+        return TrainedModel(name, "distilled", self.seed, run.model, run, [teacher])
 
     def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:
         """Parts of the prepared domains; the held-out documents are the same for every run."""

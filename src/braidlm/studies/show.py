@@ -12,9 +12,10 @@ from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.strict import encode
+from braidlm.studies.members import distilled_domains
 from braidlm.studies.models import errors_of, study_models
 from braidlm.studies.phases import Phase
-from braidlm.studies.plan import TOKENS_PER_WORD, StudyPlan, total_seconds
+from braidlm.studies.plan import TOKENS_PER_WORD, TRAINING_FLOPS, StudyPlan, total_seconds
 from braidlm.studies.study import Study, decode_study, is_study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
@@ -80,13 +81,17 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
     """Every model of a study as it would be built; the study's own figures are those of its first composed model."""
     study = decode_study(data)
     vocab_size = study.data.tokenizer.vocab_size
-    models, plans, plan = [], [], StudyPlan(study)
+    models: list[dict[str, Any]] = []
+    plans, plan = [], StudyPlan(study)
     with errors_at(name):
         built = study_models(study)
     for model in built:
         with errors_of(model.kind, model.name):
             facts = model_facts(model.config, length)
-        plans.append(plan.training(*_training_share(study, model.kind, model.name), facts["flops_per_token"]))
+        flops = facts["flops_per_token"]
+        if model.kind == "distilled":
+            flops += models[-1]["flops_per_token"] // TRAINING_FLOPS  # the average before it, which is only run forward
+        plans.append(plan.training(*_training_share(study, model.kind, model.name), flops))
         models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts()})
     notes = []
     if not plan.is_prepared:
@@ -129,6 +134,13 @@ def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], flo
     if kind in ("whole", "variant"):
         spec = study.whole[label] if kind == "whole" else study.variants[label]
         return study.domains_of(spec), 1.0, spec
+    if kind == "average":
+        return [], 0.0, Phase()
+    if kind == "distilled":
+        average = next(name for name in study.averages if study.distilled_name(name) == label)
+        phase = study.averages[average].distilled
+        assert phase is not None
+        return distilled_domains(study, average), 1.0, phase
     assert study.paths is not None
     if kind == "path":
         return [label], study.paths.share, study.paths

@@ -19,7 +19,7 @@ from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Length, Positive, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode
-from braidlm.studies.phases import ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec, edit_step
+from braidlm.studies.phases import AverageSpec, ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec, edit_step
 from braidlm.studies.tasks import TasksConfig
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
@@ -63,6 +63,8 @@ class Study:
     """Composed models, by name."""
     variants: dict[str, VariantSpec] = field(default_factory=dict)
     """What edits and further training make of trained models, by name."""
+    averages: dict[str, AverageSpec] = field(default_factory=dict)
+    """Averages of models that were trained apart, by name, and what is distilled from them."""
     name: str = "study"
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
@@ -96,6 +98,7 @@ class Study:
         self._check_names()
         self._check_domains()
         self._check_starts()
+        self._check_averages()
 
     def _check_names(self) -> None:
         """Each model has a folder of its own."""
@@ -103,7 +106,8 @@ class Study:
             "a path": self.domains if self.paths is not None else (),
             "a whole model": self.whole,
         }
-        kinds |= {"a composed one": self.composed, "a variant": self.variants}
+        kinds |= {"a composed one": self.composed, "a variant": self.variants, "an average": self.averages}
+        kinds |= {"a distilled one": [self.distilled_name(n) for n, spec in self.averages.items() if spec.distilled]}
         taken: dict[str, str] = {}
         for kind, names in kinds.items():
             for name in names:
@@ -135,6 +139,29 @@ class Study:
                     f"variants.{name}.start: '{spec.start}' is not made yet",
                     todo="A variant stands before those that are made of it.",
                 )
+
+    def _check_averages(self) -> None:
+        """An average has members that are trained from scratch, at least two of them."""
+        trained = [*(self.domains if self.paths is not None else ()), *self.whole]
+        for name, spec in self.averages.items():
+            for member in spec.members:
+                if member not in trained:
+                    raise BraidError(
+                        f"averages.{name}.members: there is no path or whole model '{member}'."
+                        f"{did_you_mean(member, trained)}"
+                    )
+            if len(set(spec.members)) < len(spec.members):
+                raise BraidError(f"averages.{name}.members: each is named once; `seeds` says how often it is trained")
+            if len(spec.members) * (len(self.seeds) if spec.seeds == "all" else 1) < 2:
+                raise BraidError(
+                    f"averages.{name}: an average has at least two members",
+                    todo="Give the study several seeds, or name several members.",
+                )
+
+    @staticmethod
+    def distilled_name(average: str) -> str:
+        """The name of what is distilled from an average."""
+        return f"{average}_distilled"
 
     @property
     def model_names(self) -> list[str]:
@@ -188,6 +215,8 @@ def decode_study(data: dict[str, Any]) -> Study:
         part = data.get(key)
         if isinstance(part, dict):
             data[key] = _with_models(part, key, problems)
+    if isinstance(data.get("averages"), dict):
+        data["averages"] = {name: _average(spec, name, problems) for name, spec in data["averages"].items()}
     if isinstance(data.get("training"), dict):
         _check_training(data["training"], "training", problems)
     study = None
@@ -213,6 +242,9 @@ def _phases(study: Study) -> Iterator[tuple[str, Phase]]:
     for key, specs in (("composed", study.composed), ("whole", study.whole), ("variants", study.variants)):
         for name, spec in specs.items():  # type: ignore[attr-defined]
             yield f"{key}.{name}", spec
+    for name, average in study.averages.items():
+        if average.distilled is not None:
+            yield f"averages.{name}.distilled", average.distilled
 
 
 def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
@@ -240,6 +272,15 @@ def _whole(spec: Any, where: str, problems: list[str]) -> Any:
     if isinstance(spec, dict) and "model" in spec:
         return {**spec, "model": _model(spec["model"], f"{where}.model", problems)}
     return {"model": _model(spec, where, problems)}
+
+
+def _average(spec: Any, name: str, problems: list[str]) -> Any:
+    """An average whose distilled model has its architecture decoded, if it says one."""
+    distilled = spec.get("distilled") if isinstance(spec, dict) else None
+    if not isinstance(distilled, dict) or distilled.get("model") is None:
+        return spec
+    model = _model(distilled["model"], f"averages.{name}.distilled.model", problems)
+    return {**spec, "distilled": {**distilled, "model": model}}
 
 
 def _model(model: Any, where: str, problems: list[str]) -> Any:

@@ -3,8 +3,8 @@
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.table import Table
+from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
-from braidlm.studies.running import Kind
 
 
 def tables(results: StudyResults) -> list[Table]:
@@ -12,6 +12,8 @@ def tables(results: StudyResults) -> list[Table]:
     all_tables = [quality(results)] if results.names("path", "composed", "whole") else []
     if results.names("variant"):
         all_tables.insert(0, variants(results))
+    if results.names("average") or results.study.validation.half is not None:
+        all_tables.insert(0, summary(results))
     if results.names("whole") and not results.names("path"):
         all_tables.append(learning(results))
     if results.study.tasks is not None:
@@ -24,11 +26,34 @@ def tables(results: StudyResults) -> list[Table]:
     return all_tables
 
 
+def summary(results: StudyResults) -> Table:
+    """Every model with what it costs and what it reaches, on both halves of the held-out text where there are two."""
+    halves, tasks = list(results.models[0].halves), list(results.models[0].tasks)
+    rows = []
+    for name in results.names():
+        models = results.of(name)
+        first, walls = models[0], [m.wall_seconds for m in models]
+        bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
+        sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), count(first.words)]
+        rows.append(
+            [
+                *(name, _label(first.kind), str(len(models)), *sizes),
+                *(over_seeds([_mean_bits(each) for each in half]).text(digits=4) for half in bits),
+                *(over_seeds([m.tasks[task] for m in models]).text(digits=2) for task in tasks),
+                *(duration(_seconds(models)) if first.words else "–", duration(sum(walls) / len(walls))),
+            ]
+        )
+    scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
+    sizes = ["parameters", "FLOPs per token", "words"]
+    columns = ["model", "", "seeds", *sizes, *scores, *tasks, "training", "wall clock"]
+    return Table("models", "Every model: what it costs and what it reaches", columns, rows)
+
+
 def quality(results: StudyResults) -> Table:
     """How well each model predicts each domain."""
     rows = []
-    kinds: dict[Kind, str] = {"path": "path", "composed": "composed", "whole": "from scratch"}
-    for kind, label in kinds.items():
+    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "average", "distilled")
+    for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
             scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
@@ -36,9 +61,11 @@ def quality(results: StudyResults) -> Table:
             seen = count(models[0].tokens)
             if kind == "composed":
                 seen = f"{count(_path_tokens(results, models[0]))} + {seen}"
-            rows.append([name, label, f"{models[0].parameters:,}", seen, *scores, both])
+            rows.append([name, _label(kind), f"{models[0].parameters:,}", seen, *scores, both])
     columns = ["model", "", "parameters", "tokens", *results.domains, "mean"]
-    return Table("bits-per-byte", "Bits per byte on held-out text (lower is better)", columns, rows)
+    half = results.study.validation.half
+    text = "held-out text" if half is None else f"the {half} half of held-out text"
+    return Table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
 
 
 def variants(results: StudyResults) -> Table:
@@ -102,7 +129,7 @@ def learning(results: StudyResults) -> Table:
 def cost(results: StudyResults) -> Table:
     """The size of each model and the cost of its training: FLOPs and wall clock."""
     rows = []
-    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "given", "variant")
+    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "given", "variant", "average", "distilled")
     for kind in kinds:
         for name in results.names(kind):
             models = results.of(name, kind)
@@ -149,6 +176,10 @@ def inactive_paths(results: StudyResults) -> Table:
             rows.append([name, path, *costs])
     title = "Bits per byte with every path active, and the change when one is inactive"
     return Table("silent-paths", title, ["model", "inactive", *results.domains], rows)
+
+
+def _label(kind: Kind) -> str:
+    return "from scratch" if kind == "whole" else kind
 
 
 def duration(seconds: float) -> str:

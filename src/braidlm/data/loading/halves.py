@@ -25,11 +25,10 @@ def documents_of_half(sizes: np.ndarray, half: Half, where: str) -> np.ndarray:
         filled += size
         if filled >= BLOCK_BYTES:
             turn, filled = 1 - turn, 0
-    chosen = np.flatnonzero(np.array(turns) == get_args(Half).index(half))
-    if not len(chosen):
+    if len(set(turns)) < 2:
         raise BraidError(
             f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn",
             where,
             "Hold out more text, or leave out `half`.",
         )
-    return chosen
+    return np.flatnonzero(np.array(turns) == get_args(Half).index(half))

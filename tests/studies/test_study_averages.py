@@ -1,0 +1,156 @@
+"""Averages of a study: members by seed or by domain, averaged exactly, and one model that learns from them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_study import PATH_MODEL, toy_study
+
+from braidlm.core import console
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.model.config.strict import encode
+from braidlm.studies.report import study
+from braidlm.studies.results import StudyResults
+from braidlm.studies.running import run_study
+from braidlm.studies.show import study_facts
+from braidlm.studies.study import decode_study
+from braidlm.studies.tables import summary, tables
+
+SHORT: dict[str, Any] = {"budget": "2 steps"}
+
+
+def averaged(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Two seeds of a model of all text, and of one for each domain."""
+    whole = {
+        "dense": {"model": PATH_MODEL, **SHORT},
+        "of_stories": {"model": PATH_MODEL, "domains": ["stories"], **SHORT},
+        "of_maths": {"model": PATH_MODEL, "domains": ["maths"], **SHORT},
+    }
+    averages = {
+        "by_seed": {"members": ["dense"], "distilled": {"weight": 0.7, "seeds": [5], **SHORT}},
+        "by_source": {"members": ["of_maths", "of_stories"], "seeds": "each"},
+    }
+    made = toy_study(folder / "out", folder / "data", paths=None, composed={}, whole=whole, averages=averages)
+    made["domains"] = {
+        name: {"source": name, "documents": 500, "holdout": 0.4, "subset": {"stop": 0.2}} for name in made["domains"]
+    }
+    made |= {"seeds": [1, 2], "validation": {"every": "2 steps", "tokens": 600, "half": "choose"}}
+    return made | changes
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
+    console.set_quiet(True)
+    try:
+        return study(decode_study(averaged(tmp_path_factory.mktemp("averages"))), device="cpu")
+    finally:
+        console.set_quiet(False)
+
+
+def test_every_model_is_there(results: StudyResults) -> None:
+    made = [(model.name, model.kind, model.seed) for model in results.models if model.kind != "whole"]
+    assert made == [
+        ("by_seed", "average", 1),
+        ("by_seed_distilled", "distilled", 5),
+        ("by_source", "average", 1),
+        ("by_source", "average", 2),
+    ]
+    out = results.study.folder
+    assert results.of("by_seed")[0].folder == out / "by_seed"
+    assert [model.folder for model in results.of("by_source")] == [
+        out / f"seed-{seed}" / "by_source" for seed in (1, 2)
+    ]
+
+
+def test_probabilities_are_averaged(results: StudyResults) -> None:
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        members = [load_model(model.folder)(ids).logits.softmax(-1) for model in results.of("dense")]
+        average = load_model(results.of("by_seed")[0].folder)
+        assert torch.allclose(average(ids).logits.exp(), sum(members) / 2, atol=1e-5)
+    assert load_lineage(results.of("by_seed")[0].folder)["options"]["join"] == {"kind": "average"}  # type: ignore[index]
+
+
+def test_an_average_costs_what_its_members_cost(results: StudyResults) -> None:
+    members, (average,) = results.of("dense"), results.of("by_seed")
+    assert average.parameters == sum(model.parameters for model in members)
+    assert average.words == sum(model.words for model in members)
+    assert average.wall_seconds == pytest.approx(sum(model.wall_seconds for model in members))
+
+
+def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:
+    (student,) = results.of("by_seed_distilled")
+    assert student.parameters == results.of("dense")[0].parameters
+    lineage = load_lineage(student.folder)
+    assert lineage is not None
+    distill = lineage["recipe"]["training"]["distill"]
+    assert distill["weight"] == 0.7
+    assert distill["teachers"] == [{"model": str(results.study.folder / "by_seed"), "weight": 1.0}]
+    assert set(lineage["recipe"]["data"]["sets"]) == {"stories", "maths"}
+
+
+def test_both_halves_are_in_one_table(results: StudyResults) -> None:
+    table = summary(results)
+    assert [*table.columns[6:8]] == ["bits per byte, choose half", "bits per byte, report half"]
+    assert [row[:3] for row in table.rows] == [
+        ["dense", "from scratch", "2"],
+        ["of_stories", "from scratch", "2"],
+        ["of_maths", "from scratch", "2"],
+        ["by_seed", "average", "1"],
+        ["by_seed_distilled", "distilled", "1"],
+        ["by_source", "average", "2"],
+    ]
+    for model in results.models:
+        assert model.bits == model.halves["choose"]
+        assert model.bits != model.halves["report"]
+        if model.curve and set(model.curve[-1].bits) == set(model.bits):
+            assert model.curve[-1].bits == pytest.approx(model.bits, abs=1e-5)
+    assert tables(results)[0].name == "models"
+    assert (results.study.folder / "tables/models.csv").is_file()
+
+
+def test_nothing_is_made_twice_but_what_changed(results: StudyResults) -> None:
+    made = results.study
+    before = {model.folder: (model.folder / "model.safetensors").stat().st_mtime_ns for model in results.models}
+    console.set_quiet(True)
+    try:
+        run_study(made, device="cpu")
+        assert {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in before} == before
+        other = averaged(made.folder.parent)
+        other["whole"]["dense"]["budget"] = "3 steps"
+        again = run_study(decode_study(other), device="cpu")
+    finally:
+        console.set_quiet(False)
+    changed = {m.name for m in again if before.get(m.model) != (m.model / "model.safetensors").stat().st_mtime_ns}
+    assert changed == {"dense", "by_seed", "by_seed_distilled"}
+
+
+def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
+    data = averaged(tmp_path)
+    made = decode_study(data)
+    assert encode(decode_study(encode(made))) == encode(made)
+    facts = {row["name"]: row for row in study_facts("study", data)["models"]}
+    assert facts["by_seed"]["parameters"] == 2 * facts["dense"]["parameters"]
+    assert facts["by_seed"]["training"]["seconds"] == 0
+    assert facts["by_seed_distilled"]["parameters"] == facts["dense"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("averages", "problem"),
+    [
+        ({"a": {"members": ["dens"]}}, "averages.a.members: there is no path or whole model 'dens'. Did you mean"),
+        ({"a": {"members": ["dense"], "seeds": "each"}}, "averages.a: an average has at least two members"),
+        ({"a": {"members": ["dense", "dense"]}}, "averages.a.members: each is named once"),
+        ({"dense": {"members": ["dense"]}}, "'dense' is the name of a whole model and of an average"),
+        (
+            {"a": {"members": ["dense"], "distilled": {"training": {"batches": 3}}}},
+            "averages.a.distilled.training: unknown key 'batches'",
+        ),
+    ],
+)
+def test_mistakes(averages: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        decode_study(averaged(tmp_path, averages=averages))
+    assert problem in str(caught.value)
