@@ -47,25 +47,19 @@ def products(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """left [M, INNER] @ right, and, unless SECOND_OFFSET is 0, left @ the matrix that begins there after right."""
-    EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (COLUMNS % BLOCK_N == 0)
+    EVEN_INNER: tl.constexpr = INNER % BLOCK_K == 0
+    EVEN: tl.constexpr = EVEN_INNER and (COLUMNS % BLOCK_N == 0)
     at = tl.arange(0, BLOCK_K)
     one = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     two = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for begin in range(0, INNER, BLOCK_K):
-        if EVEN:
-            a = tl.load(left)
-            b = tl.load(right)
-        else:
-            inner_mask = begin + at < INNER
-            mask = inner_mask[:, None] & (column < COLUMNS)[None, :]
-            a = tl.load(left, mask=inner_mask[None, :], other=0.0)
-            b = tl.load(right, mask=mask, other=0.0)
+        inner_mask = begin + at < INNER
+        mask = inner_mask[:, None] & (column < COLUMNS)[None, :]
+        a = tl.load(left) if EVEN_INNER else tl.load(left, mask=inner_mask[None, :], other=0.0)
+        b = tl.load(right) if EVEN else tl.load(right, mask=mask, other=0.0)
         one = tl.dot(a, b, one, input_precision="ieee")
         if SECOND_OFFSET:
-            if EVEN:
-                b = tl.load(right + SECOND_OFFSET)
-            else:
-                b = tl.load(right + SECOND_OFFSET, mask=mask, other=0.0)
+            b = tl.load(right + SECOND_OFFSET) if EVEN else tl.load(right + SECOND_OFFSET, mask=mask, other=0.0)
             two = tl.dot(a, b, two, input_precision="ieee")
         left += BLOCK_K
         right += BLOCK_K * STRIDE
