@@ -243,10 +243,10 @@ def test_a_folder_of_another_comparison(pair: list[dict[str, Any]], compared: tu
 
 
 def test_the_verb(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Recipes of one name are named by their files, and an override is for both."""
+    """Recipes of one name are named by their files, and an override, or a key that is taken away, is for both."""
     files = [written(tmp_path, recipe(cache, "same"), name) for name in ("one", "two")]
     names = [os.path.relpath(file).replace("/", "-").removesuffix(".yaml") for file in files]
-    arguments = [*map(os.path.relpath, files), "training.budget=2 steps", "validation.every=2 steps"]
+    arguments = [*map(os.path.relpath, files), "training.budget=2 steps", "validation.every=2 steps", "~log"]
     assert main(["compare", *arguments, "--out", str(tmp_path / "out"), "--device", "cpu", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [model["name"] for model in facts["models"]] == names

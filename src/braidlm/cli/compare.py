@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train what is not there yet, or gather what was trained; then show the table or the JSON."""
-    others = [word for word in args.overrides if "=" not in word or Path(word).exists()]
+    others = [word for word in args.overrides if not ("=" in word or word.startswith("~")) or Path(word).exists()]
     overrides = [word for word in args.overrides if word not in others]
     folders = [word for word in (args.recipe, *others) if Path(word).is_dir()]
     if not folders:
