@@ -25,22 +25,27 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str, 
 
 
 def assert_equal_with_gradients(
-    fused: Callable[..., Any], plain: Callable[..., Any], inputs: Sequence[Tensor | None], dtype: torch.dtype
+    fused: Callable[..., Any],
+    plain: Callable[..., Any],
+    inputs: Sequence[Tensor | None],
+    dtype: torch.dtype,
+    roundings: int = 1,
 ) -> None:
-    """Both functions on the same inputs; floating inputs are differentiated."""
+    """Both functions on the same inputs; floating inputs are differentiated. `roundings` one after another may differ."""
+    tolerance = TOLERANCES[dtype] * roundings
     ours = [x if x is None or not x.is_floating_point() else x.detach().requires_grad_() for x in inputs]
     theirs = [x if x is None or not x.is_floating_point() else x.detach().double().requires_grad_() for x in inputs]
     actual, expected = fused(*ours), plain(*theirs)
     actual, expected = (x if isinstance(x, tuple) else (x,) for x in (actual, expected))
     upstream = [torch.randn(x.shape, device=x.device).to(x.dtype) for x in actual]
     for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        assert_close(a, e, TOLERANCES[dtype], f"output {index}")
+        assert_close(a, e, tolerance, f"output {index}")
     leaves = [index for index, x in enumerate(ours) if x is not None and x.requires_grad]
     our_gradients = torch.autograd.grad(actual, [ours[i] for i in leaves], upstream)
     their_gradients = torch.autograd.grad(expected, [theirs[i] for i in leaves], [u.double() for u in upstream])
     for index, a, e in zip(leaves, our_gradients, their_gradients, strict=True):
         assert a.dtype == ours[index].dtype
-        assert_close(a, e, TOLERANCES[dtype], f"gradient of input {index}")
+        assert_close(a, e, tolerance, f"gradient of input {index}")
 
 
 class InlineSideStream:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.depths.choice import choose_tokens, plain_choose_tokens
+from braidlm.kernels.depths.choice import choose_tokens
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import apply_dropout, threshold
@@ -186,14 +186,10 @@ class Enter(torch.autograd.Function):
 
 
 def plain_enter(
-    stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor, batch: int, count: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The reference, in torch's operations: the sum, the rows that enter, their scores, and their tokens."""
+    stream: Tensor, delta: Tensor | None, delta_bias: Tensor | None, weight: Tensor, token_R: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference, in torch's operations, where `token_R` enter: the sum, their rows, and the scores of all."""
     if delta is not None:
         stream = stream + (delta if delta_bias is None else delta + delta_bias)
     scale = (stream.square().mean(-1) + SCALE_EPS).rsqrt()
-    scores = (stream @ weight[0]) * scale
-    index_BK, _ = plain_choose_tokens(scores.view(batch, -1), count)
-    first = torch.arange(batch, device=stream.device)[:, None] * (len(stream) // batch)
-    token_R = (index_BK + first).flatten()
-    return stream, stream[token_R], scores[token_R], token_R
+    return stream, stream[token_R], (stream @ weight[0]) * scale
