@@ -31,7 +31,7 @@ def assert_equal_with_gradients(
     dtype: torch.dtype,
     roundings: int = 1,
 ) -> None:
-    """Both functions on the same inputs; floating inputs are differentiated. `roundings` one after another may differ."""
+    """Both functions on the same inputs; floating inputs are differentiated. `roundings` happen one after another."""
     tolerance = TOLERANCES[dtype] * roundings
     ours = [x if x is None or not x.is_floating_point() else x.detach().requires_grad_() for x in inputs]
     theirs = [x if x is None or not x.is_floating_point() else x.detach().double().requires_grad_() for x in inputs]
