@@ -10,6 +10,7 @@ import torch
 from comparison import TOLERANCES, InlineSideStream, assert_close, relative_error, side_stream
 from torch import Tensor
 
+from braidlm.kernels import planning
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.side_stream import SideStream
@@ -237,6 +238,21 @@ def test_the_stream_equals_the_plain_one(name: str, on_side: bool, device: str, 
     for what, expected in exact.items():
         tolerance = 4 * relative_error(plain[what], expected) + 2 * TOLERANCES[dtype]
         assert_close(actual[what], expected, tolerance, what)
+
+
+def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every two layers, one of which has fewer rows, in place of all four."""
+    monkeypatch.setattr(planning, "ROWS", 2 * 18)
+    model, ids = tiny_model(**ROUTED["depths"]).to(device).train(), random_ids(2, 9).to(device)
+    layers = [layer for _, layer in LoweredModel(model).lowered.layers]
+    groups = [(rows, len(some)) for rows, some in planning.row_groups(layers, set(layers), 2, 9)]
+    assert groups == [(18, 2), (8, 1)] * 2
+    weights, side = torch.randn(2, 9, model.model.width_out, device=device), side_stream(device)
+    actual = results(model, LoweredModel(model, side).stream, ids, weights, torch.float32, side)
+    plain = results(model, lambda ids: plain_stream(model.model, ids), ids, weights, torch.float32, None)
+    assert actual.keys() == plain.keys()
+    for what, expected in plain.items():
+        assert_close(actual[what], expected.double(), 4 * TOLERANCES[torch.float32], what)
 
 
 @pytest.mark.parametrize("frozen", [["blocks"], ["blocks", "routers", "embedding", "head"]], ids=["", "routers too"])

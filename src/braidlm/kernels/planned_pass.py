@@ -25,8 +25,8 @@ from braidlm.kernels.planning import (
     fold_all,
     gradient_slots,
     grouped_gradient_slots,
-    layers_by_rows,
     read_parameters,
+    row_groups,
     united,
 )
 from braidlm.kernels.routed.choice_means import evaluate_means
@@ -192,13 +192,13 @@ class LoweredModel:
 
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
-        by_rows = layers_by_rows([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
-        layers = [layer for some in by_rows.values() for layer in some]
+        groups = row_groups([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
+        layers = [layer for _, some in groups for layer in some]
         checkpointing = any(getattr(stage, "gradient_checkpointing", False) for stage in body.stages)
         stacks = side is not None and not checkpointing and self.stacks_gradients  # so that all deliver
         blocks = [layer for layer in layers if isinstance(layer[0], Block)]
         others = [layer for layer in layers if layer not in blocks[:1]]
-        stacked = by_rows if stacks else {}
+        stacked = groups if stacks else []
         casts = cast_all(read_parameters(blocks[:1]), dtype)
         with on_side(side):
             casts |= cast_all(read_parameters(others), dtype)
@@ -211,9 +211,9 @@ class LoweredModel:
             rotations=self._rotations(time, device),
             interleaved=getattr(body.positions.config, "pairs", None) == "interleaved",
             casts=casts,
-            slots=united(gradient_slots(some, rows, dtype) for rows, some in stacked.items()),
-            grouped_slots=united(grouped_gradient_slots(some, rows, dtype) for rows, some in stacked.items()),
-            sums=united(column_sums(some) for some in stacked.values()),
+            slots=united(gradient_slots(some, rows, dtype) for rows, some in stacked),
+            grouped_slots=united(grouped_gradient_slots(some, rows, dtype) for rows, some in stacked),
+            sums=united(column_sums(some) for _, some in stacked),
             foldings=fold_all(layers, dtype),
             seeds=self._seeds(device),
             late_casts=partial(cast_all, late, dtype),

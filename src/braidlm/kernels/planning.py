@@ -39,14 +39,23 @@ Layers = list[tuple[nn.Module, set[nn.Module]]]
 """The layers in the order of the model, each with the set of all parts that are lowered."""
 
 
-def layers_by_rows(layers: list[Any], lowered: set[nn.Module], batch: int, time: int) -> dict[int, Layers]:
-    """Layers by the number of rows that they compute: blocks inside a mixture of depths, in training, have fewer."""
+def row_groups(layers: list[Any], lowered: set[nn.Module], batch: int, time: int) -> list[tuple[int, Layers]]:
+    """The layers with the number of rows that they compute: blocks inside a mixture of depths, in training, have fewer.
+
+    Where there are such blocks, the groups end after as many layers as a stack of gradients holds: else all of them
+    would be complete only at the end of the backward pass, with nothing left to run beside them.
+    """
     outer = [layer for layer in layers if not _is(layer, MixtureOfDepths) or layer.training]
-    by_rows: dict[int, Layers] = {batch * time: [(layer, lowered) for layer in outer]}
-    for layer in outer:
-        if _is(layer, MixtureOfDepths):
-            by_rows.setdefault(batch * layer.count(time), []).append((layer.block, lowered))
-    return by_rows
+    depths = any(_is(layer, MixtureOfDepths) for layer in outer)
+    together = max(1, ROWS // (batch * time) if depths else len(outer))
+    groups: list[tuple[int, Layers]] = []
+    for some in _chunks(outer, together):
+        by_rows: dict[int, Layers] = {batch * time: [(layer, lowered) for layer in some]}
+        for layer in some:
+            if _is(layer, MixtureOfDepths):
+                by_rows.setdefault(batch * layer.count(time), []).append((layer.block, lowered))
+        groups += by_rows.items()
+    return groups
 
 
 def united(parts: Iterable[dict[nn.Module, T]]) -> dict[nn.Module, T]:
