@@ -10,11 +10,11 @@ import torch
 from forked_runs import fork
 from hypothesis import given
 from hypothesis import strategies as st
+from text_batches import batch_of
 from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
-from braidlm.data.loading.batches import Batch, GlobalBatch
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.heads.losses import IGNORED
@@ -34,18 +34,6 @@ def made(rows: int = 4, seed: int = 0, model: Any = None, **options: Any) -> Mas
     loss.begin_run(rows, seed)
     loss.token, loss.ordinary = TOKEN, np.arange(TOKEN)
     return loss
-
-
-def batch_of(
-    rows: int, time: int, lengths: Any = None, first: int = 0, own: int | None = None, text: np.ndarray | None = None
-) -> Batch:
-    """Rows of random text, of which positions up to `lengths` are trained; `own` of them are this process's."""
-    tokens = random_ids(rows, time + 1, vocab_size=TOKEN).numpy() if text is None else text
-    trained = np.full(rows, time) if lengths is None else np.array(lengths)
-    mine = tokens[first : first + (own or rows)]
-    words, sources = np.ones((rows, time), np.uint8), np.zeros(rows, np.int64)
-    whole = GlobalBatch(mine, words, sources, first, trained, np.zeros(len(mine), bool), np.zeros_like(mine[:, 1:]))
-    return whole.piece(0, int(trained.sum()))
 
 
 def test_rows_are_shared_out_and_each_masked_token_is_predicted_before_itself() -> None:
