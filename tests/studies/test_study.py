@@ -170,7 +170,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"composed": {"x": {"training": {"budget": "5 steps"}}}},
         "composed.x.training.budget: a study's budgets come from `epochs`",
     ),
-    "an unknown training key": ({"training": {"zzz": 3}}, "There are: accumulation, activation_checkpointing, batch"),
+    "an unknown training key": ({"training": {"zzz": 3}}, "There are: accumulation, activation_checkpointing, "),
     "a bad architecture": ({"whole": {"dense": {"stages": ["blok"]}}}, "whole.dense.stages[0]: unknown stage 'blok'"),
     "a bad path": ({"paths": {"model": {"widht": 3, "stages": ["block"]}}}, "paths.model: unknown key 'widht'"),
     "share": (

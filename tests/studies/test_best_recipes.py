@@ -1,0 +1,78 @@
+"""The recipes of `best/`: equal FLOPs, the settings of the whole budget, and the average of them at toy size."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from braidlm.cli.main import main
+from braidlm.data.corpora.builtin import documents
+from braidlm.model.config.strict import encode
+from braidlm.studies.show import show
+from braidlm.studies.study import load_study
+
+
+def write_corpus(folder: Path) -> Path:
+    for split, start, count in (("train", 0, 80), ("dev", 1000, 120)):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "stories.txt").write_text("\n\n".join(documents("stories", 1, start, count)))
+    return folder
+
+
+def toy(corpus: Path, out: Path) -> list[str]:
+    """Overrides that leave everything of the recipes but their sizes."""
+    changes = [f"domains.english.folder={corpus}", f"out={out}", f"data.cache={corpus.parent / 'cache'}"]
+    changes += [
+        "data.length=32",
+        "data.tokenizer.vocab_size=400",
+        "data.chunking.stride=8",
+        "epochs=1",
+        "validation.tokens=400",
+    ]
+    changes += ["data.chunking.words_per_epoch=300", "training.batch=4", "training.warmup=2", "seeds=[1,2]"]
+    changes += [f"{key}.every='300 words'" for key in ("checkpoints", "validation")]
+    for model in ("dense", "routed"):
+        changes += [f"whole.{model}.{key}" for key in ("width=24", "vocab_size=400", "context=32")]
+        changes += [f"whole.{model}.stages[0].block.layers=1"]
+        changes += [f"averages.{model}_average.distilled.seeds=[1]"]
+    changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
+    return changes
+
+
+def test_both_sides_have_the_same_flops() -> None:
+    models = {row["name"]: row for row in show("best/strict-small")["models"]}
+    assert models["routed"]["flops_per_token"] == pytest.approx(models["dense"]["flops_per_token"], rel=0.01)
+    assert models["dense"]["flops_per_token"] == pytest.approx(60e6, rel=0.01)
+
+
+def test_the_whole_budget() -> None:
+    made = encode(load_study("best/strict-small"))
+    assert made["epochs"] * made["data"]["chunking"]["words_per_epoch"] == 100_000_000
+    assert made["training"]["optimizer"]["weight_decay"] == 1.0
+    assert made["validation"]["half"] == "choose"
+
+
+def test_averages_have_the_members_of_the_pair() -> None:
+    pair, averaged = (encode(load_study(f"best/{name}")) for name in ("strict-small", "average"))
+    assert {key for key in averaged if averaged[key] != pair.get(key)} == {"seeds", "averages"}
+    models = {row["name"]: row for row in show("best/average")["models"]}
+    for kind in ("dense", "routed"):
+        assert models[f"{kind}_average"]["flops_per_token"] == 4 * models[kind]["flops_per_token"]
+        assert models[f"{kind}_average_distilled"]["parameters"] == models[kind]["parameters"]
+
+
+@pytest.mark.slow
+def test_from_text_to_the_table(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    assert main(["train", "best/average", *toy(corpus, tmp_path / "out"), "--device", "cpu"]) == 0
+    rows = list(csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines()))
+    names = [f"{kind}{end}" for kind in ("dense", "routed") for end in ("_average", "_average_distilled")]
+    assert [row["model"] for row in rows] == ["routed", "dense", *names]
+    assert [row["seeds"] for row in rows] == ["2", "2", "1", "1", "1", "1"]
+    for row in rows:  # `braid eval` and the study score the report half alike
+        bits = [row[column].split(" ")[0] for column in ("bits per byte, report half", "bits_per_byte")]
+        assert float(bits[0]) == pytest.approx(float(bits[1]), abs=0.006)
+        assert row["bits per byte, choose half"] != row["bits per byte, report half"]
+        assert row["wall clock"]
+    assert (tmp_path / "out/dense_average/model.safetensors").is_file()
+    assert (tmp_path / "out/report.html").is_file()
