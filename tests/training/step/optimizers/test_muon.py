@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
+from forked_runs import fork
+from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 from torch import nn, optim
 
 from braidlm.core.errors import BraidError
@@ -145,3 +146,18 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert records(folder, "train") == records(whole, "train")
     state = "states/step-000012/optimizer.safetensors"
     assert (folder / state).read_bytes() == (whole / state).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_equal_twice_the_batch(stories: Path, tmp_path: Path) -> None:
+    """Muon, a decay of its own and averaged weights."""
+
+    def recipe(folder: str, batch: int) -> dict[str, Any]:
+        optimizer = {"kind": "muon", "decay_schedule": "linear"}
+        training = {"batch": batch, "optimizer": optimizer, "average": {"kind": "last", "share": 0.5}}
+        return tiny_recipe({"stories": stories}, tmp_path / folder, training=training)
+
+    alone = weights(train(recipe("alone", 4)).model)
+    fork(tmp_path / "screen", "train", written(recipe("two", 2), tmp_path), "--device", "cpu", processes=2).finish()
+    for name, tensor in weights(tmp_path / "two" / "checkpoints" / "step-000012").items():
+        torch.testing.assert_close(tensor, alone[name], atol=1e-5, rtol=1e-5)
