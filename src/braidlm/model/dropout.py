@@ -73,11 +73,11 @@ def set_rates(part: nn.Module, rates: BlockDropout) -> None:
 
 
 def leave_out(weights_BTK: Tensor, rate: float) -> Tensor:
-    """Leave out each chosen one at `rate`; the others take over its weight, and where none is left all stay."""
+    """Leave out each chosen one at `rate`; the others take over its weight, and where nothing is left all stay."""
     kept_BTK = weights_BTK * (torch.rand_like(weights_BTK) >= rate)
-    rest = kept_BTK.sum(-1, keepdim=True)
-    scaled_BTK = kept_BTK * (weights_BTK.sum(-1, keepdim=True) / rest.clamp_min(1e-30))
-    return torch.where(rest > 0, scaled_BTK, weights_BTK)
+    total, rest = weights_BTK.sum(-1, keepdim=True), kept_BTK.sum(-1, keepdim=True)
+    enough = rest > 1e-6 * total  # less would have gradients out of all proportion
+    return torch.where(enough, kept_BTK * (total / torch.where(enough, rest, 1.0)), weights_BTK)
 
 
 def scale_dropout(model: nn.Module, scale: float) -> None:

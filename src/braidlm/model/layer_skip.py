@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dropout import Dropout
+from .dropout import Dropout, DropoutConfig, set_rates
 from .eager_cpu import is_eager_cpu_training
 from .errors import BraidError
 from .routing.routing import Routings
@@ -36,11 +36,13 @@ class LayerDropout(Dropout):
         return torch.where(kept[:, None, None], output, hidden), routings
 
 
-def add_layer_dropout(stages: nn.ModuleList, width: int, rate: float) -> None:
-    """Give layers a dropout rate that rises from 0 at the first to `rate` at the last, exponentially.
+def set_dropout(stages: nn.ModuleList, width: int, rates: DropoutConfig) -> None:
+    """Give parts outside of blocks their rates, and layers one that rises from 0 to that of the last, exponentially.
 
     A layer that changes the stream's width has none, and with a rate of 0 no layer has.
     """
+    set_rates(stages, rates)
+    rate = rates.layer
     last, number = sum(len(layers_of(stage)) for stage in stages) - 1, 0
     for stage in stages if rate else ():
         drops = nn.ModuleList()

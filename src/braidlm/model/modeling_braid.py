@@ -17,14 +17,14 @@ from transformers.modeling_outputs import (
 from .attention.positions import position_kinds
 from .compression.compression import compress, compressed_head
 from .config.braid_config import BraidConfig
-from .dropout import Dropout, set_rates
+from .dropout import Dropout
 from .errors import BraidError
 from .freezing import freeze
 from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
-from .layer_skip import add_layer_dropout, cache_slots, chosen_exit, run_layers
+from .layer_skip import cache_slots, chosen_exit, run_layers, set_dropout
 from .norms import norms
 from .paths.switches import switch_off_modules, use_paths
 from .precision import compute_dtype
@@ -136,8 +136,7 @@ class BraidModel(BraidPreTrainedModel):
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width
-        set_rates(self.stages, architecture.dropout)
-        add_layer_dropout(self.stages, architecture.width, architecture.dropout.layer)
+        set_dropout(self.stages, architecture.width, architecture.dropout)
         if architecture.gates is not None:
             architecture.gates.add_to(self.stages, architecture.width)
         self.norm = norms.build(architecture.norm, width)
