@@ -155,9 +155,11 @@ class LoweredModel:
                 context = self._prepare(ids, dtype, late or [])
                 pending: PendingAdd | None = None
                 routings: Routings = ()
+                waits = True
                 for index, (stage, layer) in enumerate(self.lowered.layers):
-                    if index or not self._is_dense(layer):
+                    if waits and (index or not self._is_dense(layer)):
                         context.synchronize()  # the first block's own casts are ready: those of the others may wait
+                        waits = False  # for later work on the side stream its readers wait
                     run = stage.run if stage is not layer or isinstance(layer, ProjectStage) else _run
                     stream, pending, chosen = run(self._layer, stream, pending, layer, context)
                     routings += chosen
