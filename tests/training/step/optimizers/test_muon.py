@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from forked_runs import fork
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
+from safetensors.torch import load_file
+from tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, weight_bytes, weights, written
 from torch import nn, optim
 
 from braidlm.core.errors import BraidError
@@ -23,6 +24,7 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
+from tiny_decoders import save_decoder
 from tiny_models import VOCABULARY, tiny_model
 
 EXPERTS: dict[str, Any] = {"feed": {"kind": "mlp", "hidden": 8, "experts": {"names": 3, "router": {"top_k": 2}}}}
@@ -146,6 +148,17 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert records(folder, "train") == records(whole, "train")
     state = "states/step-000012/optimizer.safetensors"
     assert (folder / state).read_bytes() == (whole / state).read_bytes()
+
+
+def test_the_layers_of_a_decoder_are_muons_too(stories: Path, tmp_path: Path) -> None:
+    base = save_decoder("gpt2", stories / "tokenizer", tmp_path / "base")
+    training = {"budget": 2, "optimizer": {"kind": "muon"}, "average": "ema"}
+    run = train(decoder_recipe(stories, tmp_path / "run", base, training=training))
+    state = load_file(run.folder / "states" / run.model.name / "optimizer.safetensors")
+    by_muon = [key for key in state if key.endswith(".momentum_buffer")]
+    assert len(by_muon) == 3 * 4
+    assert all(key.startswith("transformer.h.") and "ln" not in key and state[key].ndim == 2 for key in by_muon)
+    assert "transformer.wte.weight.exp_avg" in state
 
 
 @pytest.mark.slow
