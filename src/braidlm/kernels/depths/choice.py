@@ -24,14 +24,14 @@ def _choose(  # type: ignore[no-untyped-def]
     token = tl.arange(0, TIME)
     mask = token < time
     bits = tl.load(scores + row * time + token, mask=mask, other=0.0).to(tl.int32, bitcast=True)
-    # Integers in the order of the scores, from 0 on: those of negative floats are in reverse order.
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 2147483648
-    key = tl.where(mask, key, 0)
-    lowest = tl.full([], 0, tl.int64)
+    # Integers in the order of the scores: the bits of negative floats are in reverse order.
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = tl.where(mask, key, -2147483648)
+    lowest = tl.full([], -2147483648, tl.int64)
     for step in range(BITS):
         candidate = lowest + (tl.full([], 1, tl.int64) << (BITS - 1 - step))
-        lowest = tl.where(tl.sum((key >= candidate).to(tl.int32), 0) >= count, candidate, lowest)
-    higher, tied = key > lowest, (key == lowest) & mask
+        lowest = tl.where(tl.sum((key >= candidate.to(tl.int32)).to(tl.int32), 0) >= count, candidate, lowest)
+    higher, tied = key > lowest.to(tl.int32), (key == lowest.to(tl.int32)) & mask
     room = count - tl.sum(higher.to(tl.int32), 0)
     entered = higher | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= room))
     place = row * count + tl.cumsum(entered.to(tl.int32), 0) - 1
