@@ -20,7 +20,7 @@ BAR_BITS = 1.0
 
 def model_colours(results: StudyResults) -> dict[str, str]:
     """The colour of each model; paths come first, which gives them those that routing reports have for them."""
-    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "variant", "average", "distilled")
+    kinds: tuple[Kind, ...] = ("path", "composed", "whole", "variant", "distilled", "average")
     names = [name for kind in kinds for name in results.names(kind)]
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 

@@ -20,6 +20,11 @@ from braidlm.studies.tables import tables
 
 WITH_PATHS = "Paths trained apart and composed, beside models trained from scratch"
 WITHOUT_PATHS = "Models trained from scratch on the same batches"
+WITH_AVERAGES = "Models trained apart, and averages of their probabilities"
+AVERAGES = (
+    "An average costs what its members cost: FLOPs, words and time are theirs together, and they can be trained at the "
+    "same time. A distilled model has its own, and its average comes before it."
+)
 WITH_VARIANTS = "What edits and further training make of a trained model"
 
 
@@ -50,6 +55,8 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
         page.table(table.columns, table.rows)
         if table.name == ("bits-per-byte" if results.names("path") else "learning"):
             _curves(page, results, folder)
+        if table.name == "models" and results.names("average"):
+            page.text(AVERAGES)
         if table.name == "variants":
             _variants(page, results, folder)
     if routed is not None:
@@ -64,6 +71,8 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
 def _subtitle(results: StudyResults) -> str:
     if results.names("path"):
         return WITH_PATHS
+    if results.names("average"):
+        return WITH_AVERAGES
     return WITH_VARIANTS if results.names("variant") else WITHOUT_PATHS
 
 
