@@ -206,6 +206,27 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         assert (folder / state).read_bytes() == (whole / state).read_bytes()
 
 
+def test_averaged_adapters_go_on_exactly(
+    stories: Path, plain: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where adapters are trained, these are averaged, and a checkpoint has them merged."""
+
+    def recipe(folder: str) -> dict[str, Any]:
+        training = {"average": "ema", "lora": {"rank": 2}, "budget": "8 steps"}
+        made = tiny_recipe({"stories": stories}, tmp_path / folder, training=training, start_from=str(plain[0]))
+        return {key: value for key, value in made.items() if key != "model"}
+
+    whole = train(recipe("whole")).model
+    stopped_after(5, monkeypatch, recipe("again"))
+    again = train(recipe("again")).model
+    assert weight_bytes(again) == weight_bytes(whole)
+    adapter = "adapter/adapter_model.safetensors"
+    assert (again / adapter).read_bytes() == (whole / adapter).read_bytes()
+    own = load_file(whole.parents[1] / "states" / whole.name / "average.safetensors")
+    averages_and_own = [key for key in own if "lora" in key]
+    assert len(averages_and_own) == len(own) - 1 > 2, "nothing else is trained"
+
+
 def test_the_option_is_read_back() -> None:
     for spec in KINDS.values():
         config = decode(TrainingConfig, {"budget": 1, "average": spec})
