@@ -81,7 +81,7 @@ def test_masks_are_those_made_by_hand() -> None:
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
-        ({"block": {"attention": {"kind": "stick_breaking", "heads": 4}}}, "StickBreakingAttention.*stages.0.layers.0"),
+        ({"block": {"attention": {"kind": "stick_breaking", "heads": 4}}}, "StickBreaking.*stages.0.layers.0"),
         ({"stages": [{"mixture_of_depths": {"layers": 2}}]}, "mixture of depths"),
         ({"positions": "none"}, "without positions"),
     ],

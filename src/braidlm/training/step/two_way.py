@@ -19,8 +19,9 @@ from braidlm.model.span import Span
 def check_two_way(body: BraidModel, where: str) -> None:
     """Refuse a model whose tokens cannot attend to those after them."""
     for name, part in body.named_modules():
-        if hasattr(part, "cache_slot") and not isinstance(getattr(part, "rule", None), Softmax):
-            raise _refused(f"its kind of attention ({type(part).__name__}) looks back alone", name, where)
+        rule = getattr(part, "rule", part)
+        if hasattr(part, "cache_slot") and not isinstance(rule, Softmax):
+            raise _refused(f"its kind of attention ({type(rule).__name__}) looks back alone", name, where)
         if isinstance(part, MixtureOfDepths):
             raise _refused(
                 "which tokens of a mixture of depths enter is learned for texts that are read forward", name, where
