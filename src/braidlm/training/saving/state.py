@@ -58,7 +58,6 @@ class StepState:
         yield from self.trained.model.named_parameters()
         yield from ((f"losses.{name}", parameter) for name, parameter in self.extra.named_parameters())
 
-
     def optimized(self) -> Iterator[tuple[str, nn.Parameter, dict[Any, Any], tuple[str, ...]]]:
         """Each parameter that is trained by name, with its optimizer's states by parameter, and their keys."""
         owners = {p: part for part in self.optimizer.parts for group in part.param_groups for p in group["params"]}
