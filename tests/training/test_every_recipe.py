@@ -17,6 +17,8 @@ NAMES = [name for name, _ in list_recipes()]
 TINY = [name for name in NAMES if name.startswith("tiny/")]
 COMPOSED = {name: compose_recipe(name) for name in TINY}
 STUDIES = [name for name in TINY if is_study(COMPOSED[name])]
+DOCUMENTS = 150
+"""Of every set: enough for a tokenizer, a few batches and the text that is held out."""
 
 
 def test_there_are_some() -> None:
@@ -40,10 +42,13 @@ def test_it_loads(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in STUDIES])
 def test_it_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    cache = tmp_path_factory.getbasetemp() / "tiny-recipes"
-    run = train(name, ["training.budget=3 steps", f"out={tmp_path / 'run'}", f"data.cache={cache}"], device="cpu")
+    """For two steps, on a part of its data."""
+    changes = {"out": tmp_path / "run", "data.cache": tmp_path_factory.getbasetemp() / "tiny-recipes"}
+    changes |= {f"data.sets.{each}.documents": DOCUMENTS for each in COMPOSED[name]["data"]["sets"]}
+    changes |= {"training.budget": "2 steps", "validation.tokens": 500}
+    run = train(name, [f"{key}={value}" for key, value in changes.items()], device="cpu")
     assert run.finished
-    assert run.progress.steps == 3
+    assert run.progress.steps == 2
     load_model(run.model)
 
 
@@ -53,6 +58,9 @@ def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPa
     data = compose_recipe(name, [f"out={tmp_path / 'study'}"])
     data["data"]["cache"] = str(tmp_path_factory.getbasetemp() / "tiny-recipes")
     data["whole"]["base"] |= {"epochs": None, "budget": "2 steps"}
+    data["validation"]["tokens"] = 500
+    for domain in data["domains"].values():
+        domain["documents"] = min(domain["documents"], DOCUMENTS)
     for variant in data["variants"].values():
         variant |= {"budget": "2 steps"} if variant.get("domains") else {}
         for edit in variant.get("edits", []):
