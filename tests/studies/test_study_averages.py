@@ -1,12 +1,15 @@
 """Averages of a study: members by seed or by domain, averaged exactly, and one model that learns from them."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from toy_study import PATH_MODEL, toy_study
 
+from braidlm.cli.main import main
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
@@ -154,3 +157,17 @@ def test_mistakes(averages: dict[str, Any], problem: str, tmp_path: Path) -> Non
     with pytest.raises(BraidError) as caught:
         decode_study(averaged(tmp_path, averages=averages))
     assert problem in str(caught.value)
+
+
+def test_a_sweep_of_studies(tmp_path: Path) -> None:
+    """Every combination is a study of its own, and the runs of all are in one table."""
+    file = tmp_path / "swept.yaml"
+    whole = {"dense": {"model": PATH_MODEL, **SHORT}}
+    file.write_text(yaml.safe_dump(averaged(tmp_path, whole=whole, averages={}, seeds=[1])))
+    rates = "training.optimizer.lr=0.001,0.002"
+    assert main(["train", str(file), rates, "--multirun", "--device", "cpu"]) == 0
+    rows = list(csv.DictReader((tmp_path / "out/runs.csv").read_text().splitlines()))
+    assert [(row["run"], row["training.optimizer.lr"], row["state"]) for row in rows] == [
+        (f"training.optimizer.lr={rate}/seed-1/dense", rate, "done") for rate in ("0.001", "0.002")
+    ]
+    assert (tmp_path / "out/training.optimizer.lr=0.001/report.html").is_file()

@@ -42,14 +42,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _gather(args: argparse.Namespace, folders: list[str]) -> None:
-    from rich.markup import escape
-
-    from braidlm.training.sweeps.run_table import PAGE, gather_runs, run_table
+    from braidlm.training.sweeps.run_table import PAGE, gather_runs, show_runs
 
     runs = gather_runs(folders, args.out)
     console.show_json({"runs": [run.facts() for run in runs]})
-    table = run_table(runs)
-    console.table([*map(escape, table.columns)], [[*map(escape, row)] for row in table.rows], keep=1)
+    show_runs(runs)
     console.show(f"{args.out}/{PAGE}")
 
 

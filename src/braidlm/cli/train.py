@@ -1,7 +1,6 @@
 """`braid train`."""
 
 import argparse
-from dataclasses import asdict
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -52,11 +51,15 @@ def _study(args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from braidlm.training.sweeps.sweep import show_sweep, sweep
+    from braidlm.core.recipes import compose_recipe
+    from braidlm.studies.study import is_study
+    from braidlm.studies.sweeping import SweptStudy
+    from braidlm.training.sweeps.sweep import RUN, show_sweep, sweep, swept
 
-    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh)
+    kind = SweptStudy() if is_study(compose_recipe(args.recipe)) else RUN
+    runs = sweep(args.recipe, args.overrides, device=args.device, fresh=args.fresh, kind=kind)
     show_sweep(runs)
-    console.show_json({"runs": [asdict(run) for run in runs]})
+    console.show_json({"runs": [record.facts() for record in swept(runs)]})
     failed = [run.label for run in runs if run.failed]
     if failed:
         raise BraidError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")

@@ -58,6 +58,11 @@ class RunRecord:
         return vars(self) | {"folder": str(self.folder)}
 
 
+def has_runs(folder: Path) -> bool:
+    """Whether there is any run in a folder, or one that failed before it had a folder."""
+    return any(folder.rglob(RECIPE)) or any(folder.rglob(f"{FAILURES}/*.json"))
+
+
 def read_runs(folders: Sequence[StrPath]) -> list[RunRecord]:
     """The runs of these folders, in the order in which they were started: each is a run, or has runs in it."""
     recipes: dict[Path, dict[str, Any]] = {}

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
+from braidlm.core import console
 from braidlm.core.console import count, duration
 from braidlm.core.differences import Differences, differences, shown
 from braidlm.core.files import make_folder, write_text
@@ -22,6 +25,14 @@ FACTS = (
     *("best_step", "best_words", "half", "training_seconds", "wall_seconds", "hardware", "started", "state"),
 )
 """The columns of the CSV file after those that differ."""
+BITS = "bits per byte"
+RESULTS = (
+    *("seed", "parameters", "FLOPs per token", "words", BITS, "best", "best at step"),
+    *("training", "wall clock", "hardware", "state"),
+)
+"""Those for people."""
+SHOWN = (BITS, "best", "best at step", "wall clock", "state")
+"""Those in the terminal."""
 
 
 def gather_runs(folders: Sequence[StrPath], out: StrPath) -> list[RunRecord]:
@@ -47,10 +58,17 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
     varied = _varied(runs)
     halves = {run.half for run in runs}
     (half,) = halves if len(halves) == 1 else (None,)
-    bits = "bits per byte" if half is None else f"bits per byte, {half} half"
-    results = ["seed", "parameters", "FLOPs per token", "words", bits, "best", "best at step"]
-    columns = ["run", *varied, *results, "training", "wall clock", "hardware", "state"]
-    return Table(NAME, f"{len(runs)} runs", columns, [_row(run, varied) for run in runs])
+    results = [name if half is None or name != BITS else f"{BITS}, {half} half" for name in RESULTS]
+    return Table(NAME, f"{len(runs)} runs", ["run", *varied, *results], [_row(run, varied) for run in runs])
+
+
+def show_runs(runs: Sequence[RunRecord], title: str | None = None) -> None:
+    """The results alone in the terminal; the files have every column."""
+    table = run_table(runs)
+    first = len(table.columns) - len(RESULTS)
+    shown = [at for at, name in enumerate(RESULTS, first) if name in SHOWN]
+    columns = ["run", *(table.columns[at] for at in shown)]
+    console.table(columns, [[escape(row[0]), *(escape(row[at]) for at in shown)] for row in table.rows], title, keep=1)
 
 
 def _row(run: RunRecord, varied: Differences) -> list[str]:
@@ -75,12 +93,12 @@ def _row(run: RunRecord, varied: Differences) -> list[str]:
 
 
 def _varied(runs: Sequence[RunRecord]) -> Differences:
-    """The keys in which the recipes differ, besides names, folders and seeds."""
-    return differences({str(run.folder): _compared(run.recipe) for run in runs})
+    """The keys in which the recipes differ, besides names, folders and seeds; a study that failed has other keys."""
+    return differences({str(run.folder): _compared(run.recipe) for run in runs if "domains" not in run.recipe})
 
 
 def _values(run: RunRecord, varied: Differences) -> list[Any]:
-    return [values[str(run.folder)] for values in varied.values()]
+    return [values.get(str(run.folder)) for values in varied.values()]
 
 
 def _compared(recipe: dict[str, Any]) -> dict[str, Any]:

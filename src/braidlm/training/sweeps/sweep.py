@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from hydra import compose, initialize_config_dir
@@ -23,13 +23,44 @@ from omegaconf import OmegaConf
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import make_folder, write_json
-from braidlm.core.models.runs import last_records
 from braidlm.core.recipes import find_recipe, hydra_overrides, quoted, resolved
 from braidlm.training.recipe import load_recipe
 from braidlm.training.run_folder import check_folder
-from braidlm.training.sweeps.run_record import FAILURES
-from braidlm.training.sweeps.run_table import PAGE, gather_runs
+from braidlm.training.sweeps.run_record import FAILURES, RunRecord, has_runs, read_runs
+from braidlm.training.sweeps.run_table import PAGE, gather_runs, show_runs
 from braidlm.training.train import train
+
+
+class SweptRecipe(Protocol):
+    """What a sweep asks of the kind of recipe that it varies."""
+
+    def load(self, recipe: str, overrides: list[str]) -> tuple[Path, dict[str, Any]]:
+        """The folder and the content of a checked recipe."""
+
+    def check(self, folder: Path, content: dict[str, Any], fresh: bool) -> None:
+        """Refuse a folder that holds something else."""
+
+    def train(self, content: dict[str, Any], device: str | None, fresh: bool) -> None:
+        """Train it; a signal that stops it is raised."""
+
+
+class SweptRun:
+    """The recipe of a run."""
+
+    def load(self, recipe: str, overrides: list[str]) -> tuple[Path, dict[str, Any]]:
+        loaded = load_recipe(recipe, overrides)
+        return Path(loaded.recipe.folder), loaded.as_dict()
+
+    def check(self, folder: Path, content: dict[str, Any], fresh: bool) -> None:
+        check_folder(folder, content, fresh)
+
+    def train(self, content: dict[str, Any], device: str | None, fresh: bool) -> None:
+        stopped_by = train(content, device=device, fresh=fresh).stopped_by
+        if stopped_by is not None:
+            raise stopped_by  # stopping a run stops the sweep
+
+
+RUN = SweptRun()
 
 
 @dataclass
@@ -43,18 +74,22 @@ class SweepRun:
     """`<the recipe's folder>/<label>`."""
     recipe: dict[str, Any]
     """Resolved."""
-    bits_per_byte: float | None = None
-    """Of its last validation."""
     failed: bool = False
 
 
-def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: bool = False) -> list[SweepRun]:
+def sweep(
+    recipe: str,
+    overrides: list[str],
+    device: str | None = None,
+    fresh: bool = False,
+    kind: SweptRecipe = RUN,
+) -> list[SweepRun]:
     """Run every combination, one after another unless a launcher says otherwise; one that fails stops no other."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BraidError("--multirun does not run under torchrun", todo="Start torchrun once for each combination.")
     path = find_recipe(recipe)
-    runs = plan_sweep(str(path), overrides)
-    _check_folders(runs, fresh)
+    runs = plan_sweep(str(path), overrides, kind)
+    _check_folders(runs, fresh, kind)
     planned = {run.label: run for run in runs}
     varied = _varied(overrides)
 
@@ -67,29 +102,26 @@ def sweep(recipe: str, overrides: list[str], device: str | None = None, fresh: b
         sweep_folder = run.folder.parent
         failure = sweep_folder / FAILURES / f"{label}.json"
         try:
-            content = resolved(config) | {"out": str(run.folder)}
-            stopped_by = train(content, device=device, fresh=fresh).stopped_by
+            kind.train(resolved(config) | {"out": str(run.folder)}, device, fresh)
             failure.unlink(missing_ok=True)
+            return None
         except BraidError as error:
             console.error([f"{label}: {error.lines()[0]}", *error.lines()[1:]])
             make_folder(failure.parent)
             write_json(failure, {"error": error.what.split("\n")[0], "recipe": run.recipe})
-            gather_runs([sweep_folder], sweep_folder)  # the runs of earlier sweeps too
             return label
-        gather_runs([sweep_folder], sweep_folder)
-        if stopped_by is not None:
-            raise stopped_by  # stopping a run stops the sweep
-        return None
+        finally:
+            if has_runs(sweep_folder):
+                gather_runs([sweep_folder], sweep_folder)  # those of earlier sweeps too
 
     _check_hydra(path, overrides, runs[0].overrides)
     failed = _launch(path, overrides, runs[0].folder.parent, one)
     for run in runs:
         run.failed = run.label in failed
-        run.bits_per_byte = last_records(run.folder).get("validation", {}).get("bits_per_byte")
     return runs
 
 
-def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
+def plan_sweep(recipe: str, overrides: list[str], kind: SweptRecipe = RUN) -> list[SweepRun]:
     """Every combination, with its recipe composed and checked before any run begins."""
     parser = OverridesParser.create()
     try:
@@ -106,9 +138,8 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
     for combination in combinations:
         label = _label(combination, varied)
         try:
-            loaded = load_recipe(recipe, combination)
-            folder = Path(loaded.recipe.folder) / label
-            runs.append(SweepRun(combination, label, folder, loaded.as_dict() | {"out": str(folder)}))
+            folder, content = kind.load(recipe, combination)
+            runs.append(SweepRun(combination, label, folder / label, content | {"out": str(folder / label)}))
         except BraidError as error:
             problems += [f"{label}: {line}" for line in error.what.split("\n")]
     if problems:
@@ -116,30 +147,29 @@ def plan_sweep(recipe: str, overrides: list[str]) -> list[SweepRun]:
     return runs
 
 
-def _check_folders(runs: list[SweepRun], fresh: bool) -> None:
+def _check_folders(runs: list[SweepRun], fresh: bool, kind: SweptRecipe) -> None:
     """Refuse combinations whose folders hold other runs: the sweep's own label has only what this command varies."""
     problems: list[str] = []
     for run in runs:
         own: list[str] = []
         with collecting(own):
-            check_folder(run.folder, run.recipe, fresh)
+            kind.check(run.folder, run.recipe, fresh)
         problems += [f"{run.label}: {problem}" for problem in own]
     if problems:
         raise BraidError("\n".join(problems), todo="Nothing was started. out=DIR is another folder for the sweep.")
 
 
 def show_sweep(runs: list[SweepRun]) -> None:
-    """The table at the end of a sweep."""
-    rows = [(_result(run), run.label) for run in runs]
+    """The table at the end of a sweep: its own runs; the files have those of earlier sweeps too."""
     folder = runs[0].folder.parent
-    console.table(["bits per byte", "run"], rows, title=f"Runs in {folder}")
+    show_runs(swept(runs), f"Runs in {folder}")
     console.show(f"{folder}/{PAGE}")
 
 
-def _result(run: SweepRun) -> str:
-    if run.failed:
-        return "failed"
-    return "-" if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}"
+def swept(runs: list[SweepRun]) -> list[RunRecord]:
+    """What the runs of a sweep have recorded; those of studies too."""
+    records = read_runs([runs[0].folder.parent])
+    return [one for one in records if any(one.folder.is_relative_to(run.folder) for run in runs)]
 
 
 def _varied(overrides: list[str]) -> set[str]:
