@@ -13,8 +13,9 @@ COMPAT_READY := $(COMPAT:%=.venvs/transformers-%/.ready)
 demo: $(VENV)/.ready-demo
 	$(BIN)/braid demo --out demo
 
+# Each process works through neighbouring tests, which share fixtures, and at the end takes from the other's.
 test: check
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks docs
