@@ -28,6 +28,9 @@ LEFT_OUT = [("initialisation", kind) for kind in initialisations] + [("compressi
 """An initialisation is no part of a forward pass, and quantised matrices have none in training."""
 VARIANTS = {" ".join(filter(None, v[:3])): v for v in every_option() if v[:2] not in LEFT_OUT}
 ROUTED = [name for name in VARIANTS if "softmax experts" in name or "routed" in name or name.startswith("stage")]
+MODELS = [(name, False) for name, variant in VARIANTS.items() if name not in ROUTED or not variant[2]]
+MODELS += [(name, True) for name in ROUTED]
+"""Variants, and whether routed attention gets positions and heads for which it has kernels; defaults without too."""
 TOLERANCE = 2e-5
 """Of a relative error of a gradient in float32."""
 
@@ -75,19 +78,14 @@ def assert_lowered_equals_plain(model: BraidForCausalLM) -> LoweredModel:
     return lowered
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_option_is_refused_or_equal(name: str) -> None:
-    assert_lowered_equals_plain(built(name))
-
-
-@pytest.mark.parametrize("name", ROUTED)
-def test_every_option_of_routed_parts_is_refused_or_equal(name: str) -> None:
-    assert_lowered_equals_plain(built(name, for_routed=True))
+@pytest.mark.parametrize(("name", "for_routed"), MODELS, ids=[f"{n}{', routed' * r}" for n, r in MODELS])
+def test_every_option_is_refused_or_equal(name: str, for_routed: bool) -> None:
+    assert_lowered_equals_plain(built(name, for_routed))
 
 
 def test_the_kernels_are_used() -> None:
-    """The tests above would pass if everything were refused."""
-    models = [built(name) for name in VARIANTS] + [built(name, for_routed=True) for name in ROUTED]
+    """The test above would pass if everything were refused."""
+    models = [built(*variant) for variant in MODELS]
     parts = {part for model in models for part in Lowered(model).parts}
     positions = {model.model.positions for model in models if model.model.embedding in parts}
     assert set(LOWERINGS) <= {type(module) for part in parts | positions for module in part.modules()}
