@@ -205,6 +205,8 @@ class Trainer:
         lowered = self.stepper.lowered
         if lowered is not None:
             console.say(f"On this GPU {lowered.lowered.summary()}.")
+        elif self.stepper.extra and self.rank.device.type == "cuda":
+            console.say(f"The losses {', '.join(self.stepper.extra)} read the plain pass: no kernels serve this step.")
         if self.stepper.memory is not None:
             plain = "; kernels see one chunk alone, so all layers are plain" if self.rank.device.type == "cuda" else ""
             console.say(f"Each chunk attends to the {self.stepper.memory.length:,} tokens before it{plain}.")

@@ -55,6 +55,10 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     else:
         kind, key = "recipe", "model.vocab_size"
         architecture, vocab_size = _read_run(data, name, problems)
+    if (data.get("training") or {}).get("losses"):
+        notes.append(
+            "Extra losses read the plain pass: on a GPU the step is compiled by torch, without kernels of ours."
+        )
     if vocab_size is None:
         notes.append(
             f"The vocabulary comes from the tokenizer; counted here with GPT-2's {ASSUMED_VOCABULARY:,} tokens. "
