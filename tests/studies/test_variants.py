@@ -39,7 +39,11 @@ VARIANTS: dict[str, Any] = {
         "budget": "600 tokens",
         "training": {"freeze": ["embedding"], "optimizer": {"lr": 1e-3}},
     },
-    "tuned_pruned": {"start": "tuned", "edits": [{"prune": {"text": "maths", "keep": 0.9}}], "series": "tuned"},
+    "tuned_pruned": {
+        "start": "tuned",
+        "edits": [{"prune": {"text": "maths", "keep": 0.9, "tokens": 400}}],
+        "series": "tuned",
+    },
     "pruned_tuned": {
         "start": "base",
         "edits": [{"prune": {"text": "stories", "keep": 0.9, "tokens": 400}}],
@@ -165,9 +169,11 @@ def _times(models: list[Any]) -> dict[Path, int]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> dict[str, Any]:
-    """One variant that is trained, one that is not."""
-    return variants_study(tmp_path, variants={n: VARIANTS[n] for n in ("pruned_tuned", "tuned", "tuned_pruned")})
+def small(made: StudyResults, tmp_path: Path) -> dict[str, Any]:
+    """One variant that is trained, one that is not; with the tokenizer and the packed text of the study above."""
+    chosen = {name: VARIANTS[name] for name in ("pruned_tuned", "tuned", "tuned_pruned")}
+    data = variants_study(tmp_path, variants=chosen)
+    return data | {"data": data["data"] | {"cache": str(made.study.data.cache)}}
 
 
 def _run(data: dict[str, Any], **options: Any) -> dict[str, TrainedModel]:
@@ -223,7 +229,7 @@ def test_a_base_that_was_trained_on_makes_its_variants_anew(small: dict[str, Any
 def test_other_options_of_an_edit_and_a_fresh_start(small: dict[str, Any]) -> None:
     first = _run(small)
     small["variants"] = {**small["variants"], "tuned_pruned": {"start": "tuned", "edits": [{"prune": {
-        "text": "maths", "keep": 0.8}}]}}  # fmt: skip
+        "text": "maths", "keep": 0.8, "tokens": 400}}]}}  # fmt: skip
     second = _run(small)
     lineage = load_lineage(second["tuned_pruned"].model)
     assert lineage is not None
