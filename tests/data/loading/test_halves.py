@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,13 +22,13 @@ sizes = st.lists(st.integers(0, 2 * BLOCK_BYTES), min_size=1, max_size=40).filte
 
 @given(sizes)
 def test_each_document_is_in_one_half(drawn: list[int]) -> None:
-    choose, report = (documents_of_half(np.array(drawn), half, "here") for half in get_args(Half))
+    choose, report = (documents_of_half(drawn, half, "here") for half in get_args(Half))
     assert sorted([*choose, *report]) == list(range(len(drawn)))
 
 
 @given(sizes)
 def test_neighbours_stay_together(drawn: list[int]) -> None:
-    choose = set(documents_of_half(np.array(drawn), "choose", "here").tolist())
+    choose = set(documents_of_half(drawn, "choose", "here"))
     blocks, is_chosen = [0], True
     for document, size in enumerate(drawn):
         if (document in choose) != is_chosen:
@@ -41,7 +40,7 @@ def test_neighbours_stay_together(drawn: list[int]) -> None:
 def test_too_little_text() -> None:
     for half in get_args(Half):  # both, so that nobody chooses on a half whose other half is empty
         with pytest.raises(BraidError, match="too short for two halves"):
-            documents_of_half(np.array([BLOCK_BYTES]), half, "here")
+            documents_of_half([BLOCK_BYTES], half, "here")
 
 
 def text_of(stream: TokenStream, tokenizer: BraidTokenizer) -> str:
@@ -60,8 +59,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_the_halves_of_files_are_the_whole(corpus: Path) -> None:
-    tokenizer = TokenizerConfig("bpe", vocab_size=300)
-    config = DataConfig({"text": DataSetConfig(folder=str(corpus))}, tokenizer=tokenizer, cache=str(corpus / "cache"))
+    data_set, tokenizer = DataSetConfig(folder=str(corpus)), TokenizerConfig("bytes")
+    config = DataConfig({"text": data_set}, tokenizer=tokenizer, cache=str(corpus / "cache"))
     whole = open_data(config)
     choose, report = (open_data(config, half) for half in get_args(Half))
     streams = [opened.validation[0] for opened in (whole, choose, report)]

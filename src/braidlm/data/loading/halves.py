@@ -6,9 +6,8 @@ A document of a text file that is longer than a block, as a transcript without b
 of lines into sections of that size. Each byte is in exactly one half.
 """
 
+from collections.abc import Iterable
 from typing import Literal, get_args
-
-import numpy as np
 
 from braidlm.core.errors import BraidError
 
@@ -17,10 +16,10 @@ BLOCK_BYTES = 16_384
 """The least bytes of a block; only the last one may have fewer."""
 
 
-def documents_of_half(sizes: np.ndarray, half: Half, where: str) -> np.ndarray:
+def documents_of_half(sizes: Iterable[int], half: Half, where: str) -> list[int]:
     """The numbers of the documents of a half, for the bytes of all documents in their order."""
     turn, filled, turns = 0, 0, []
-    for size in sizes.tolist():
+    for size in sizes:
         turns.append(turn)
         filled += size
         if filled >= BLOCK_BYTES:
@@ -31,4 +30,4 @@ def documents_of_half(sizes: np.ndarray, half: Half, where: str) -> np.ndarray:
             where,
             "Hold out more text, or leave out `half`.",
         )
-    return np.flatnonzero(np.array(turns) == get_args(Half).index(half))
+    return [number for number, turn in enumerate(turns) if turn == get_args(Half).index(half)]

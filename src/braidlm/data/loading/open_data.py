@@ -63,7 +63,7 @@ def _training_share(data_set: DataSetConfig) -> Subset:
 
 
 def _half(stream: TokenStream, half: Half) -> TokenStream:
-    sizes = np.asarray(stream.data.document_bytes)[stream.chosen]
+    sizes = np.asarray(stream.data.document_bytes)[stream.chosen].tolist()
     return stream.of_documents(stream.chosen[documents_of_half(sizes, half, f"data set '{stream.name}'")])
 
 

@@ -70,7 +70,7 @@ class PackedDocuments(DocumentStream):
         if not len(self._chosen):
             raise BraidError(f"{held_out:g} of {data.manifest.documents} documents is none", str(data.folder))
         if half is not None:
-            sizes = np.asarray(data.document_bytes)[self._chosen]
+            sizes = np.asarray(data.document_bytes)[self._chosen].tolist()
             self._chosen = self._chosen[documents_of_half(sizes, half, str(data.folder))]
         self.parts = [data.folder.name] * len(self._chosen)
         self.bytes = data.document_target_bytes[self._chosen].astype(np.int64)
@@ -161,8 +161,8 @@ def _text_stream(path: Path, settings: Settings) -> tuple[list[DocumentStream], 
     if not documents:
         raise BraidError("there is no text in it", str(path))
     if settings.half is not None:
-        sizes = np.array([len(document.text.encode()) for document in documents])
-        chosen = documents_of_half(sizes, settings.half, str(path)).tolist()
+        sizes = [len(document.text.encode()) for document in documents]
+        chosen = documents_of_half(sizes, settings.half, str(path))
         documents, parts = [documents[at] for at in chosen], [parts[at] for at in chosen]
     files = dict.fromkeys(shard.source for shard in plan.shards)
     digest = "".join(f"{Path(file).name} {sha256_of(file)}\n" for file in files)

@@ -168,7 +168,7 @@ def show_sweep(runs: list[SweepRun]) -> None:
 
 def swept(runs: list[SweepRun]) -> list[RunRecord]:
     """What the runs of a sweep have recorded; those of studies too."""
-    records = read_runs([runs[0].folder.parent])
+    records = read_runs(list(dict.fromkeys(run.folder.parent for run in runs)))  # several where names are varied
     return [one for one in records if any(one.folder.is_relative_to(run.folder) for run in runs)]
 
 
