@@ -43,7 +43,7 @@ def test_weights_are_the_papers_relative_to_the_last() -> None:
 
 def test_chosen_layers_count_as_much_as_the_last() -> None:
     loss = loss_of(tiny_model(stages=DEEP), layers=[1, 4], weights="equal", curriculum="all")
-    assert (loss.exits, loss.enabled) == ([1, 4], [1.0, 1.0])
+    assert (loss.exits, loss.enabled, loss.weights.tolist()) == ([1, 4], [0, 1], [1.0, 1.0])
     with pytest.raises(BraidError, match="cannot be left after layer 7"):
         loss_of(tiny_model(stages=DEEP), layers=[7])
     with pytest.raises(BraidError, match="no layer counts"):
@@ -73,11 +73,16 @@ def test_it_is_the_weighted_sum_of_cross_entropies() -> None:
         torch.testing.assert_close(got, expected.to(got.dtype), rtol=1e-6, atol=1e-7)
 
 
-def test_a_compiled_step_computes_all_exits_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("curriculum", "every", "places"), [("rotate", 2, 2), ("rotate", 3, 2), ("gradual", 2, 4)])
+def test_a_compiled_step_finds_its_exits_by_index(
+    curriculum: str, every: int, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes as many exits as count in any step, and no more."""
     model = tiny_model(stages=DEEP)
-    loss, done = loss_of(model, every=2), run_pass(model)
-    for step in range(2):
-        loss.begin_step(step, 0.1)
+    loss, done = loss_of(model, curriculum=curriculum, every=every), run_pass(model)
+    assert len(loss.chosen) == places
+    for step in range(every):
+        loss.begin_step(step, 0.1 + 0.2 * step)
         some = loss(done)
         with monkeypatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -89,10 +94,11 @@ def test_layers_take_turns() -> None:
     seen: dict[int, list[int]] = {layer: [] for layer in loss.exits}
     for step in range(6):
         assert loss.begin_step(step, step / 6) is False
-        assert loss.weights.tolist() == pytest.approx(loss.enabled)
-        for layer, weight in zip(loss.exits, loss.enabled, strict=True):
-            if weight:
-                seen[layer].append(step)
+        counting = [loss.exits[index] for index in loss.enabled]
+        assert loss.weights.tolist()[: len(counting)] == pytest.approx([loss.weight_of(layer) for layer in counting])
+        assert not loss.weights[len(counting) :].any()
+        for layer in counting:
+            seen[layer].append(step)
     assert all(len(steps) == 2 and steps[1] - steps[0] == 3 for steps in seen.values())
 
 
@@ -101,7 +107,7 @@ def test_layers_are_added_from_the_last_to_the_first() -> None:
     counts = []
     for share in (0.0, 0.1, 0.2, 0.3, 0.5, 0.9):
         loss.begin_step(0, share)
-        counting = [layer for layer, weight in zip(loss.exits, loss.enabled, strict=True) if weight]
+        counting = [loss.exits[index] for index in loss.enabled]
         assert counting == loss.exits[len(loss.exits) - len(counting) :]
         counts.append(len(counting))
     assert counts[0] == 0

@@ -38,6 +38,7 @@ class EarlyExitLoss(ExtraLoss):
 
     Config = EarlyExitConfig
     needs_layers = True
+    chosen: Tensor
     weights: Tensor
 
     def __init__(self, config: EarlyExitConfig, model: BraidForCausalLM):
@@ -53,9 +54,14 @@ class EarlyExitLoss(ExtraLoss):
                 "training.losses: early_exit",
                 "Name others, give the model more layers at the head's width, or leave out the loss.",
             )
-        self.enabled: list[float] = []
-        """The weight of each exit in this step; 0 for those that do not count."""
-        self.register_buffer("weights", torch.zeros(len(self.exits)), persistent=False)
+        places = len(self.exits)
+        if config.curriculum == "rotate":
+            places = max(sum(self.counts(layer, step, 0.0) for layer in self.exits) for step in range(config.every))
+        # What a captured step reads: so many exits, of which some may count 0.
+        self.register_buffer("chosen", torch.zeros(places, dtype=torch.long), persistent=False)
+        self.register_buffer("weights", torch.zeros(places), persistent=False)
+        self.enabled: list[int] = []
+        """The indices of the exits that count in this step."""
         self.begin_step(0, 0.0)
 
     def weight_of(self, layer: int) -> float:
@@ -72,16 +78,21 @@ class EarlyExitLoss(ExtraLoss):
         return self.config.curriculum == "all" or self.depth - layer <= 2 * self.depth * share
 
     def begin_step(self, step: int, share: float) -> bool:
-        self.enabled = [self.weight_of(layer) * self.counts(layer, step, share) for layer in self.exits]
-        self.weights.copy_(torch.tensor(self.enabled))  # what a captured step reads
+        self.enabled = [index for index, layer in enumerate(self.exits) if self.counts(layer, step, share)]
+        filled = self.enabled + [0] * (len(self.chosen) - len(self.enabled))
+        weights = [self.weight_of(self.exits[index]) for index in self.enabled]
+        self.chosen.copy_(torch.tensor(filled))
+        self.weights.copy_(torch.tensor(weights + [0.0] * (len(filled) - len(weights))))
         return False
 
     def forward(self, done: TrainingPass) -> Tensor:
-        body, total = done.model.model, torch.zeros((), device=done.hidden.device)
-        # A captured or compiled step is the same every time, so that it computes all exits and weighs some with 0.
-        always = done.hidden.is_cuda or torch.compiler.is_compiling()
-        for index, layer in enumerate(self.exits):
-            if always or self.enabled[index]:
-                loss = done.model.head.loss(body.norm(done.layers[layer]), done.labels, done.count)
-                total = total + self.weights[index] * loss
+        layers = [done.layers[layer] for layer in self.exits]
+        if done.hidden.is_cuda or torch.compiler.is_compiling():
+            # A captured or compiled step is the same every time: it finds its exits by index.
+            read = torch.stack(layers).index_select(0, self.chosen).unbind()
+        else:
+            read = tuple(layers[index] for index in self.enabled)
+        total = torch.zeros((), device=done.hidden.device)
+        for weight, stream in zip(self.weights, read, strict=False):
+            total = total + weight * done.model.head.loss(done.model.model.norm(stream), done.labels, done.count)
         return total
