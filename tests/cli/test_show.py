@@ -41,7 +41,11 @@ def test_a_vocabulary_that_is_assumed_is_said(braid):
     assert "50,257 (assumed)" in shown.out
     assert "note: The vocabulary comes from the tokenizer; counted here with GPT-2's 50,257 tokens." in shown.out
     assert braid("show", "models/gpt2", "vocab_size=1000", "--json").json()["notes"] == []
+
+
+def test_losses_that_no_kernel_serves_are_said(braid):
     assert "Extra losses read the plain pass" in braid("show", "tiny/hybrid", "--json").json()["notes"][0]
+    assert braid("show", "tiny/llama", "--json").json()["notes"] == []
 
 
 def test_overrides(braid):
