@@ -91,6 +91,25 @@ def test_texts_pass_by_as_often_as_the_rate_says() -> None:
     assert bool((drop.run(lambda x, _: (x + 1, ()), hidden, span)[0] == 2).all())
 
 
+def test_a_compiled_step_reads_the_probability_from_a_tensor() -> None:
+    """Another one needs no other code."""
+    drop, traces = LayerDropout(0.3, torch.nn.Identity()), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        traces.append(graph)
+        return graph.forward
+
+    drop.passing = torch.tensor(0.0)
+    hidden = torch.ones(1000, 1, 1)
+    span = tiny_model().model.span(hidden[:1])
+    run = torch.compile(lambda x: drop.run(lambda y, _: (y + 1, ()), x, span)[0], backend=backend)
+    for probability, kept in ((0.0, 1000), (1.0, 0), (0.0, 1000)):
+        drop.passing.fill_(probability)
+        drop.scale = probability
+        assert int((run(hidden) == 2).sum()) == kept
+    assert len(traces) == 1
+
+
 def test_a_layer_that_nobody_keeps_has_zero_gradients() -> None:
     model = tiny_model(stages=[{"block": {"layers": 2}}], dropout={"layer": 0.999999}).train()
     model(random_ids(2, 5), labels=random_ids(2, 5)).loss.backward()

@@ -47,11 +47,17 @@ class DropoutConfig(BlockDropout):
 class Dropout(nn.Module):
     """Dropout at `rate` times `scale`; a schedule changes `scale` between steps."""
 
+    is_recorded = True
+    """Whether a captured or compiled step holds the probability itself, so that another one needs another step."""
+
     def __init__(self, rate: float = 0.0, kind: str = ""):
         """With `kind`, the rate is that of the block or else of the model around it."""
         super().__init__()
         self.rate, self.kind, self.scale = rate, kind, 1.0
         self.is_set = not kind
+
+    def set_scale(self, scale: float, device: torch.device) -> None:
+        self.scale = scale
 
     @property
     def probability(self) -> float:
@@ -82,6 +88,7 @@ def leave_out(weights_BTK: Tensor, rate: float) -> Tensor:
 
 def scale_dropout(model: nn.Module, scale: float) -> None:
     """Set every dropout of a model to `scale` times its configured rate."""
+    device = next(model.parameters()).device
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.scale = scale
+            module.set_scale(scale, device)

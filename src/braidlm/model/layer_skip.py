@@ -16,16 +16,28 @@ from .span import Span
 class LayerDropout(Dropout):
     """In training each text of a batch passes by a layer with this probability; nothing is scaled in return."""
 
+    is_recorded = False
+    passing: Tensor | None = None
+    """The probability on a device, where a captured or compiled step reads it, once its scale was set."""
+
     def __init__(self, rate: float, layer: nn.Module):
         super().__init__(rate)
         self.can_skip_rows = not any(hasattr(part, "address") for part in layer.modules())
         """Whether the layer may see the other texts alone: losses of routers read the routings of all texts."""
 
+    def set_scale(self, scale: float, device: torch.device) -> None:
+        super().set_scale(scale, device)
+        if device.type != "cpu":
+            self.passing = torch.zeros((), device=device) if self.passing is None else self.passing
+            self.passing.fill_(self.rate * scale)
+
     def run(self, layer: Callable[..., Any], hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """Run a layer; on a CPU texts that pass it by cost nothing."""
-        probability = self.probability
-        if probability == 0.0:
-            return layer(hidden, span)  # type: ignore[no-any-return]
+        probability: Any = self.passing
+        if self.passing is None or not self.training or self.rate == 0.0:
+            probability = self.probability
+            if probability == 0.0:
+                return layer(hidden, span)  # type: ignore[no-any-return]
         kept = torch.rand(len(hidden), device=hidden.device) >= probability
         # Where no text is kept, the layer's gradients should still be zero and not missing.
         if self.can_skip_rows and span.is_same_for_all_texts and is_eager_cpu_training(hidden) and bool(kept.any()):

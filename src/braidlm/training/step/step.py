@@ -113,7 +113,9 @@ class Stepper:
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
-        self.has_dropout = any(isinstance(m, Dropout) and m.rate > 0 for m in model.modules())
+        scale_dropout(model, self.dropout_scale)
+        dropouts = [m for m in model.modules() if isinstance(m, Dropout) and m.rate > 0]
+        self.has_dropout, self.records_dropout = bool(dropouts), any(m.is_recorded for m in dropouts)
         self.balanced = {router.address: router for router in routers(model) if _is_balanced(router)}
         self.growing = [router for router in routers(model) if router.opening is not None]
         self.temperature_scale = 1.0
@@ -171,12 +173,12 @@ class Stepper:
         return report
 
     def scale_dropout(self, scale: float) -> None:
-        """Change every dropout rate; a captured step is recorded again."""
+        """Change every dropout rate; a captured step is recorded again if it holds one."""
         if scale == self.dropout_scale:
             return
         self.dropout_scale = scale
         scale_dropout(self.model, scale)
-        if self.has_dropout:
+        if self.records_dropout:
             self._record_again()
 
     def scale_temperature(self, scale: float) -> None:
