@@ -335,7 +335,9 @@ def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
         return FLOAT32_BLOCKS
     if _is_large(columns, inner):
         return LARGE_BLOCKS
-    return Blocks(128, 128 if _fits(columns, 128) else 64, 64, 8, 3)
+    if not _fits(columns, 128):
+        return Blocks(128, 64, 64, 8, 3)
+    return Blocks(128, 128, 64, 4 if columns % 128 else 8, 3)
 
 
 def _fits(columns: int, block: int) -> bool:
