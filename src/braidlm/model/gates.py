@@ -93,7 +93,7 @@ class VectorGate(Gate):
         self.weight = nn.Parameter(torch.empty(width))
 
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
-        return torch.addcmul(output, _cast(hidden, output.dtype), _cast(self.weight, output.dtype))
+        return output.addcmul(_cast(hidden, output.dtype), _cast(self.weight, output.dtype))
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
