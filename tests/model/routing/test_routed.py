@@ -133,10 +133,10 @@ def test_activation_checkpointing_changes_nothing(join: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("join", JOINS, ids=label)
+@pytest.mark.parametrize("join", [JOINS[0], JOINS[3]], ids=label)
 def test_compiling_changes_nothing(join: dict[str, Any]) -> None:
     """Sparse dispatch reads counts on the host, which breaks the graph; the numbers are the same."""
-    models = by_all_methods(join)
+    models = by_all_methods(join, layers=1)
     expected = outcome(models["dense"])
     torch.compiler.reset()
     for layer in models["sparse"].model.stages[0].layers:
