@@ -86,7 +86,11 @@ def test_a_number_has_a_range_and_nothing_absurd_is_in_it(hint: Any) -> None:
 
 def test_a_field_with_a_number_was_found_in_every_kind_of_configuration() -> None:
     found = {param.id for param in numbers()}
-    some = {"model.norms:RMSNorm.Config.eps", "training.step.optimizers.contract:OptimizerConfig.betas", "studies.study:Study.epochs"}
+    some = {
+        "model.norms:RMSNorm.Config.eps",
+        "training.step.optimizers.contract:OptimizerConfig.betas",
+        "studies.study:Study.epochs",
+    }
     assert some <= found
     assert len(found) > 60
 
