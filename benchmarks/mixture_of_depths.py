@@ -25,7 +25,13 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
 
-SIZES = {"10m": (256, 12, 4096), "28m": (384, 12, 16_384), "110m": (768, 12, 16_384), "350m": (1024, 24, 16_384)}
+SIZES = {
+    "10m": (256, 12, 4096),
+    "28m": (384, 12, 16_384),
+    "110m": (768, 12, 16_384),
+    "350m": (1024, 24, 16_384),
+    "1.2b": (2048, 24, 16_384),
+}
 """Width, layers and vocabulary."""
 
 
