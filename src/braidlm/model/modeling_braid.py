@@ -303,8 +303,9 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
             raise BraidError("tie_embeddings needs the last stage to end at the embedding's width")
         return tied
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Earlier Transformers gives what is returned here the embedding's `weight`, which a head of bytes has not."""
+        return self.head if hasattr(self.head, "weight") else None
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.head = value

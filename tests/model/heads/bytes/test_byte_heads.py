@@ -231,6 +231,13 @@ def test_bytes_of_different_widths_cannot_be_tied() -> None:
         tiny_model(head="bytes_parallel")
 
 
+def test_transformers_finds_no_table_to_tie_in_a_head_of_bytes(model: Any) -> None:
+    """Before version 5 it would give the head the `weight` of the embedding, and there is none."""
+    assert model.get_output_embeddings() is None
+    plain = tiny_model()
+    assert plain.get_output_embeddings() is plain.head
+
+
 def test_a_width_that_heads_cannot_divide() -> None:
     with pytest.raises(BraidError, match="a width of 9 does not divide into 2 heads"):
         tiny_model(embedding={"kind": "bytes", "width": 9, "heads": 2})
