@@ -19,6 +19,7 @@ from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
+from braidlm.kernels.ops.soft_head_loss import taught_head_loss
 from braidlm.kernels.plain_layers import PlainForward
 from braidlm.kernels.planning import (
     column_sums,
@@ -39,6 +40,7 @@ from braidlm.kernels.routed_layers import (
     routed_feed_sublayer,
 )
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
+from braidlm.kernels.soft_targets import SoftTargets, TaughtLosses
 from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.positions import LearnedPositions, RotaryPositions
 from braidlm.model.attention.routed import RoutedAttention
@@ -88,14 +90,34 @@ class LoweredModel:
         self.shares_weights = len({id(p) for p in parameters}) < len(parameters)
         self.stacks_gradients = all(p.requires_grad for p in parameters)
 
+    @property
+    def serves_head(self) -> bool:
+        """Whether the head's loss is computed by kernels, which soft targets need."""
+        return self.model.head in self.lowered.parts
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no part runs its plain forward, which may wait for the device."""
+        return not self.lowered.refusals and not any(self._is_plain_depths(layer) for _, layer in self.lowered.layers)
+
     def losses(
         self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None
     ) -> tuple[Tensor, Tensor | None, Routings]:
         """The loss of targets at the position predicting them, what routers add to it, and their routings."""
+        return self._losses(inputs, targets, count, HeadLoss.apply)
+
+    def taught_losses(
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, soft: SoftTargets
+    ) -> tuple[TaughtLosses, Tensor | None, Routings]:
+        """The same where the head, which kernels serve, learns soft targets beside the others."""
+        return self._losses(inputs, targets, count, partial(taught_head_loss, soft))
+
+    def _losses(
+        self, inputs: Tensor, targets: Tensor, count: Tensor | float | None, head_loss: Callable[..., Any]
+    ) -> tuple[Any, Tensor | None, Routings]:
         head, real = self.model.head, targets != IGNORED
-        is_lowered = head in self.lowered.parts
         tied, casts = None, []
-        if is_lowered and self.side is not None:
+        if self.serves_head and self.side is not None:
             shared = self.body.embedding in self.lowered.parts and head.weight is self.body.embedding.weight
             tied = DeferredGradient() if shared and head.weight.requires_grad else None
             casts = [head.weight.detach()] if self._dtype(inputs.device) != head.weight.dtype else []
@@ -103,14 +125,12 @@ class LoweredModel:
             hidden, routings, context = self.stream(inputs, tied, casts)
             self.synchronize()  # the cast of the head, if there was but one block
             added = routing_loss_on_side(routings, real, count) if routings else None
-            if is_lowered:
+            if self.serves_head:
                 total = real.sum() if count is None else count
                 total = torch.as_tensor(total, dtype=torch.float32, device=hidden.device)
                 cast = context.casts[casts[0]] if casts else None
                 with torch.autocast(inputs.device.type, enabled=False):
-                    text = HeadLoss.apply(
-                        hidden.flatten(0, 1), head.weight, cast, targets.flatten(), total, IGNORED, tied
-                    )
+                    text = head_loss(hidden.flatten(0, 1), head.weight, cast, targets.flatten(), total, IGNORED, tied)
             else:
                 text = head.loss(hidden, targets, count)
             self.synchronize()  # the routing loss is to be added
@@ -120,7 +140,7 @@ class LoweredModel:
     def logits(self, inputs: Tensor) -> Tensor:
         """The logits [batch, time, vocabulary] of token ids, without what a backward pass would need."""
         (hidden, _, _), head = self.stream(inputs), self.model.head
-        if head not in self.lowered.parts:
+        if not self.serves_head:
             return head(hidden)  # type: ignore[no-any-return]
         # The product is far slower where its rows do not begin at multiples of 16 bytes.
         vocabulary = len(head.weight)
@@ -192,6 +212,11 @@ class LoweredModel:
         routed = (RoutedAttention, MixtureOfHeads, RoutedFeed)
         return not isinstance(layer.attention, routed) and not isinstance(layer.feed, routed)
 
+    @staticmethod
+    def _is_plain_depths(layer: nn.Module) -> bool:
+        """In evaluation a mixture of depths takes as many tokens as its router says, which no kernel knows."""
+        return isinstance(layer, MixtureOfDepths) and not layer.training
+
     def _prepare(self, ids: Tensor, dtype: torch.dtype, late: list[Tensor]) -> PassContext:
         (batch, time), device, side, body = ids.shape, ids.device, current_side_stream(), self.body
         groups = row_groups([layer for _, layer in self.lowered.layers], self.lowered.parts, batch, time)
@@ -241,8 +266,7 @@ class LoweredModel:
     ) -> tuple[Stream, PendingAdd | None, Routings]:
         """The stream after a layer; what the layer added last is pending."""
         with use_side_stream(context.side):  # with activation checkpointing a thread of autograd's runs this again
-            # In evaluation a mixture of depths takes as many tokens as its router says, which no kernel knows.
-            if layer not in self.lowered.parts or (isinstance(layer, MixtureOfDepths) and not layer.training):
+            if layer not in self.lowered.parts or self._is_plain_depths(layer):
                 return self.plain.layer(_combined(stream), pending, layer, context)
             if isinstance(layer, ParallelLayer):
                 return parallel_layer(stream, pending, layer, context)

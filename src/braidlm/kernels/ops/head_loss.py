@@ -23,13 +23,33 @@ WARPS, PER_LANE, BLOCK = 16, 8, 8192
 
 
 @triton.jit
-def _exp2(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+def fast_exp2(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
     """2^x; NVIDIA's approximate instruction has a relative error of about 2^-22 and flushes tiny results to 0."""
     if FAST:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     return tl.exp2(x)
+
+
+@triton.jit
+def row_log_sum_exp(  # type: ignore[no-untyped-def]
+    start, columns, FAST: tl.constexpr, LANES: tl.constexpr, PER_LANE: tl.constexpr
+):
+    """Of a row of logits."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
+    lane_max = tl.full([LANES], -1e30, tl.float32)  # finite: a lane may have no elements, and inf - inf is NaN
+    total = tl.zeros([LANES], tl.float32)
+    for begin in range(0, columns, LANES * PER_LANE):
+        mask = begin + offsets < columns
+        logit = tl.load(start + begin + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        new_max = tl.maximum(lane_max, tl.max(logit, 1))
+        exponentials = fast_exp2(logit * LOG2_E - (new_max * LOG2_E)[:, None], FAST)
+        total = total * fast_exp2((lane_max - new_max) * LOG2_E, FAST) + tl.sum(exponentials, 1)
+        lane_max = new_max
+    new_max = tl.max(lane_max, 0)
+    return new_max + tl.log(tl.sum(total * fast_exp2((lane_max - new_max) * LOG2_E, FAST), 0))
 
 
 @triton.jit
@@ -52,23 +72,13 @@ def _logits_to_gradient(  # type: ignore[no-untyped-def]
             tl.store(start + begin + offsets, tl.zeros([LANES, PER_LANE], logits.dtype.element_ty), mask=mask)
         tl.store(losses + row, 0.0)
         return
-    lane_max = tl.full([LANES], -1e30, tl.float32)  # finite: a lane may have no elements, and inf - inf is NaN
-    total = tl.zeros([LANES], tl.float32)
-    for begin in range(0, columns, BLOCK):
-        mask = begin + offsets < columns
-        logit = tl.load(start + begin + offsets, mask=mask, other=-float("inf")).to(tl.float32)
-        new_max = tl.maximum(lane_max, tl.max(logit, 1))
-        exponentials = _exp2(logit * LOG2_E - (new_max * LOG2_E)[:, None], FAST)
-        total = total * _exp2((lane_max - new_max) * LOG2_E, FAST) + tl.sum(exponentials, 1)
-        lane_max = new_max
-    new_max = tl.max(lane_max, 0)
-    lse = new_max + tl.log(tl.sum(total * _exp2((lane_max - new_max) * LOG2_E, FAST), 0))
+    lse = row_log_sum_exp(start, columns, FAST, LANES, PER_LANE)
     tl.store(losses + row, (lse - target_logit) * inverse_count)
     label = label.to(tl.int32)
     for begin in range(0, columns, BLOCK):
         mask = begin + offsets < columns
         logit = tl.load(start + begin + offsets, mask=mask, other=-float("inf")).to(tl.float32)
-        probability = _exp2(logit * LOG2_E - lse * LOG2_E, FAST)
+        probability = fast_exp2(logit * LOG2_E - lse * LOG2_E, FAST)
         gradient = tl.where(begin + offsets == label, probability - 1.0, probability)
         tl.store(start + begin + offsets, (gradient * inverse_count).to(logits.dtype.element_ty), mask=mask)
 
@@ -97,6 +107,23 @@ def scale_(values: Tensor, factor: Tensor) -> Tensor:
     """Multiply in place by a number on the device. If it is 1, as the gradient of a loss mostly is, nothing is read."""
     _scale[(triton.cdiv(values.numel(), BLOCK),)](values, factor, values.numel(), BLOCK, num_warps=8)
     return values
+
+
+def head_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Of a head's stream and its weight, from the gradient of its logits: the backward pass of every loss here."""
+    gradient, hidden, cast = ctx.saved_tensors
+    needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+    weight_gradient = None
+    if needs_weight:
+        side = side_if_small(ctx.side, hidden)
+        # The side stream holds no reference to the result: autograd would copy it, before it is complete.
+        with on_side(side, gradient, hidden, upstream):
+            weight_gradient = scale_(product(gradient.t(), hidden, ctx.weight_dtype), upstream)
+        if ctx.tied is not None:
+            ctx.tied.write(weight_gradient, side)
+            weight_gradient = None
+    hidden_gradient = scale_(tuned_product(gradient, cast), upstream) if needs_hidden else None
+    return hidden_gradient, weight_gradient
 
 
 class HeadLoss(torch.autograd.Function):
@@ -128,16 +155,4 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, hidden, cast = ctx.saved_tensors
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        weight_gradient = None
-        if needs_weight:
-            side = side_if_small(ctx.side, hidden)
-            # The side stream holds no reference to the result: autograd would copy it, before it is complete.
-            with on_side(side, gradient, hidden, upstream):
-                weight_gradient = scale_(product(gradient.t(), hidden, ctx.weight_dtype), upstream)
-            if ctx.tied is not None:
-                ctx.tied.write(weight_gradient, side)
-                weight_gradient = None
-        hidden_gradient = scale_(tuned_product(gradient, cast), upstream) if needs_hidden else None
-        return hidden_gradient, weight_gradient, *[None] * 5
+        return *head_gradients(ctx, upstream), *[None] * 5

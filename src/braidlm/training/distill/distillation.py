@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from braidlm.core import console
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.open_data import OpenData
+from braidlm.kernels.soft_targets import SoftTargets
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.distill.config import DistillConfig
@@ -47,11 +48,12 @@ class Distillation(ExtraLoss):
 class OnlineDistillation(Distillation):
     """The teachers read every batch."""
 
-    capturable = False  # a model of another package may wait for the device
-
     def __init__(self, config: DistillConfig, model: BraidForCausalLM, teachers: Teachers):
         super().__init__(config, model)
         self.teachers = teachers
+        # A model of another package may wait for the device, and only a plain pass keeps hidden states.
+        self.capturable = teachers.by_kernels and not config.hidden
+        self.has_soft_targets = self.capturable and config.temperature == 1
         own, widths = model.model.width_out, teachers.widths if config.hidden else []
         self.projections = nn.ModuleList(
             nn.Identity() if width == own else nn.Linear(own, width, bias=False) for width in widths
@@ -69,6 +71,9 @@ class OnlineDistillation(Distillation):
             return torch.where(real[part], loss, 0.0).sum()
 
         return evaluate
+
+    def soft_targets(self, inputs: Tensor) -> SoftTargets:
+        return SoftTargets(self.teachers.logits(inputs), tuple(self.teachers.weights), self.text_weight, self.factor)
 
 
 class StoredDistillation(Distillation):

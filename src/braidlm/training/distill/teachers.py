@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,13 @@ from braidlm.core.models.folders import check_weights, errors_of_transformers, l
 from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
 from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, differences
+from braidlm.kernels.lower import lower_forward
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.divergence import averaged_log_probabilities
+
+if TYPE_CHECKING:  # it needs Triton
+    from braidlm.kernels.planned_pass import LoweredModel
 
 TEACHER = "teacher"
 """The role of a source in a lineage."""
@@ -68,6 +73,13 @@ class Teachers:
         """`vocab_size` is the tokenizer's: what models have beyond it are rows of no token."""
         self.models, self.weights = list(models), list(weights)
         self.vocab_size, self.temperature = vocab_size, temperature
+        self.lowered = _lowered(models)
+        """All of them by kernels, or none."""
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether kernels compute what they say of the next token, without waiting for the device."""
+        return bool(self.lowered)
 
     @cached_property
     def widths(self) -> list[int]:
@@ -78,10 +90,23 @@ class Teachers:
     @torch.no_grad()
     def read(self, ids: Tensor, hidden: bool = False) -> TeacherOutput:
         """What they say of token ids [row, time]."""
+        if self.by_kernels and not hidden:
+            return TeacherOutput(averaged_log_probabilities(self.logits(ids), self.weights, self.temperature), [])
         outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=hidden) for model in self.models]
         logits = [output.logits[..., : self.vocab_size] for output in outputs]
         averaged = averaged_log_probabilities(logits, self.weights, self.temperature)
         return TeacherOutput(averaged, [output.hidden_states[-1] for output in outputs] if hidden else [])
+
+    def logits(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Of each [row, time, vocabulary], by kernels."""
+        return tuple(lowered.logits(ids)[..., : self.vocab_size] for lowered in self.lowered)
+
+
+def _lowered(models: Sequence[Any]) -> "list[LoweredModel]":
+    """Models by kernels, if these serve all of every one: a part's plain forward may wait for the device."""
+    found = [lower_forward(model, model.dtype) for model in models if isinstance(model, BraidForCausalLM)]
+    whole = [lowered for lowered in found if lowered is not None and lowered.is_whole]
+    return whole if len(whole) == len(models) else []
 
 
 def find_teachers(config: DistillConfig, tokenizer: BraidTokenizer, length: int) -> list[Teacher]:

@@ -9,7 +9,8 @@ lists those it wants, with their options:
 
 It sees one forward pass (`TrainingPass`) and returns a number. It is a module: parameters of its own are trained with
 the model's, and with its buffers saved in the run's state, never in the model's folder. With extra losses the step
-runs the model's plain pass, which keeps what they read; kernels keep less.
+runs the model's plain pass, which keeps what they read; kernels keep less. One kind alone runs in the lowered pass:
+a divergence from soft targets, which the head's kernel computes with the loss of the text (`has_soft_targets`).
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from braidlm.data.loading.batches import Batch
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.kernels.soft_targets import SoftTargets
 from braidlm.model.config.ranges import NonNegative
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -66,8 +68,10 @@ class ExtraLoss(nn.Module):
     taken_rows: int = 0
     """How many rows of each micro-batch, the last, are this loss's own: they see both ways, and the loss of the text,
     and other losses, are of the rows before them."""
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     """Whether it never waits for the device, so that a step with it can be replayed as a graph."""
+    has_soft_targets: bool = False
+    """Whether `forward` is a divergence from `soft_targets`, so that the lowered pass can compute it."""
 
     def __init__(self, config: Any, model: BraidForCausalLM):
         super().__init__()
@@ -75,6 +79,10 @@ class ExtraLoss(nn.Module):
 
     def forward(self, done: TrainingPass) -> Tensor:
         raise NotImplementedError("abstract: each extra loss computes its own")
+
+    def soft_targets(self, inputs: Tensor) -> SoftTargets:
+        """What the head learns beside the labels of token ids [batch, time]; where `has_soft_targets`."""
+        raise NotImplementedError("abstract: only some losses have them")
 
     @property
     def factor(self) -> float:

@@ -36,6 +36,8 @@ class BatchLosses(NamedTuple):
     """What the rows remember for their next chunk, if they had a memory."""
     extra: dict[str, Tensor] = {}
     """The recipe's extra losses by name, without their weights."""
+    weighted: Tensor | None = None
+    """The text's loss and the extra ones with their weights, where one kernel computes all: this has the gradient."""
 
 
 class Objective(nn.Module):
@@ -64,9 +66,7 @@ class Objective(nn.Module):
     ) -> BatchLosses:
         """With a memory, `continues` [row] says whose text goes on where the memory ends."""
         if self.lowered is not None:
-            text, routing, routings = self.lowered.losses(inputs, labels, count)
-            read = partial(self._readings, routings, labels)
-            return BatchLosses(text, routing, *self.lowered.on_side(read, routings, labels))
+            return self._by_kernels(self.lowered, inputs, labels, count)
         cache = None
         if memory is not None:
             assert continues is not None
@@ -80,6 +80,18 @@ class Objective(nn.Module):
         extra = {name: loss(done) for name, loss in self.extra.items()}
         after = None if cache is None else cache.after(self.model.model, inputs.shape[1])
         return BatchLosses(text, routing, *self._readings(routings, labels), after, extra)
+
+    def _by_kernels(self, lowered: "LoweredModel", inputs: Tensor, labels: Tensor, count: Tensor) -> BatchLosses:
+        """The same in the lowered pass, which knows one kind of extra loss: soft targets."""
+        weighted, extra = None, {}
+        if self.extra:
+            ((name, loss),) = self.extra.items()
+            soft = loss.soft_targets(inputs)  # type: ignore[operator]
+            (weighted, text, extra[name]), routing, routings = lowered.taught_losses(inputs, labels, count, soft)
+        else:
+            text, routing, routings = lowered.losses(inputs, labels, count)
+        readings = lowered.on_side(partial(self._readings, routings, labels), routings, labels)
+        return BatchLosses(text, routing, *readings, extra=extra, weighted=weighted)
 
     def _without_taken_rows(self, done: TrainingPass) -> TrainingPass:
         """The pass of the rows that the loss of the text is of; the others are beside it."""

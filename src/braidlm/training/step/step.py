@@ -130,13 +130,15 @@ class Stepper:
 
     def _lower(self, trained: Trainable) -> "LoweredModel | None":
         """The model by kernels, where the step is a graph: launched one by one they would wait for the host."""
-        # Kernels see one chunk alone, and keep less than extra losses read.
-        if self.config.compile or not self.use_graph or self.memory is not None or self.extra:
+        # Kernels see one chunk alone, and keep less than extra losses read, but for soft targets of the head.
+        taught = [loss.has_soft_targets for loss in self.extra.values()]
+        if self.config.compile or not self.use_graph or self.memory is not None or taught not in ([], [True]):
             return None
         # Gradients that are added to others, or sent to other processes, are read before the side stream is waited for.
         alone = self.rank.world_size == 1 and self.config.accumulation == 1
         side = SideStream(self.rank.device) if alone else None
-        return trained.lower(self.dtype, side, compile_plain=self.config.compile is not False)
+        lowered = trained.lower(self.dtype, side, compile_plain=self.config.compile is not False)
+        return None if lowered is None or (taught and not lowered.serves_head) else lowered
 
     def _check_taken_rows(self, given: dict[str, ExtraLoss] | None) -> None:
         """Rows that see both ways have no memory of the text before, and teachers read forward."""
@@ -232,12 +234,13 @@ class Stepper:
             last = index + 1 == len(pieces)
             with self._without_sync() if not last else contextlib.nullcontext():
                 with autocast(self.rank.device, self.dtype):
-                    loss, added, used, picks, after, others = self.run(tokens, targets, count, *memory)
-                whole = self._whole(loss, added, others)
+                    found = self.run(tokens, targets, count, *memory)
+                whole = self._whole(found)
                 # DDP averages gradients, and the loss is already divided by the count of all processes.
                 (whole if self.rank.world_size == 1 else whole * self.rank.world_size).backward()
                 if self.lowered is not None:
                     self.lowered.synchronize()
+            loss, added, used, picks, after, others, _ = found
             losses.append(loss.detach())
             picked.append(picks)
             if after is not None:
@@ -255,11 +258,14 @@ class Stepper:
         summed = {name: self._sum(parts) for name, parts in extra.items()}
         return StepReport(self._sum(losses), norm, self._sum(additions), used, summed)
 
-    def _whole(self, text: Tensor, routing: Tensor | None, others: dict[str, Tensor]) -> Tensor:
+    def _whole(self, found: BatchLosses) -> Tensor:
         """What is minimised."""
+        text, routing = found.text, found.routing
+        if found.weighted is not None:
+            return found.weighted if routing is None else found.weighted + routing
         whole = text * math.prod(loss.text_weight for loss in self.extra.values()) if self.extra else text
         whole = whole if routing is None else whole + routing
-        for name, other in others.items():
+        for name, other in found.extra.items():
             whole = whole + self.extra[name].factor * other
         return whole
 

@@ -1,0 +1,76 @@
+"""A captured distillation step by kernels on a GPU against plain operations, launched one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from braidlm.training.amounts import Amount
+from braidlm.training.distill.config import DistillConfig, TeacherConfig
+from braidlm.training.distill.distillation import OnlineDistillation
+from braidlm.training.distill.teachers import Teachers
+from braidlm.training.recipe import TrainingConfig
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper
+from braidlm.training.trainables.braid_model import TrainableBraid
+from tiny_models import VOCABULARY, tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+EXPERTS = {"names": 3, "router": {"top_k": 2, "compute": "sparse"}}
+TEACHERS: list[dict[str, Any]] = [
+    {"seed": 2, "width": 32},
+    {"seed": 3, "block": {"feed": {"kind": "mlp", "hidden": 24, "experts": EXPERTS}}},
+]
+
+
+def a_stepper(by_kernels: bool, accumulation: int = 1, **options: Any) -> Stepper:
+    """In bf16; plain steps are neither compiled nor captured."""
+    model = tiny_model(seed=1, width=64).cuda()
+    models = [tiny_model(torch.bfloat16, **teacher).cuda().requires_grad_(False) for teacher in TEACHERS]
+    teachers = Teachers(models, [0.3, 0.7], VOCABULARY, options.get("temperature", 1.0))
+    assert teachers.by_kernels
+    if not by_kernels:
+        teachers.lowered = []
+    loss = OnlineDistillation(DistillConfig([TeacherConfig("a")], **options), model, teachers).cuda()
+    plain = {} if by_kernels else {"graph": False, "compile": False}
+    config = TrainingConfig(budget=Amount(8), batch=4, accumulation=accumulation, **plain)
+    rank = Rank(0, 1, torch.device("cuda"))
+    return Stepper(TrainableBraid(model), config, rank, torch.bfloat16, given={"distill": loss})
+
+
+def reports(stepper: Stepper) -> tuple[list[float], list[float]]:
+    """The losses and the gradient norms of eight steps; one is a cut batch, of another count."""
+    random, rows = np.random.default_rng(0), 4 * stepper.config.accumulation
+    losses, norms = [], []
+    for index in range(8):
+        tokens = random.integers(1, VOCABULARY, (rows, 17))
+        labels = tokens[:, 1:].copy()
+        if index == 5:
+            labels[0, 3:] = -100
+        report = stepper.step(tokens[:, :-1].copy(), labels, int((labels != -100).sum()), 1e-3)
+        losses += [report.loss.item(), report.extra["distill"].item()]
+        norms.append(report.gradient_norm.item())
+    return losses, norms
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("temperature", [1.0, 2.0], ids=["lowered", "captured with the plain pass"])
+def test_captured_steps_equal_plain_ones(accumulation: int, temperature: float) -> None:
+    fast = a_stepper(True, accumulation, temperature=temperature)
+    assert fast.use_graph
+    assert (fast.lowered is not None) == (temperature == 1)
+    losses, norms = reports(fast)
+    assert fast.graph is not None
+    expected_losses, expected_norms = reports(a_stepper(False, accumulation, temperature=temperature))
+    assert losses == pytest.approx(expected_losses, rel=2e-2)
+    assert norms == pytest.approx(expected_norms, rel=5e-2)
+
+
+def test_hidden_states_need_the_plain_pass() -> None:
+    stepper = a_stepper(True, hidden=0.5)
+    assert not stepper.use_graph
+    assert stepper.lowered is None
