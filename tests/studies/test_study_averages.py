@@ -90,7 +90,7 @@ def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:
     assert lineage is not None
     distill = lineage["recipe"]["training"]["distill"]
     assert distill["weight"] == 0.7
-    assert distill["teachers"] == [{"model": str(results.study.folder / "by_seed"), "weight": 1.0}]
+    assert distill["teachers"] == [{"model": str(model.folder), "weight": 1.0} for model in results.of("dense")]
     assert set(lineage["recipe"]["data"]["sets"]) == {"stories", "maths"}
 
 

@@ -58,11 +58,12 @@ def is_trained_from(run: Path, start: Path) -> bool:
     return newest is not None and is_made_of(newest, [start])
 
 
-def is_taught_by(run: Path, teacher: Path) -> bool:
-    """Whether a run's newest checkpoint learned from this model as it is now."""
+def is_taught_by(run: Path, teachers: Sequence[Path]) -> bool:
+    """Whether a run's newest checkpoint learned from these models as they are now."""
     newest = newest_checkpoint(run)
     sources = [] if newest is None else (load_lineage(newest) or {}).get("sources", [])
-    return [source["sha256"] for source in sources if source.get("role") == TEACHER] == [model_hash(teacher)]
+    before = [source["sha256"] for source in sources if source.get("role") == TEACHER]
+    return before == [model_hash(teacher) for teacher in teachers]
 
 
 def remove_made(folder: Path) -> None:

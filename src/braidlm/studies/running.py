@@ -119,11 +119,14 @@ class _SeedRuns:
         """One model that learns from an average; from one that was made anew, it learns anew."""
         name, spec = self.study.distilled_name(average), self.study.averages[average].distilled
         assert spec is not None
-        distill = {"teachers": [str(teacher.model)], "weight": spec.weight, "temperature": spec.temperature}
+        # At temperature 1 the members teach what their average does, and kernels know them.
+        teachers = [part.model for part in teacher.parts] if spec.temperature == 1 else [teacher.model]
+        named = [str(model) for model in teachers]
+        distill = {"teachers": named, "weight": spec.weight, "temperature": spec.temperature}
         taught = replace(spec, training={**spec.training, "distill": distill})
         with errors_of("distilled", name):
             sets = self._sets(distilled_domains(self.study, average), 0.0, 1.0)
-            fresh = not is_taught_by(self.folder / name, teacher.model)
+            fresh = not is_taught_by(self.folder / name, teachers)
             run = self._train(name, sets, taught, fresh=fresh, model=distilled_model(self.study, average))
         return TrainedModel(name, "distilled", self.seed, run.model, run, [teacher])
 
