@@ -21,6 +21,7 @@ from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from tiny_models import tiny_model
 
@@ -62,10 +63,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folders, compose(folders, home / "made", join="average"), stacked
 
 
+@functools.cache
+def opened(folder: Path, dtype: torch.dtype) -> BraidForCausalLM:
+    """One of the models, which nothing changes."""
+    return load_model(folder).to(dtype)
+
+
 def average(folders: Sequence[Path], dtype: torch.dtype = torch.float64, **inputs: Any) -> Tensor:
     """The logarithms of the averaged probabilities of models run apart."""
     with torch.no_grad():
-        logits = [load_model(folder).to(dtype)(**inputs, use_cache=False).logits for folder in folders]
+        logits = [opened(folder, dtype)(**inputs, use_cache=False).logits for folder in folders]
     return functools.reduce(torch.logaddexp, [x.log_softmax(-1) for x in logits]) - math.log(len(folders))
 
 

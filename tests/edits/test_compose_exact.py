@@ -45,6 +45,13 @@ CASES: dict[str, tuple[list[dict[str, Any]], int | None, bool]] = {
     "PaPaformer, two widths": ([PAPAFORMER, {**PAPAFORMER, "width": 24}], None, False),
     "other parts": ([{}, {"block": {"attention": {"heads": 2, "window": 3}, "feed": "geglu"}}], None, False),
 }
+WITH_ALL_JOINS = ("three", "two, not stacked", "three widths", "two depths, three layers")
+PAIRS = [
+    (case, join)
+    for index, case in enumerate(CASES)
+    for join in (JOINS if case in WITH_ALL_JOINS else (JOINS[index % 5], JOINS[(index + 2) % 5]))
+]
+"""Every case with at least two joins, in turn."""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +68,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Pa
     return of
 
 
-@pytest.mark.parametrize("join", JOINS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "join"), PAIRS)
 def test_a_path_that_is_passed_through_makes_what_it_made_alone(case, join, sources, tmp_path):
     _, layers, stacked = CASES[case]
     folders = sources(case)
