@@ -99,7 +99,9 @@ def train_with_lora(folder: Path, batch: dict[str, Tensor], out: Path) -> dict[s
 
     base = _open(AutoModelForCausalLM, folder)
     original = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    # Older versions of PEFT do not find what a layer adds to a shared matrix once the matrix has an adapter.
+    others = r".*\.lora\.\w+"
+    config = LoraConfig(r=4, target_modules="all-linear", exclude_modules=others, task_type="CAUSAL_LM")
     model = get_peft_model(base, config)
     before, after = _train(model, batch, out)
     model.save_pretrained(out)
