@@ -304,8 +304,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         return tied
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Earlier Transformers gives what is returned here the embedding's `weight`, which a head of bytes has not."""
-        return self.head if hasattr(self.head, "weight") else None
+        return self.head if hasattr(self.head, "weight") else None  # earlier Transformers ties this to the embedding's
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.head = value
