@@ -40,7 +40,9 @@ def checked(request: Any, saved: TinyFolders) -> tuple[Path, dict[str, Any], dic
 @pytest.mark.parametrize("name", TINY)
 def test_it_computes_the_same(name: str, saved: TinyFolders, checked: Any) -> None:
     _, facts, measured = checked
-    expected = saved.measured[name]
+    expected = dict(saved.measured[name])
+    if facts["transformers"] == "5.0.0":
+        del expected["drafted"]
     assert measured[name].keys() == expected.keys()
     assert torch.equal(measured[name]["generated"], expected["generated"])
     torch.testing.assert_close(measured[name], expected, atol=TOLERANCE, rtol=TOLERANCE)
