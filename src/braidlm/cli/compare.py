@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from braidlm.cli.settings import names_and_overrides
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 
@@ -26,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train what is not there yet, or gather what was trained; then show the table or the JSON."""
-    others = [word for word in args.overrides if not ("=" in word or word.startswith("~")) or Path(word).exists()]
-    overrides = [word for word in args.overrides if word not in others]
+    others, overrides = names_and_overrides(args.overrides)
     folders = [word for word in (args.recipe, *others) if Path(word).is_dir()]
     if not folders:
         _compare(args, [args.recipe, *others], overrides)

@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from braidlm.cli.numbers import number
@@ -13,6 +14,12 @@ T = TypeVar("T")
 COMMON = ("verb", "run", "quiet", "debug", "json")
 """Arguments of the command line that the functions of the verbs do not have."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of recipes and folders, and changes to recipes: `key=value`, and `~key`, which takes a key away."""
+    names = [word for word in words if not ("=" in word or word.startswith("~")) or Path(word).exists()]
+    return names, [word for word in words if word not in names]
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: type, title: str, prefix: str = "") -> None:

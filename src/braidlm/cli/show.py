@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.cli.numbers import number
+from braidlm.cli.settings import names_and_overrides
 from braidlm.core import console
 from braidlm.core.console import count, duration, table
 from braidlm.model.config.ranges import Length
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from braidlm.studies.show import show
 
-    others = [word for word in args.overrides if "=" not in word or Path(word).exists()]
-    facts = show([args.x, *others], [word for word in args.overrides if word not in others], args.length)
+    others, overrides = names_and_overrides(args.overrides)
+    facts = show([args.x, *others], overrides, args.length)
     console.show_json(facts)
     PRINTERS.get(facts["kind"], _print_model)(facts)
     if facts["notes"] or facts["problems"]:
