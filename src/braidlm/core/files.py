@@ -203,22 +203,6 @@ def _lock(folder: Path) -> int | None:
     return handle
 
 
-def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
-    """Lock a folder until the handle is closed, which the system does if the process is killed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: the user must not start two runs at once
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BraidError(
-            f"another `braid {verb}` is at work here", str(folder), f"Wait for it to end, or choose another {option}."
-        ) from None
-    except OSError:  # a file system without locks
-        return
-
-
 def _make_readable(folder: Path) -> None:
     """Give every file the mode of its neighbours: safetensors writes files that only their owner can read."""
     for path in folder.rglob("*"):

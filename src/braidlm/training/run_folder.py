@@ -13,7 +13,8 @@ import yaml
 from braidlm.core import console
 from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, write_text
+from braidlm.core.files import explained_disk_errors, make_folder, write_text
+from braidlm.core.locks import lock_or_refuse
 from braidlm.core.models.runs import CHECKPOINTS, HISTORY, METRICS, RECIPE, is_run
 from braidlm.core.reading import read_yaml
 from braidlm.data.loading.ordered import FOLDER as ORDER

@@ -11,6 +11,7 @@ import numpy as np
 
 from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
+from braidlm.core.locks import locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, TokenStream
@@ -104,7 +105,7 @@ def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> Brai
             _check_tokenizer(data, tokenizer, name, first)
         return tokenizer
     kind = config.tokenizer.kind
-    return _train_tokenizer(config) if kind == "bpe" else load_tokenizer(kind)
+    return _trained_tokenizer(config) if kind == "bpe" else load_tokenizer(kind)
 
 
 def _check_tokenizer(
@@ -133,19 +134,27 @@ def _prepare(
     key = _key({"source": source, "reading": options.facts(), "tokenizer": tokenizer.fingerprint})
     folder = Path(config.cache) / f"{name}-{key}"
     tokenizer_folder = _save_tokenizer(tokenizer, config)
-    return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, **asdict(options))
+    return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, wait=True, **asdict(options))
 
 
-def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
-    """A BPE trained on all sets that are prepared here, each with an equal share of the sample."""
+def _trained_tokenizer(config: DataConfig) -> BraidTokenizer:
+    """A BPE of all sets that are prepared here: the one that an earlier run trained, or trained now."""
     spec = config.tokenizer
     plans = {name: plan_shards(_source_list(s), s.read_options()) for name, s in config.sets.items()}
     # The state of the files is in the key, because changed files need a new tokenizer.
     texts = {n: {"files": p.fingerprints, "reading": config.sets[n].read_options().facts()} for n, p in plans.items()}
     key = _key({"tokenizer": encode(spec), "texts": texts})
     folder = Path(config.cache) / f"tokenizer-{key}"
-    if (folder / "tokenizer_config.json").is_file():
-        return load_tokenizer(folder)
+    if not _is_saved(folder):
+        with locked_folder(folder):
+            if not _is_saved(folder):  # a run that was waited for has saved it
+                _train_tokenizer(config, plans).save(folder)
+    return load_tokenizer(folder)
+
+
+def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTokenizer:
+    """Train on the beginning of each set, each with an equal share of the sample."""
+    spec = config.tokenizer
     special = SpecialTokens.parse(spec.special_tokens) if spec.special_tokens else SpecialTokens()
     size = spec.vocab_size or DEFAULT_VOCAB_SIZE
     say(f"Training a tokenizer of {size:,} tokens on {', '.join(config.sets)}.")
@@ -157,7 +166,6 @@ def _train_tokenizer(config: DataConfig) -> BraidTokenizer:
     tokenizer = BraidTokenizer(train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order), special)
     if tokenizer.vocab_size < size:
         warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {size:,} asked for")
-    tokenizer.save(folder)
     return tokenizer
 
 
@@ -178,9 +186,13 @@ def _source_list(data_set: DataSetConfig) -> list[str]:
 def _save_tokenizer(tokenizer: BraidTokenizer, config: DataConfig) -> Path:
     """The folder of the tokenizer, from which the packing workers load it."""
     folder = Path(config.cache) / f"tokenizer-{tokenizer.fingerprint[:12]}"
-    if not (folder / "tokenizer_config.json").is_file():
+    if not _is_saved(folder):
         tokenizer.save(folder)
     return folder
+
+
+def _is_saved(tokenizer_folder: Path) -> bool:
+    return (tokenizer_folder / "tokenizer_config.json").is_file()  # the last file that is written
 
 
 def _key(contents: dict[str, Any]) -> str:

@@ -65,12 +65,14 @@ def prepare(
     workers: int | None = None,
     replace: bool = False,
     shard_mb: float | None = None,
+    wait: bool = False,
 ) -> PackedData:
     """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
     folder or file, or a name on the Hub. See `ReadOptions` for how documents are read. With a limit, only documents
-    within it are read, also for training the tokenizer.
+    within it are read, also for training the tokenizer. Where another process prepares this folder, `wait` waits for
+    it and takes what it made.
     """
     options = ReadOptions(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
@@ -112,7 +114,9 @@ def prepare(
     if (finished := _finished(out, key, replace)) is not None:
         return finished
     origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
-    with explained_disk_errors(out), work_folder(out, key) as folder:
+    with explained_disk_errors(out), work_folder(out, key, wait) as folder:
+        if (finished := _finished(out, key, replace)) is not None:  # by another process, since it was asked above
+            return finished
         packing_tokenizer = _tokenizer(choice, plan, options, limit, folder)
         job = Job(folder, options, plan.shards)
         packed = _pack(job, packing_tokenizer, limit, workers or os.cpu_count() or 1)

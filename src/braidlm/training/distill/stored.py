@@ -16,10 +16,8 @@ whatever sequence the training has it in.
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +27,8 @@ import torch
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, lock_or_refuse, make_folder, sha256_of, write_json
+from braidlm.core.files import explained_disk_errors, sha256_of, write_json
+from braidlm.core.locks import locked_folder
 from braidlm.core.reading import read_json
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype
@@ -113,8 +112,9 @@ def _store(stream: TokenStream, folder: Path, plan: StoragePlan, teachers: Teach
     """Compute and write what is missing of a folder."""
     # In the order of the file, whatever order they are trained in.
     stream = TokenStream(stream.data, stream.subset, stream.name)
-    make_folder(folder)
-    with _locked(folder):
+    with locked_folder(folder):
+        if (folder / MANIFEST).is_file():  # by another run that was waited for
+            return
         done = saved = int(read_json(folder / PROGRESS)["done"]) if (folder / PROGRESS).is_file() else 0
         size = plan.top_k * (token_dtype(plan.vocab_size).itemsize + LOG_DTYPE.itemsize)
         _check_space(folder, size * (len(stream) - done))
@@ -161,16 +161,6 @@ def _check_space(folder: Path, needed: int) -> None:
             str(folder),
             "Take a smaller training.distill.top_k, or another data.cache.",
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        lock_or_refuse(handle, folder, "train", "with data.cache=DIR")
-        yield
-    finally:
-        os.close(handle)
 
 
 def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int], mode: Literal["r", "r+"]) -> np.memmap:

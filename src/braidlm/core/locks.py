@@ -1,0 +1,64 @@
+"""Locks of folders between processes; the system releases a lock when its process ends, however it ends."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from braidlm.core.console import duration, say
+from braidlm.core.errors import BraidError
+from braidlm.core.files import make_folder
+
+POLL_SECONDS = 0.25
+REMINDER_SECONDS = 60.0
+"""How often a process that waits says so."""
+
+
+def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
+    """Lock a folder until the handle is closed; an error if another process holds it."""
+    if not _try_lock(handle):
+        raise BraidError(
+            f"another `braid {verb}` is at work here", str(folder), f"Wait for it to end, or choose another {option}."
+        )
+
+
+def lock_or_wait(handle: int, folder: Path) -> None:
+    """Lock a folder until the handle is closed, as soon as no other process holds it."""
+    if _try_lock(handle):
+        return
+    say(f"Another process is at work in {folder}. Waiting for it to end.")
+    started = reminded = time.monotonic()
+    while not _try_lock(handle):
+        time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        if now - reminded >= REMINDER_SECONDS:
+            reminded = now
+            say(f"Still waiting for {folder} after {duration(now - started)}.")
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Make a folder where there is none, and hold its lock, for which other processes may have to be waited for."""
+    make_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        lock_or_wait(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    """Whether the lock is ours now, or there are no locks here."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: the user must not start two runs at once
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

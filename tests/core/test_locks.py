@@ -1,0 +1,56 @@
+"""Locks of folders: one process holds one, others wait for it, and nobody waits for a process that has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from braidlm.core import locks
+from braidlm.core.locks import locked_folder
+
+pytest.importorskip("fcntl")
+
+HOLDER = "import sys, time; from pathlib import Path; from braidlm.core.locks import locked_folder\n"
+HOLDER += "with locked_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the folder's lock until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_waits_until_the_holder_ends_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(locks, "REMINDER_SECONDS", 0.5)
+    with holder(tmp_path) as process:
+        started = time.monotonic()
+        threading.Timer(1.2, process.kill).start()
+        with locked_folder(tmp_path):
+            assert process.wait() == -signal.SIGKILL
+        assert 1.0 < time.monotonic() - started < 20
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Another process is at work in {tmp_path}. Waiting for it to end."
+    assert 1 <= len(lines[1:]) <= 3
+    assert all(line.startswith(f"Still waiting for {tmp_path} after ") for line in lines[1:])
+
+
+def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
+    with holder(tmp_path):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt), locked_folder(tmp_path):
+            pytest.fail("the lock is another process's")
