@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from braidlm.core.errors import BraidError
@@ -31,9 +31,9 @@ from braidlm.training.trainables.trainable import Trainable
 if TYPE_CHECKING:  # it needs Triton
     from braidlm.kernels.planned_pass import LoweredModel
 
-ClippedAdamW: Any = None
-with contextlib.suppress(ImportError):  # without Triton torch's optimizer does it, in several passes
-    from braidlm.kernels.adamw import ClippedAdamW
+FusedStep: Any = None
+with contextlib.suppress(ImportError):  # without Triton the optimizers do it, in several passes
+    from braidlm.kernels.optimizers.fused_step import FusedStep
 
 EAGER_STEPS_BEFORE_CAPTURE = 3
 """Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
@@ -107,9 +107,8 @@ class Stepper:
         if self.use_compile:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer: Optimizer = optimizers.build(config.optimizer, objective, trained.matrices(), self.use_graph)
-        first, *others = self.optimizer.parts
-        is_adamw = isinstance(first, optim.AdamW) and not others
-        self.clipped = ClippedAdamW(first) if self.use_graph and is_adamw and ClippedAdamW is not None else None
+        is_fused = self.use_graph and FusedStep is not None and FusedStep.serves(self.optimizer.parts)
+        self.fused = FusedStep(self.optimizer.parts) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
@@ -289,9 +288,9 @@ class Stepper:
     def _update(self) -> Tensor:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
         longest = self.config.clip
-        if self.clipped is not None and self.clipped.ready:
+        if self.fused is not None and self.fused.ready:
             self.optimizer.decay_weights()
-            return self.clipped.step(longest)
+            return self.fused.step(longest)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.
         if longest is not None and (norm.is_cuda or bool(norm > longest)):
@@ -331,8 +330,8 @@ class Stepper:
             count = count.view(torch.float32)[0]
             self.results = self._train(inputs.view(shape), labels.view(shape), continues, count)
             self.numbers = self.results.packed()
-        if self.clipped is not None:
-            self.clipped.write_addresses()
+        if self.fused is not None:
+            self.fused.write_addresses()
 
 
 def _is_balanced(router: TopKRouter) -> bool:

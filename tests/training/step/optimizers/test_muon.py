@@ -12,12 +12,12 @@ from tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, weigh
 from torch import nn, optim
 
 from braidlm.core.errors import BraidError
+from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.freezing import freeze
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import TrainingConfig, decode_recipe
-from braidlm.training.step.optimizers.batched_muon import BatchedMuon
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig
 from braidlm.training.step.parallel import Rank

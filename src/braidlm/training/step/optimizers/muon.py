@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn, optim
 
+from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.model.config.ranges import Positive, Range, Rate
 from braidlm.training.step.optimizers.adamw import make_adamw
-from braidlm.training.step.optimizers.batched_muon import BatchedMuon
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, make_groups, optimizers
 
 

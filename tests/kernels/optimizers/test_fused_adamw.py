@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor, nn, optim
 
-from braidlm.kernels.adamw import ClippedAdamW
+from braidlm.kernels.optimizers.fused_step import FusedStep
 
 
 def model_and_optimizer(device: str, inner: int) -> tuple[nn.Module, optim.AdamW]:
@@ -28,18 +28,18 @@ def step_by_torch(model: nn.Module, optimizer: optim.AdamW, clip: float | None) 
 
 
 @pytest.mark.parametrize("inner", [132, 37], ids=["aligned", "not aligned to four elements"])
-def test_clipped_adamw_equals_torch(inner: int, device: str) -> None:
+def test_fused_adamw_equals_torch(inner: int, device: str) -> None:
     (ours, our_optimizer), (theirs, their_optimizer) = (model_and_optimizer(device, inner) for _ in range(2))
-    clipped = ClippedAdamW(our_optimizer)
+    fused = FusedStep([our_optimizer])
     inputs = torch.randn(16, 40, device=device)
-    assert not clipped.ready, "torch has made no state yet"
+    assert not fused.ready, "torch has made no state yet"
     for step in range(12):
         clip = None if step % 3 == 0 else 1.0
         for model in (ours, theirs):
             model.zero_grad()
             model(inputs).square().sum().backward()
-        assert clipped.ready == (step > 0)
-        norm = clipped.step(clip) if clipped.ready else step_by_torch(ours, our_optimizer, clip)
+        assert fused.ready == (step > 0)
+        norm = fused.step(clip) if fused.ready else step_by_torch(ours, our_optimizer, clip)
         torch.testing.assert_close(norm, step_by_torch(theirs, their_optimizer, clip), rtol=1e-4, atol=0.0)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)

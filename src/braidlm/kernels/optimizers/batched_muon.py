@@ -79,12 +79,17 @@ def in_batches(parameters: Iterable[Tensor], adjust_lr_fn: str) -> dict[Batch, l
     batches: dict[Batch, list[Tensor]] = {}
     for parameter in parameters:
         rows, columns = parameter.shape[-2:]
-        outputs, inputs = (columns, rows) if parameter.ndim == 3 else (rows, columns)
-        ratio = 0.2 * math.sqrt(max(rows, columns))  # steps of the size that AdamW's have
-        if adjust_lr_fn == "original":
-            ratio = math.sqrt(max(1, outputs / inputs))
-        batches.setdefault(Batch(rows, columns, ratio), []).append(parameter)
+        batches.setdefault(Batch(rows, columns, lr_ratio(parameter, adjust_lr_fn)), []).append(parameter)
     return batches
+
+
+def lr_ratio(parameter: Tensor, adjust_lr_fn: str) -> float:
+    """The factor of the learning rate for the matrices of a parameter."""
+    rows, columns = parameter.shape[-2:]
+    if adjust_lr_fn == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))  # steps of the size that AdamW's have
+    outputs, inputs = (columns, rows) if parameter.ndim == 3 else (rows, columns)
+    return math.sqrt(max(1, outputs / inputs))
 
 
 def orthogonalized(matrices: Tensor, steps: int) -> Tensor:

@@ -1,0 +1,58 @@
+"""Clipping and the steps of all of a model's optimizers, by few passes over memory.
+
+The reference is `clip_grad_norm_` followed by `step()` of each optimizer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from braidlm.kernels.optimizers.adamw import FusedAdamW
+from braidlm.kernels.optimizers.batched_muon import BatchedMuon
+from braidlm.kernels.optimizers.gradient_norm import GradientNorm
+from braidlm.kernels.optimizers.muon import FusedMuon
+
+FUSED: dict[type, Any] = {optim.AdamW: FusedAdamW, BatchedMuon: FusedMuon}
+"""What steps for an optimizer of exactly that class."""
+
+
+class FusedStep:
+    """The steps of optimizers whose learning rates are tensors on the device."""
+
+    def __init__(self, optimizers: Sequence[optim.Optimizer]):
+        self.optimizers = optimizers
+        self.parts = [FUSED[type(optimizer)](optimizer) for optimizer in optimizers]
+        self.norm = GradientNorm([p for part in self.parts for p in part.parameters])
+
+    @staticmethod
+    def serves(optimizers: Sequence[optim.Optimizer]) -> bool:
+        return all(type(optimizer) in FUSED for optimizer in optimizers)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the optimizers have made their state (in their own first step) and all has the form kernels read."""
+        return all(
+            p.grad is not None and len(optimizer.state[p]) and _is_plain(p) and _is_plain(p.grad)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        )
+
+    @torch.no_grad()
+    def step(self, clip: float | None) -> Tensor:
+        """Update the parameters; return the norm of all gradients, which are scaled down if it is above `clip`."""
+        norm = self.norm.measure([count for part in self.parts for count in part.counts()])
+        for part in self.parts:
+            part.step(norm, clip)
+        return norm
+
+    def write_addresses(self) -> None:
+        """After a capture, write the addresses that the captured step reads in each replay."""
+        for part in (self.norm, *self.parts):
+            part.table.write_captured()
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.is_contiguous()

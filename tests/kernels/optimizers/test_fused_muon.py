@@ -1,0 +1,158 @@
+"""Muon by kernels: torch's clipping and BatchedMuon's step, for matrices and banks of many shapes together."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+
+from braidlm.kernels.optimizers.batched_muon import BatchedMuon, orthogonalized
+from braidlm.kernels.optimizers.fused_step import FusedStep
+from braidlm.kernels.optimizers.newton_schulz import LARGE, SMALL, NewtonSchulz
+
+SHAPES = ((8, 12), (72, 24), (3, 24, 72), (2, 72, 24), (68, 140), (1, 5), (136, 120))
+UNALIGNED = ((7, 9), (2, 13, 5))
+
+
+def parameters(shapes: Any, device: str, seed: int = 0) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(device)) for shape in shapes]
+
+
+def give_gradients(trained: list[nn.Parameter], seed: int) -> None:
+    device = str(trained[0].device)
+    for parameter, gradient in zip(trained, parameters([p.shape for p in trained], device, seed), strict=True):
+        parameter.grad = gradient.detach()
+
+
+def muon(trained: list[nn.Parameter], device: str, **options: Any) -> BatchedMuon:
+    """Of two groups, the second with its own rate and without decay; products are in float32, to be compared."""
+    first, second = trained[::2], trained[1::2]
+    groups = [
+        {"params": first, "lr": torch.tensor(0.02, device=device), "weight_decay": 0.3},
+        {"params": second, "lr": torch.tensor(0.05, device=device), "weight_decay": 0.0},
+    ]
+    return BatchedMuon(groups, dtype=torch.float32, **options)
+
+
+def step_by_torch(trained: list[nn.Parameter], optimizers: list[optim.Optimizer], clip: float | None) -> Tensor:
+    norm = nn.utils.clip_grad_norm_(trained, float("inf") if clip is None else clip)
+    for optimizer in optimizers:
+        optimizer.step()
+    return norm
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, UNALIGNED], ids=["aligned", "not aligned to four elements"])
+@pytest.mark.parametrize(("nesterov", "adjust_lr_fn"), [(True, "match_rms_adamw"), (False, "original")])
+def test_fused_muon_equals_clipping_and_batched_muon(
+    shapes: Any, nesterov: bool, adjust_lr_fn: str, device: str
+) -> None:
+    ours, theirs = parameters(shapes, device), parameters(shapes, device)
+    options = {"nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn, "momentum": 0.9, "ns_steps": 3}
+    our_muon, their_muon = (muon(trained, device, **options) for trained in (ours, theirs))
+    fused = FusedStep([our_muon])
+    for step in range(4):
+        clip = None if step % 2 == 0 else 1.0
+        for trained in (ours, theirs):
+            give_gradients(trained, seed=step + 1)
+        assert fused.ready == (step > 0), "the momentum is made in the first step"
+        norm = fused.step(clip) if fused.ready else step_by_torch(ours, [our_muon], clip)
+        torch.testing.assert_close(norm, step_by_torch(theirs, [their_muon], clip), rtol=1e-5, atol=0.0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        momenta = our_muon.state[a]["momentum_buffer"], their_muon.state[b]["momentum_buffer"]
+        torch.testing.assert_close(*momenta, atol=1e-6, rtol=1e-5)
+
+
+def test_muon_and_adamw_are_clipped_together(device: str) -> None:
+    shapes = ((24, 16), (16,), (2, 16, 24), (40, 16))
+    ours, theirs = parameters(shapes, device), parameters(shapes, device)
+
+    def optimizers(trained: list[nn.Parameter]) -> list[optim.Optimizer]:
+        rate = torch.tensor(0.01, device=device)
+        adamw = optim.AdamW([trained[1], trained[3]], lr=rate, fused=True)
+        return [adamw, BatchedMuon([trained[0], trained[2]], lr=rate, dtype=torch.float32)]
+
+    ours_made, theirs_made = optimizers(ours), optimizers(theirs)
+    assert FusedStep.serves(ours_made)
+    fused = FusedStep(ours_made)
+    for step in range(3):
+        for trained in (ours, theirs):
+            give_gradients(trained, seed=step)
+        norm = fused.step(0.5) if fused.ready else step_by_torch(ours, ours_made, 0.5)
+        torch.testing.assert_close(norm, step_by_torch(theirs, theirs_made, 0.5), rtol=1e-5, atol=0.0)
+    assert norm > 0.5
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert [ours_made[0].state[ours[i]]["step"].item() for i in (1, 3)] == [3, 3]
+
+
+def test_members_without_gradient_stay_bit_for_bit(device: str) -> None:
+    (bank,) = parameters([(4, 6, 8)], device)
+    before = bank.detach().clone()
+    optimizer = BatchedMuon([bank], lr=torch.tensor(0.1, device=device), weight_decay=0.0)
+    optimizer.dtype = torch.float32
+    fused = FusedStep([optimizer])
+    for step in range(3):
+        give_gradients([bank], seed=step)
+        assert bank.grad is not None
+        bank.grad[:2] = 0
+        fused.step(1.0) if fused.ready else optimizer.step()
+    assert torch.equal(bank[:2], before[:2])
+    assert not torch.isclose(bank[2:], before[2:]).all(dim=(1, 2)).any()
+
+
+def test_what_kernels_cannot_read_is_not_ready(device: str) -> None:
+    trained = parameters([(4, 8), (8, 4)], device)
+    optimizer = muon(trained, device)
+    fused = FusedStep([optimizer])
+    give_gradients(trained, seed=1)
+    optimizer.step()
+    assert fused.ready
+    trained[0].grad = torch.ones(8, 4, device=device).T
+    assert not fused.ready
+    trained[0].grad = None
+    assert not fused.ready
+    assert not FusedStep.serves([optimizer, optim.SGD(trained)])
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 150)), min_size=1, max_size=3),
+    steps=st.integers(1, 4),
+)
+def test_products_of_any_shapes_equal_the_reference(shapes: list[tuple[int, int]], steps: int) -> None:
+    """In float64's neighbourhood, whatever is in the padding's neighbourhood; padding stays zero."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    newton_schulz = NewtonSchulz(shapes, device)
+    stack = torch.zeros(newton_schulz.elements, device=device)
+    generator = torch.Generator().manual_seed(1)
+    matrices = [torch.randn(min(shape), max(shape), generator=generator).to(device) for shape in shapes]
+    scales = torch.stack([1 / matrix.norm() for matrix in matrices])
+
+    def stored(flat: Tensor) -> list[Tensor]:
+        return [flat[p.offset : p.offset + p.rows * p.columns].view(p.rows, p.columns) for p in newton_schulz.places]
+
+    for matrix, padded in zip(matrices, stored(stack), strict=True):
+        padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    result = newton_schulz.run(stack, scales, steps)
+    for matrix, padded in zip(matrices, stored(result), strict=True):
+        rows, columns = matrix.shape
+        expected = orthogonalized(matrix[None].double(), steps)[0]
+        torch.testing.assert_close(padded[:rows, :columns].double(), expected, atol=2e-5, rtol=0)
+        assert not padded[rows:].any()
+        assert not padded[:, columns:].any()
+
+
+def test_large_blocks_are_for_matrices_that_fill_them() -> None:
+    places = NewtonSchulz([(384, 1536), (384, 248), (192, 768), (64, 5)], torch.device("cpu")).places
+    assert [(p.block, p.rows, p.columns) for p in places] == [
+        (LARGE, 384, 1536),
+        (LARGE, 256, 384),
+        (SMALL, 192, 768),
+        (SMALL, 64, 64),
+    ]
