@@ -171,3 +171,55 @@ def test_a_sweep_of_studies(tmp_path: Path) -> None:
         (f"training.optimizer.lr={rate}/seed-1/dense", rate, "done") for rate in ("0.001", "0.002")
     ]
     assert (tmp_path / "out/training.optimizer.lr=0.001/report.html").is_file()
+
+
+def test_some_models_have_some_seeds(tmp_path: Path) -> None:
+    """Of what is costly fewer are trained; averages are of the seeds that there are."""
+    data = averaged(tmp_path)
+    data["whole"]["of_stories"]["seeds"] = data["whole"]["of_maths"]["seeds"] = [2]
+    console.set_quiet(True)
+    try:
+        made = run_study(decode_study(data), device="cpu")
+    finally:
+        console.set_quiet(False)
+    seeds = [(model.name, model.seed) for model in made]
+    assert [(name, seed) for name, seed in seeds if name != "by_seed_distilled"] == [
+        ("dense", 1),
+        *((name, 2) for name in ("dense", "of_stories", "of_maths")),
+        ("by_seed", 1),
+        ("by_source", 2),
+    ]
+    facts = {row["name"]: row["times"] for row in study_facts("study", data)["models"]}
+    assert facts == {"dense": 2, "of_stories": 1, "of_maths": 1, "by_seed": 1, "by_seed_distilled": 1, "by_source": 1}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "problem"),
+    [([], r"whole.of_maths.seeds: expected some of the study's, \[1, 2\]"), ([3], r"study's, \[1, 2\], got \[3\]")]
+    + [([1], "averages.by_source: an average for each seed needs members of the same seeds")],
+)
+def test_seeds_that_do_not_fit(seeds: list[int], problem: str, tmp_path: Path) -> None:
+    data = averaged(tmp_path)
+    data["whole"]["of_maths"]["seeds"] = seeds
+    with pytest.raises(BraidError, match=problem):
+        decode_study(data)
+
+
+def test_shares_of_paths_are_learned(tmp_path: Path) -> None:
+    """A mixture of paths learns its router alone, on the text that they did not see."""
+    join = {"kind": "mixture", "per_token": True}
+    spec = {"join": join, "freeze": ["paths", "embedding"], **SHORT}
+    data = toy_study(tmp_path / "out", tmp_path / "data", composed={"mixture": spec}, whole={})
+    data["paths"] = {"model": PATH_MODEL, "share": 0.5, **SHORT}
+    console.set_quiet(True)
+    try:
+        (mixture,) = (model for model in run_study(decode_study(data), device="cpu") if model.kind == "composed")
+        before = load_model(tmp_path / "out/seed-1/mixture-composed").state_dict()
+    finally:
+        console.set_quiet(False)
+    after = load_model(mixture.model).state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {"head.mixture.bias", "head.mixture.router.weight"}
+    data["composed"]["mixture"]["blocks"] = 2
+    with pytest.raises(BraidError, match="models that are averaged stay as they are: blocks cannot be chosen"):
+        decode_study(data)

@@ -88,8 +88,8 @@ def _print_study(facts: dict[str, Any]) -> None:
     ]
     table(("model", "", "attentions", "width", "parameters", "active", "FLOPs per token"), rows)
     console.show("")
-    rows = [(row["name"], *_training_row(row["training"])) for row in facts["models"]]
-    table(("training", "words", "tokens", "epochs", "checkpoints", "expected time"), rows)
+    rows = [(row["name"], row["times"], *_training_row(row["training"])) for row in facts["models"]]
+    table(("training", "seeds", "words", "tokens", "epochs", "checkpoints", "expected time"), rows)
     seeds = len(facts["seeds"])
     if facts["expected_seconds"] is not None:
         times = f", {seeds} seeds" if seeds > 1 else ""

@@ -20,7 +20,7 @@ def average_models(study: Study, models: Sequence[TrainedModel], distil: Distil)
     for name, spec in study.averages.items():
         averages = [
             _average(study, name, [m for m in models if m.name in spec.members and m.seed in seeds])
-            for seeds in ([study.seeds] if spec.seeds == "all" else [[seed] for seed in study.seeds])
+            for seeds in ([study.seeds] if spec.seeds == "all" else [[s] for s in study.seeds_of(spec.members[0])])
         ]
         yield from averages
         if spec.distilled is not None:

@@ -1,18 +1,34 @@
 """What follows from the members of an average: the names of its paths, and the model and domains of what it teaches."""
 
+from typing import NamedTuple
+
 from braidlm.core.models.presets import RecipeModel
 from braidlm.studies.phases import AverageSpec
 from braidlm.studies.study import Study
 
 
-def member_names(study: Study, spec: AverageSpec) -> list[str]:
-    """The names of the paths of one average, in the order in which members are made: by seed, then by model."""
+class Member(NamedTuple):
+    """A member of an average."""
+
+    model: str
+    seed: int
+
+
+def members_of(study: Study, spec: AverageSpec) -> list[Member]:
+    """The members of one average in the order in which they are made, by seed, then by model; of `each`, the first."""
     ordered = [name for name in study.model_names if name in spec.members]
-    if spec.seeds == "each" or len(study.seeds) == 1:
-        return ordered
-    if len(ordered) == 1:
-        return [f"seed_{seed}" for seed in study.seeds]
-    return [f"{name}_{seed}" for seed in study.seeds for name in ordered]
+    seeds = study.seeds_of(ordered[0])[:1] if spec.seeds == "each" else study.seeds
+    return [Member(name, seed) for seed in seeds for name in ordered if seed in study.seeds_of(name)]
+
+
+def member_names(study: Study, spec: AverageSpec) -> list[str]:
+    """The names of the paths of one average."""
+    members = members_of(study, spec)
+    if len({member.seed for member in members}) == 1:
+        return [member.model for member in members]
+    if len(spec.members) == 1:
+        return [f"seed_{member.seed}" for member in members]
+    return [f"{member.model}_{member.seed}" for member in members]
 
 
 def member_model(study: Study, member: str) -> RecipeModel:

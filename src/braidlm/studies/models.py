@@ -16,7 +16,7 @@ from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
-from braidlm.studies.members import distilled_model, member_model, member_names
+from braidlm.studies.members import distilled_model, member_model, member_names, members_of
 from braidlm.studies.study import Study
 
 Kind = Literal["path", "composed", "whole", "variant", "given", "average", "distilled"]
@@ -106,9 +106,8 @@ def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
         return study.whole[name].model.architecture  # type: ignore[no-any-return]
     if kind == "average":
         average = study.averages[name]
-        names = member_names(study, average)
-        members = [member_model(study, one).architecture for one in study.model_names if one in average.members]
-        return composed_architecture(members * (len(names) // len(members)), names, "average", blocks=0)
+        members = [member_model(study, member.model).architecture for member in members_of(study, average)]
+        return composed_architecture(members, member_names(study, average), "average", blocks=0)
     if kind == "distilled":
         teacher = next(one for one in study.averages if study.distilled_name(one) == name)
         return distilled_model(study, teacher).architecture

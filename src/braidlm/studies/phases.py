@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from braidlm.core.errors import BraidError
+from braidlm.edits.averaging import averages, check_no_layout, composing_joins
 from braidlm.edits.edit import Edit, edits, load_edits
 from braidlm.model.config.ranges import Layers, LayersOrZero, Positive, Range, Seed, Share
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
-from braidlm.model.paths.joins import joins
 from braidlm.training.amounts import Amount
 
 Domains = list[str] | dict[str, Positive]
@@ -32,8 +32,16 @@ class Phase:
             raise BraidError("give either epochs or a budget")
 
 
+@dataclass(kw_only=True)
+class SeededPhase(Phase):
+    """A phase that may be run with some seeds alone."""
+
+    seeds: list[Seed] | None = None
+    """The seeds that it is trained with; by default the study's."""
+
+
 @dataclass
-class WholeSpec(Phase):
+class WholeSpec(SeededPhase):
     """A model trained from scratch. An architecture alone, without `model`, is trained on every domain."""
 
     model: Any
@@ -48,7 +56,7 @@ class WholeSpec(Phase):
 
 
 @dataclass
-class PathsSpec(Phase):
+class PathsSpec(SeededPhase):
     """The paths: one for each domain, trained apart."""
 
     model: Any
@@ -61,8 +69,9 @@ class PathsSpec(Phase):
 class ComposedSpec(Phase):
     """Options of one composed model."""
 
-    join: Annotated[Choice, PartOf(joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
-    """How the paths become one stream."""
+    join: Annotated[Choice, PartOf(composing_joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
+    """How the paths become one stream; or `mixture`, which leaves them as they are and learns their shares of the
+    probabilities: with `freeze: [paths, embedding]` nothing else."""
     layers: Layers | None = None
     """Parallel layers; by default as many as a path has blocks."""
     blocks: LayersOrZero = 1
@@ -71,6 +80,17 @@ class ComposedSpec(Phase):
     """How joins and projections are initialised: to pass on the paths' outputs, or at random as in the paper."""
     freeze: list[Freezable] = field(default_factory=list)
     """Parts that keep their weights when the composed model is trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.is_averaged:
+            blocks, start = (None if self.blocks == 1 else self.blocks), (None if self.start == "mean" else self.start)
+            check_no_layout(layers=self.layers, blocks=blocks, start=start)
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the paths stay whole models, of which only the probabilities meet."""
+        return self.join.kind in averages
 
 
 @dataclass
@@ -97,7 +117,7 @@ class VariantSpec(Phase):
 
 
 @dataclass
-class DistilledSpec(Phase):
+class DistilledSpec(SeededPhase):
     """A model that learns the probabilities of an average beside the text that its members are trained on."""
 
     model: Any = None
@@ -106,8 +126,6 @@ class DistilledSpec(Phase):
     """The average's share of the loss; the rest is the text's."""
     temperature: Positive = 1.0
     """Divides the logits of both sides."""
-    seeds: list[Seed] | None = None
-    """By default the study's."""
 
 
 @dataclass

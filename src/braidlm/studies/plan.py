@@ -132,7 +132,7 @@ def _product_speed(device: str, size: int = 1024, repeats: int = 3) -> float:
     return 2 * size**3 / best
 
 
-def total_seconds(plans: Sequence[TrainingPlan], seeds: int) -> float | None:
-    """All trainings with every seed."""
+def total_seconds(plans: Sequence[TrainingPlan], times: Sequence[int]) -> float | None:
+    """All trainings, each as many times as it has seeds."""
     seconds = [plan.seconds for plan in plans]
-    return None if None in seconds else seeds * sum(filter(None, seconds))
+    return None if None in seconds else sum(n * (each or 0.0) for n, each in zip(times, seconds, strict=True))

@@ -23,7 +23,8 @@ WITHOUT_PATHS = "Models trained from scratch on the same batches"
 WITH_AVERAGES = "Models trained apart, and averages of their probabilities"
 AVERAGES = (
     "An average costs what its members cost: FLOPs, words and time are theirs together, and they can be trained at the "
-    "same time. A distilled model has its own, and its average comes before it."
+    "same time. The time of a composed model is also its paths'. A distilled model has its own, and its average comes "
+    "before it."
 )
 WITH_VARIANTS = "What edits and further training make of a trained model"
 

@@ -65,7 +65,7 @@ class _SeedRuns:
     def models(self) -> Iterator[TrainedModel]:
         study = self.study
         paths: list[TrainedModel] = []
-        if study.paths is not None:
+        if study.paths is not None and self.seed in study.seeds_of(next(iter(study.domains))):
             share = study.paths.share
             for domain in study.domains:
                 sets = self._sets([domain], 0.0, share)
@@ -80,6 +80,8 @@ class _SeedRuns:
                     run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
                 yield TrainedModel(name, "composed", self.seed, run.model, run, paths)
         for name, whole in study.whole.items():
+            if self.seed not in study.seeds_of(name):
+                continue
             with errors_of("whole", name):
                 sets = self._sets(study.domains_of(whole), 0.0, 1.0)
                 run = self._train(name, sets, whole, domains=whole.domains, model=whole.model)
@@ -92,6 +94,8 @@ class _SeedRuns:
             made[model.name] = model
             yield model
         for name, spec in self.study.variants.items():
+            if self.seed not in self.study.seeds_of(name):
+                continue
             if spec.start not in made:
                 folder = find_model(spec.start)
                 made[spec.start] = TrainedModel(title_of(folder), "given", self.seed, folder)
@@ -203,7 +207,8 @@ class _SeedRuns:
         """The composed model, and whether it is new: one of the same paths and options is used again."""
         out = self.folder / f"{name}-composed"
         sources = [path.model for path in paths]
-        options = {"join": encode(spec.join), "blocks": spec.blocks, "start": spec.start, "seed": self.seed}
+        options = {"join": encode(spec.join), "seed": self.seed}
+        options |= {} if spec.is_averaged else {"blocks": spec.blocks, "start": spec.start}
         options |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
             if is_made_of(out, sources, options):

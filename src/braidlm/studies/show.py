@@ -92,7 +92,8 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         if model.kind == "distilled":
             flops += models[-1]["flops_per_token"] // TRAINING_FLOPS  # the average before it, which is only run forward
         plans.append(plan.training(*_training_share(study, model.kind, model.name), flops))
-        models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts()})
+        times = _times(study, model.kind, model.name)
+        models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts(), "times": times})
     notes = []
     if not plan.is_prepared:
         notes.append(
@@ -118,7 +119,7 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "about": dict(list_recipes()).get(name),
         "models": models,
         "seeds": study.seeds,
-        "expected_seconds": total_seconds(plans, len(study.seeds)),
+        "expected_seconds": total_seconds(plans, [model["times"] for model in models]),
         "domains": {domain: spec.source or spec.path or spec.folder for domain, spec in study.domains.items()},
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
@@ -127,6 +128,19 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         "notes": notes,
         "problems": problems,
     }
+
+
+def _times(study: Study, kind: str, label: str) -> int:
+    """How many models of this name there are: one for each of its seeds, or one average of all seeds."""
+    if kind not in ("average", "distilled"):
+        return len(study.seeds_of(label))
+    name = label if kind == "average" else next(n for n in study.averages if study.distilled_name(n) == label)
+    spec = study.averages[name]
+    own = study.seeds_of(spec.members[0]) if spec.seeds == "each" else study.seeds
+    if kind == "average":
+        return len(own) if spec.seeds == "each" else 1
+    taught = spec.distilled.seeds if spec.distilled is not None else None
+    return len(own if taught is None else taught)
 
 
 def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase]:

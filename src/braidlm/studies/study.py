@@ -98,6 +98,7 @@ class Study:
         self._check_names()
         self._check_domains()
         self._check_starts()
+        self._check_seeds()
         self._check_averages()
 
     def _check_names(self) -> None:
@@ -140,6 +141,13 @@ class Study:
                     todo="A variant stands before those that are made of it.",
                 )
 
+    def _check_seeds(self) -> None:
+        """A model that is trained with some seeds alone has some of the study's."""
+        for where, spec in (("paths", self.paths), *((f"whole.{name}", spec) for name, spec in self.whole.items())):
+            own = None if spec is None else spec.seeds
+            if own is not None and (not own or set(own) - set(self.seeds)):
+                raise BraidError(f"{where}.seeds: expected some of the study's, {self.seeds}, got {own}")
+
     def _check_averages(self) -> None:
         """An average has members that are trained from scratch, at least two of them."""
         trained = [*(self.domains if self.paths is not None else ()), *self.whole]
@@ -152,7 +160,10 @@ class Study:
                     )
             if len(set(spec.members)) < len(spec.members):
                 raise BraidError(f"averages.{name}.members: each is named once; `seeds` says how often it is trained")
-            if len(spec.members) * (len(self.seeds) if spec.seeds == "all" else 1) < 2:
+            seeds = [self.seeds_of(member) for member in spec.members]
+            if spec.seeds == "each" and any(own != seeds[0] for own in seeds):
+                raise BraidError(f"averages.{name}: an average for each seed needs members of the same seeds")
+            if (sum(map(len, seeds)) if spec.seeds == "all" else len(seeds)) < 2:
                 raise BraidError(
                     f"averages.{name}: an average has at least two members",
                     todo="Give the study several seeds, or name several members.",
@@ -173,6 +184,15 @@ class Study:
         """Where a variant comes from in the end: a model of the study that is none, or a folder."""
         start = self.variants[variant].start
         return self.base_of(start) if start in self.variants else start
+
+    def seeds_of(self, model: str) -> list[int]:
+        """The seeds that a path, a composed or a whole model is trained with, or a variant of one."""
+        if model in self.variants:
+            base = self.base_of(model)
+            return self.seeds_of(base) if base in self.model_names else self.seeds
+        spec = self.whole.get(model, self.paths)
+        own = None if spec is None else spec.seeds
+        return [seed for seed in self.seeds if own is None or seed in own]
 
     def domains_of(self, spec: WholeSpec | VariantSpec) -> list[str]:
         """The domains that a model is trained on."""

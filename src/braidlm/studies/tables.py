@@ -1,5 +1,7 @@
 """The tables of a study, as rows of text: for the terminal, for Markdown and CSV files, and for the page."""
 
+from statistics import mean
+
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.table import Table
@@ -32,15 +34,18 @@ def summary(results: StudyResults) -> Table:
     rows = []
     for name in results.names():
         models = results.of(name)
-        first, walls = models[0], [m.wall_seconds for m in models]
+        first, trainings = models[0], [[*_paths_of(results, m), m] for m in models]
+        took = mean(sum(one.seconds for one in each) for each in trainings)
+        wall = mean(sum(one.wall_seconds for one in each) for each in trainings)
+        words = [sum(m.words for m in each) for each in (_paths_of(results, first), [first]) if each]
         bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
-        sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), count(first.words)]
+        sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), " + ".join(map(count, words))]
         rows.append(
             [
                 *(name, _label(first.kind), str(len(models)), *sizes),
                 *(over_seeds([_mean_bits(each) for each in half]).text(digits=4) for half in bits),
                 *(over_seeds([m.tasks[task] for m in models]).text(digits=2) for task in tasks),
-                *(duration(_seconds(models)) if first.words else "–", duration(sum(walls) / len(walls))),
+                *(duration(took) if first.words else "–", duration(wall)),
             ]
         )
     scores = [f"bits per byte, {half} half" for half in halves] or ["bits per byte"]
@@ -60,7 +65,7 @@ def quality(results: StudyResults) -> Table:
             both = over_seeds([_mean_bits(m.bits) for m in models]).text()
             seen = count(models[0].tokens)
             if kind == "composed":
-                seen = f"{count(_path_tokens(results, models[0]))} + {seen}"
+                seen = f"{count(sum(path.tokens for path in _paths_of(results, models[0])))} + {seen}"
             rows.append([name, _label(kind), f"{models[0].parameters:,}", seen, *scores, both])
     columns = ["model", "", "parameters", "tokens", *results.domains, "mean"]
     half = results.study.validation.half
@@ -204,5 +209,6 @@ def _seconds(models: list[ModelResult]) -> float:
     return sum(m.seconds for m in models) / len(models)
 
 
-def _path_tokens(results: StudyResults, composed: ModelResult) -> int:
-    return sum(m.tokens for m in results.models if m.kind == "path" and m.seed == composed.seed)
+def _paths_of(results: StudyResults, model: ModelResult) -> list[ModelResult]:
+    """The paths that a composed model is made of; none of another model."""
+    return [m for m in results.models if m.kind == "path" and m.seed == model.seed] if model.kind == "composed" else []
