@@ -7,7 +7,7 @@ diagonal are copies of those above.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,12 +16,24 @@ from torch import Tensor
 
 from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
 
+
+class Sizes(NamedTuple):
+    """A program's step over the inner dimension, which is at most its block, and its launch options."""
+
+    inner: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {"BLOCK_K": self.inner, "num_warps": self.warps, "num_stages": self.stages}
+
+
 SMALL, LARGE = 64, 128
 """Rows and columns of a block; a matrix has large ones where they waste little."""
 MAX_WASTE = 1.1
-INNER = {SMALL: 64, LARGE: 64}
-LAUNCH = {SMALL: {"num_warps": 4, "num_stages": 4}, LARGE: {"num_warps": 8, "num_stages": 3}}
-FLOAT32_INNER, FLOAT32_LAUNCH = 32, {"num_warps": 8, "num_stages": 2}
+SIZES = {SMALL: Sizes(64, 4, 4), LARGE: Sizes(64, 8, 3)}
+FLOAT32_SIZES = Sizes(32, 8, 2)
 """Smaller, since float32 takes twice the memory."""
 COLUMNS = 7
 """Of the tables, for each program: its matrix, the length of the inner dimension, the length of the output's rows, and
@@ -102,8 +114,9 @@ def _products(  # type: ignore[no-untyped-def]
 class NewtonSchulz:
     """The iterations for matrices of given shapes."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], device: torch.device):
+    def __init__(self, shapes: Sequence[tuple[int, int]], device: torch.device, sizes: dict[int, Sizes] | None = None):
         """Shapes [rows, columns] are wide or tall; a tall matrix is stored transposed."""
+        self.sizes = sizes or SIZES
         self.places: list[Place] = []
         self.elements = self.gram_elements = 0
         for shape in shapes:
@@ -142,14 +155,13 @@ class NewtonSchulz:
         for index in range(steps):
             scaled = scales if index == 0 else None
             for block, (grams, polynomials, products) in self.tables.items():
-                sizes: dict[str, int] = {"COLUMNS": COLUMNS, "BLOCK": block, "BLOCK_K": INNER[block], **LAUNCH[block]}
-                if x.dtype == torch.float32:
-                    sizes |= {"BLOCK_K": FLOAT32_INNER, **FLOAT32_LAUNCH}
-                _symmetric_products[(len(grams),)](grams, x, scaled, gram, 0.0, 1.0, SQUARE=False, **sizes)
+                sizes = FLOAT32_SIZES if x.dtype == torch.float32 else self.sizes[block]
+                launch: Any = {"COLUMNS": COLUMNS, "BLOCK": block, **sizes.launch}
+                _symmetric_products[(len(grams),)](grams, x, scaled, gram, 0.0, 1.0, SQUARE=False, **launch)
                 _symmetric_products[(len(polynomials),)](
-                    polynomials, gram, None, polynomial, b, c, SQUARE=True, **sizes
+                    polynomials, gram, None, polynomial, b, c, SQUARE=True, **launch
                 )
-                _products[(len(products),)](products, polynomial, x, scaled, other, a, **sizes)
+                _products[(len(products),)](products, polynomial, x, scaled, other, a, **launch)
             x, other = other, x
         return x
 

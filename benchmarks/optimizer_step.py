@@ -1,0 +1,136 @@
+"""One step of a preset's optimizers, clipping included: AdamW, Muon by kernels, by operations, and torch.optim.Muon.
+
+python benchmarks/optimizer_step.py                                  # routed-28m and rotary-28m, on a GPU
+python benchmarks/optimizer_step.py models/routed-28m --profile      # with the kernels of Muon's step
+python benchmarks/optimizer_step.py --sweep                          # Newton-Schulz with other sizes
+
+Each is replayed as a CUDA graph. `torch.optim.Muon` trains matrices only, so each member of a bank is a parameter.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import compared_seconds, record
+from preset_step import preset_model
+from profile_step import print_profile
+from torch import Tensor, nn, optim
+
+from braidlm.kernels.optimizers.fused_step import FusedStep
+from braidlm.kernels.optimizers.newton_schulz import LARGE, SIZES, SMALL, NewtonSchulz, Sizes
+from braidlm.model.config.registry import Choice
+from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
+from braidlm.training.step.optimizers.muon import MuonConfig
+from braidlm.training.trainables.braid_model import TrainableBraid
+
+CHOICES = {"adamw": Choice("adamw", OptimizerConfig()), "muon": Choice("muon", MuonConfig())}
+SWEPT = [Sizes(inner, warps, stages) for inner in (32, 64, 128) for warps in (4, 8) for stages in (2, 3, 4, 5)]
+
+
+def give_gradients(parameters: list[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+
+
+def parts_of(preset: str, kind: str, device: torch.device) -> list[optim.Optimizer]:
+    """The torch optimizers that train a preset, with gradients; rates are tensors, as in a captured step."""
+    torch.manual_seed(0)
+    model = preset_model(preset).to(device)
+    give_gradients(list(model.parameters()))
+    return optimizers.build(CHOICES[kind], model, TrainableBraid(model).matrices(), True).parts
+
+
+def of_kernels(parts: list[optim.Optimizer]) -> Callable[[], Any]:
+    fused = FusedStep(parts)
+    for part in parts:  # they make their state
+        part.step()
+    return captured(lambda: fused.step(1.0), fused.write_addresses)
+
+
+def of_operations(parts: list[optim.Optimizer]) -> Callable[[], Any]:
+    """Torch's clipping and the steps of the optimizers themselves."""
+    parameters = [p for part in parts for group in part.param_groups for p in group["params"]]
+
+    def step() -> None:
+        norm = nn.utils.get_total_norm([p.grad for p in parameters], foreach=True)
+        nn.utils.clip_grads_with_norm_(parameters, 1.0, norm, foreach=True)
+        for part in parts:
+            part.step()
+
+    return captured(step)
+
+
+def of_torch(parts: list[optim.Optimizer]) -> Callable[[], Any]:
+    adamw, muon = parts
+    banks = [p.detach() for group in muon.param_groups for p in group["params"]]
+    matrices = [nn.Parameter(m) for bank in banks for m in (bank if bank.ndim == 3 else [bank])]
+    give_gradients(list(matrices))
+    return of_operations([adamw, optim.Muon(matrices, lr=1e-3, adjust_lr_fn="match_rms_adamw")])
+
+
+def captured(step: Callable[[], Any], after: Callable[[], Any] = lambda: None) -> Callable[[], Any]:
+    """The step as a graph; `after` follows the capture."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    after()
+    return graph.replay
+
+
+def compared(preset: str, device: torch.device, calls: int, profiled: bool) -> list[dict[str, Any]]:
+    makers = {
+        "adamw, kernels": of_kernels,
+        "muon, kernels": of_kernels,
+        "muon, operations": of_operations,
+        "muon, torch.optim.Muon": of_torch,
+    }
+    steps = {name: make(parts_of(preset, name.split(",")[0], device)) for name, make in makers.items()}
+    if profiled:
+        print_profile(steps["muon, kernels"], preset)
+    seconds = compared_seconds(steps, calls, 2, device)
+    return [{"preset": preset, "step": name, "ms": value * 1e3} for name, value in seconds.items()]
+
+
+def swept(preset: str, device: torch.device, calls: int) -> list[dict[str, Any]]:
+    """Newton-Schulz alone, with other sizes for one block at a time."""
+    _, muon = parts_of(preset, "muon", device)
+    parameters = [p for group in muon.param_groups for p in group["params"]]
+    shapes = [tuple(p.shape[-2:]) for p in parameters for _ in range(len(p) if p.ndim == 3 else 1)]
+    runs: dict[str, Callable[[], Any]] = {}
+    for block in sorted({place.block for place in NewtonSchulz(shapes, device).places}):
+        for sizes in [sizes for sizes in SWEPT if sizes.inner <= block]:
+            newton_schulz = NewtonSchulz(shapes, device, {**SIZES, block: sizes})
+            stack = torch.randn(newton_schulz.elements, device=device).bfloat16()
+            scales = torch.full((len(shapes),), 1e-3, device=device)
+            try:
+                runs[f"{block}: {sizes}"] = captured(partial(newton_schulz.run, stack, scales, 5))
+            except Exception as error:  # Triton's own, for blocks that do not fit into shared memory
+                print(f"{block}: {sizes}: {type(error).__name__}")
+    seconds = compared_seconds(runs, calls, 2, device, rounds=3)
+    ordered = sorted(seconds.items(), key=lambda item: item[1])
+    return [{"preset": preset, "sizes": name, "ms": value * 1e3} for name, value in ordered]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", default=["models/routed-28m", "models/rotary-28m"])
+    parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each preset's step with Muon")
+    parser.add_argument("--sweep", action="store_true", help=f"other sizes for blocks of {SMALL} and {LARGE}")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = torch.device("cuda")
+    rows = []
+    for preset in args.presets:
+        rows += swept(preset, device, args.calls) if args.sweep else compared(preset, device, args.calls, args.profile)
+    record("newton_schulz" if args.sweep else "optimizer_step", device, rows, args.out)
+
+
+if __name__ == "__main__":
+    main()
