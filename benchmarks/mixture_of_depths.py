@@ -3,6 +3,7 @@
 python benchmarks/mixture_of_depths.py                     # CPU
 python benchmarks/mixture_of_depths.py --size 28m          # with a vocabulary of 16,384, whose head all tokens pay for
 python benchmarks/mixture_of_depths.py --device cuda --size 28m --batch 16
+python benchmarks/mixture_of_depths.py --device cuda --size 1.2b --batch 16 --capacities 0.5 --profile
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import record
+from profile_step import print_profile
 
 from braidlm.core.models.accounting import model_cost
 from braidlm.model.config.braid_config import BraidConfig
@@ -31,12 +33,13 @@ SIZES = {
     "110m": (768, 12, 16_384),
     "350m": (1024, 24, 16_384),
     "1.2b": (2048, 24, 16_384),
+    "3.3b": (4096, 16, 16_384),
 }
 """Width, layers and vocabulary."""
 
 
-def built(size: str, capacity: float | None, length: int) -> BraidForCausalLM:
-    """The model; without a capacity all tokens go through all layers."""
+def built(size: str, capacity: float | None, length: int, device: torch.device) -> BraidForCausalLM:
+    """The model, drawn on the device; without a capacity all tokens go through all layers."""
     width, layers, vocabulary = SIZES[size]
     stage: dict[str, Any] = {"block": {"layers": layers}}
     if capacity is not None:
@@ -44,7 +47,8 @@ def built(size: str, capacity: float | None, length: int) -> BraidForCausalLM:
     block = {"attention": {"heads": width // 64}, "feed": "swiglu"}
     architecture = {"width": width, "context": length, "positions": "rope", "block": block, "stages": [stage]}
     torch.manual_seed(0)
-    return BraidForCausalLM(BraidConfig(architecture, vocab_size=vocabulary))
+    with device:
+        return BraidForCausalLM(BraidConfig(architecture, vocab_size=vocabulary))
 
 
 def step_of(model: BraidForCausalLM, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> Callable:
@@ -74,13 +78,14 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=11, help="of each model, which take turns")
     parser.add_argument("--threads", type=int, help="of torch on a CPU")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each model's step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    models = {capacity: built(args.size, capacity, args.length) for capacity in (None, *args.capacities)}
+    models = {capacity: built(args.size, capacity, args.length, device) for capacity in (None, *args.capacities)}
     steps = {capacity: step_of(model, args.batch, args.length, device, dtype) for capacity, model in models.items()}
     for step in steps.values():
         for _ in range(8 if device.type == "cuda" else 1):
@@ -108,6 +113,9 @@ def main() -> None:
                 "processor time of full": processor / medians[None][1],
             }
         )
+    if args.profile:
+        for row, step in zip(rows, steps.values(), strict=True):
+            print_profile(step, f"{row['size']}, capacity {row['capacity']}", kernels=40)
     record("mixture_of_depths", device, rows, args.out)
 
 
