@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+
+pytest.importorskip("hypothesis")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,13 +6,10 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
-from braidlm.kernels.optimizers.batched_muon import BatchedMuon, orthogonalized
+from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.kernels.optimizers.fused_step import FusedStep
-from braidlm.kernels.optimizers.newton_schulz import LARGE, SMALL, NewtonSchulz
 
 SHAPES = ((8, 12), (72, 24), (3, 24, 72), (2, 72, 24), (68, 140), (1, 5), (136, 120))
 UNALIGNED = ((7, 9), (2, 13, 5))
@@ -118,41 +115,3 @@ def test_what_kernels_cannot_read_is_not_ready(device: str) -> None:
     trained[0].grad = None
     assert not fused.ready
     assert not FusedStep.serves([optimizer, optim.SGD(trained)])
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    shapes=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 150)), min_size=1, max_size=3),
-    steps=st.integers(1, 4),
-)
-def test_products_of_any_shapes_equal_the_reference(shapes: list[tuple[int, int]], steps: int) -> None:
-    """In float64's neighbourhood, whatever is in the padding's neighbourhood; padding stays zero."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    newton_schulz = NewtonSchulz(shapes, device)
-    stack = torch.zeros(newton_schulz.elements, device=device)
-    generator = torch.Generator().manual_seed(1)
-    matrices = [torch.randn(min(shape), max(shape), generator=generator).to(device) for shape in shapes]
-    scales = torch.stack([1 / matrix.norm() for matrix in matrices])
-
-    def stored(flat: Tensor) -> list[Tensor]:
-        return [flat[p.offset : p.offset + p.rows * p.columns].view(p.rows, p.columns) for p in newton_schulz.places]
-
-    for matrix, padded in zip(matrices, stored(stack), strict=True):
-        padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-    result = newton_schulz.run(stack, scales, steps)
-    for matrix, padded in zip(matrices, stored(result), strict=True):
-        rows, columns = matrix.shape
-        expected = orthogonalized(matrix[None].double(), steps)[0]
-        torch.testing.assert_close(padded[:rows, :columns].double(), expected, atol=2e-5, rtol=0)
-        assert not padded[rows:].any()
-        assert not padded[:, columns:].any()
-
-
-def test_large_blocks_are_for_matrices_that_fill_them() -> None:
-    places = NewtonSchulz([(384, 1536), (384, 248), (192, 768), (64, 5)], torch.device("cpu")).places
-    assert [(p.block, p.rows, p.columns) for p in places] == [
-        (LARGE, 384, 1536),
-        (LARGE, 256, 384),
-        (SMALL, 192, 768),
-        (SMALL, 64, 64),
-    ]

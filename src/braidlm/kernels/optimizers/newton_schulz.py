@@ -70,13 +70,19 @@ def _symmetric_products(  # type: ignore[no-untyped-def]
     matrix, inner, stride, left, right, out, mirror = _row(table, COLUMNS)
     row, at = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     lefts = x + left + row[:, None] * inner + at[None, :]
-    rights = x + right + row[None, :] * inner + at[:, None]
     offsets = row[:, None] * stride + row[None, :]
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for _ in range(0, inner, BLOCK_K):
-        total = tl.dot(tl.load(lefts), tl.load(rights), total, input_precision="ieee")
-        lefts += BLOCK_K
-        rights += BLOCK_K
+    if mirror == out:  # on the diagonal both factors are the same rows, which are read once
+        for _ in range(0, inner, BLOCK_K):
+            rows = tl.load(lefts)
+            total = tl.dot(rows, tl.trans(rows), total, input_precision="ieee")
+            lefts += BLOCK_K
+    else:
+        rights = x + right + row[None, :] * inner + at[:, None]
+        for _ in range(0, inner, BLOCK_K):
+            total = tl.dot(tl.load(lefts), tl.load(rights), total, input_precision="ieee")
+            lefts += BLOCK_K
+            rights += BLOCK_K
     total *= alpha
     if scales is not None:
         scale = tl.load(scales + matrix)

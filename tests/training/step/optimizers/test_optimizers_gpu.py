@@ -46,7 +46,7 @@ def losses(optimizer: dict[str, Any], graph: bool, block: dict[str, Any]) -> lis
         found.append(report.loss.item())
         with average.applied():
             pass  # a replay after it reads the training's own weights again
-    assert (stepper.graph is not None) == graph
+    assert (stepper.graph is not None, stepper.fused is not None) == (graph, graph)
     return [*found, *(weight.square().sum().item() for weight in average.tensors)]
 
 
