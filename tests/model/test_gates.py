@@ -14,7 +14,7 @@ from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.models.folders import save_model
 from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.strict import decode
-from braidlm.model.gates import Gate, GatedLayer, GatesConfig, make_gate
+from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import BASE, random_ids, tiny_config, tiny_model
 from without_braid import WITHOUT_BRAID
@@ -62,6 +62,41 @@ def test_a_gate_is_a_matrix(kind: Any) -> None:
     theirs = torch.autograd.grad((expected * weights).sum(), inputs)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+class Doubled(torch.nn.Module):
+    """A layer whose output, alone or in a tuple, is twice its input."""
+
+    def __init__(self, in_tuple: bool):
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        return (hidden_states * 2, "cache") if self.in_tuple else hidden_states * 2
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("in_tuple", [False, True])
+def test_hooks_and_gradients_change_no_bit(kind: Any, in_tuple: bool) -> None:
+    """Without gradients a gate is not called as a module, unless somebody listens to it."""
+    layer, hidden = gated(Doubled(in_tuple), gate_of(kind, torch.float32)), torch.randn(2, 5, WIDTH)
+    heard: list[Tensor] = []
+
+    def output(result: Any) -> Tensor:
+        assert not in_tuple or result[1:] == ("cache",)
+        return result[0] if in_tuple else result
+
+    with torch.no_grad():
+        alone = output(layer(hidden))
+        assert torch.equal(output(layer(hidden_states=hidden)), alone)
+        for register in (layer.gate.register_forward_hook, layer.gate.register_forward_pre_hook):
+            handle = register(lambda gate, inputs, *result: heard.extend([*inputs, *result]))  # type: ignore[operator]
+            assert torch.equal(output(layer(hidden)), alone)
+            handle.remove()
+        assert torch.equal(output(layer(hidden)), alone)
+    assert torch.equal(output(layer(hidden)), alone)
+    assert len(heard) == 5  # input and output of the layer twice, and what the gate made of them once
+    assert all(map(torch.equal, heard, [hidden, hidden * 2, alone, hidden, hidden * 2]))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -158,7 +193,7 @@ def test_a_folder_with_gates_opens_without_braidlm(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     got = torch.load(tmp_path / "logits", weights_only=True)
     torch.testing.assert_close(got, model(torch.arange(8)[None]).logits, rtol=0, atol=1e-6)
-    for name, gated in (("model", True), ("plain", False)):
-        if not gated:
+    for name, has_gates in (("model", True), ("plain", False)):
+        if not has_gates:
             save_model(tiny_model(), tmp_path / name, None, {"made_by": "a test"})
-        assert ("class GatedLayer" in (tmp_path / name / "modeling_braid.py").read_text()) == gated
+        assert ("class GatedLayer" in (tmp_path / name / "modeling_braid.py").read_text()) == has_gates
