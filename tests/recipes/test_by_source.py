@@ -4,34 +4,19 @@ import csv
 from pathlib import Path
 
 import pytest
+from source_files import write_sources
 
 from braidlm.cli.main import main
-from braidlm.core.recipes import compose_recipe
-from braidlm.data.corpora.builtin import documents
 from braidlm.model.config.strict import encode
 from braidlm.studies.study import load_study
 
+RECIPE = "best/by-source"
 SOURCES = ["childes", "stories", "talk", "wiki", "books"]
-
-
-def write_sources(folder: Path) -> list[str]:
-    """A short text for every file of the recipe; returns the overrides that name them."""
-    changes = []
-    for at, (name, spec) in enumerate(compose_recipe("best/by-source")["domains"].items()):
-        for key, start, count in (("source", 0, 60), ("validation", 1000, 120)):
-            named = spec[key] if isinstance(spec[key], list) else [spec[key]]
-            files = [folder / key / Path(file).name for file in named]
-            for number, file in enumerate(files):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                texts = documents("maths" if at % 2 else "stories", 1, start + 200 * at + 100 * number, count)
-                file.write_text("\n\n".join(texts))
-            changes.append(f"domains.{name}.{key}=[{','.join(map(str, files))}]")
-    return changes
 
 
 def toy(folder: Path) -> list[str]:
     """Overrides that leave everything of the recipe but its sizes, its task and two of its five seeds."""
-    changes = [*write_sources(folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "tasks=null"]
+    changes = [*write_sources(RECIPE, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "tasks=null"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.stride=8", "training.batch=4"]
     changes += ["seeds=[1,2]", "paths.seeds=[1]", "whole.dense.seeds=[1]", "training.warmup=2", "validation.tokens=300"]
     changes += ["epochs=0.2", "whole.fifth.epochs=0.04", "composed.mixture.training.warmup=1", "paths.share=0.8"]
@@ -43,7 +28,7 @@ def toy(folder: Path) -> list[str]:
 
 
 def test_every_side_is_shown_the_same_words() -> None:
-    study = load_study("best/by-source")
+    study = load_study(RECIPE)
     assert study.paths is not None
     assert (study.epochs_of(study.paths), study.epochs_of(study.composed["mixture"])) == (study.epochs, study.epochs)
     assert len(study.seeds_of("fifth")) * study.epochs_of(study.whole["fifth"]) == pytest.approx(study.epochs)
@@ -60,7 +45,7 @@ def test_the_settings_are_those_of_strict_small() -> None:
 
 @pytest.mark.slow
 def test_from_text_to_the_report(tmp_path: Path) -> None:
-    assert main(["train", "best/by-source", *toy(tmp_path), "--device", "cpu"]) == 0
+    assert main(["train", RECIPE, *toy(tmp_path), "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
     assert list(rows) == [*SOURCES, "mixture", "fifth", "dense", "by_source", "by_seed"]
     assert {name: row["seeds"] for name, row in rows.items() if row["seeds"] != "1"} == {"fifth": "2"}

@@ -94,7 +94,8 @@ def _print_study(facts: dict[str, Any]) -> None:
     if facts["expected_seconds"] is not None:
         times = f", {seeds} seeds" if seeds > 1 else ""
         console.show(f"all{times}: about {duration(facts['expected_seconds'])} on this machine\n")
-    table(("domain", "source"), list(facts["domains"].items()))
+    sources = {domain: [source] if isinstance(source, str) else source for domain, source in facts["domains"].items()}
+    table(("domain", "source"), [(domain, " ".join(files)) for domain, files in sources.items()])
 
 
 def _training_row(training: dict[str, Any]) -> tuple[str, ...]:

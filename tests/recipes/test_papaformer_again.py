@@ -1,0 +1,67 @@
+"""PaPaformer's question under the settings of best/strict-small: both sides alike, and a run at toy size."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from source_files import write_sources
+
+from braidlm.cli.main import main
+from braidlm.model.config.strict import encode
+from braidlm.studies.show import show
+from braidlm.studies.study import load_study
+
+DOMAINS = {
+    "papers/papaformer/spoken-and-written": ["spoken", "written"],
+    "papers/papaformer/stories-and-maths": ["stories", "maths"],
+}
+RECIPES = pytest.mark.parametrize("recipe", DOMAINS)
+
+
+def toy(recipe: str, folder: Path) -> list[str]:
+    """Overrides that leave everything of a recipe but its sizes."""
+    changes = [*write_sources(recipe, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "seeds=[1]"]
+    changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
+    changes += ["epochs=0.05", "validation.tokens=300"]
+    for model in ("paths.model", "whole.dense", "whole.llama_256"):
+        changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
+    return changes
+
+
+@RECIPES
+def test_equal_flops_and_parameters(recipe: str) -> None:
+    models = {row["name"]: row for row in show(recipe)["models"]}
+    for composed in ("shared_linear", "gumbel_v1"):
+        assert models["dense"]["flops_per_token"] == pytest.approx(models[composed]["flops_per_token"], rel=0.001)
+        assert models["dense"]["parameters"] == pytest.approx(models[composed]["parameters"], rel=0.015)
+    assert [models[name]["width"] for name in (*DOMAINS[recipe], "shared_linear", "llama_256")] == [128, 128, 256, 256]
+    assert [models[name]["layers"] for name in (*DOMAINS[recipe], "llama_256")] == [3, 3, 8]
+
+
+@RECIPES
+def test_equal_tokens(recipe: str) -> None:
+    """Paths and what is made of them read together what a dense model reads."""
+    study = load_study(recipe)
+    phases = [study.paths, *study.composed.values(), *study.whole.values()]
+    assert {study.epochs_of(phase) for phase in phases if phase is not None} == {study.epochs}
+    assert study.seeds == [1, 2, 3]
+
+
+@RECIPES
+def test_the_settings_are_those_of_strict_small(recipe: str) -> None:
+    ours, best = (encode(load_study(name)) for name in (recipe, "best/strict-small"))
+    assert {key for key in best["training"] if ours["training"][key] != best["training"][key]} == {"batch", "warmup"}
+    assert ours["training"]["batch"] * ours["data"]["length"] == best["training"]["batch"] * best["data"]["length"]
+    models = [ours["paths"]["model"], *ours["whole"].values()]
+    assert all(model["initialisation"] == best["whole"]["dense"]["initialisation"] for model in models)
+
+
+@pytest.mark.slow
+@RECIPES
+def test_from_text_to_the_report(recipe: str, tmp_path: Path) -> None:
+    assert main(["train", recipe, *toy(recipe, tmp_path), "--device", "cpu"]) == 0
+    rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
+    assert list(rows) == [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256"]
+    assert {name for name, row in rows.items() if "+" in row["words"]} == {"shared_linear", "gumbel_v1"}
+    assert (tmp_path / "out/tables/training-time.csv").is_file()
+    assert (tmp_path / "out/report.html").is_file()
