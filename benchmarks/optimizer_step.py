@@ -1,8 +1,8 @@
 """One step of a preset's optimizers, clipping included: AdamW, Muon by kernels, by operations, and torch.optim.Muon.
 
 python benchmarks/optimizer_step.py                                  # routed-28m and rotary-28m, on a GPU
-python benchmarks/optimizer_step.py models/routed-28m --profile      # with the kernels of Muon's step
-python benchmarks/optimizer_step.py --sweep                          # Newton-Schulz with other sizes
+python benchmarks/optimizer_step.py models/routed-28m --profile      # with the kernels of Muon's steps
+python benchmarks/optimizer_step.py --sweep                          # Newton-Schulz with other blocks
 
 Each is replayed as a CUDA graph. `torch.optim.Muon` trains matrices only, so each member of a bank is a parameter.
 """
@@ -18,16 +18,28 @@ from measure import compared_seconds, record
 from preset_step import preset_model
 from profile_step import print_profile
 from torch import Tensor, nn, optim
+from triton.runtime.errors import OutOfResources
 
 from braidlm.kernels.optimizers.fused_step import FusedStep
-from braidlm.kernels.optimizers.newton_schulz import LARGE, SIZES, SMALL, NewtonSchulz, Sizes
+from braidlm.kernels.optimizers.newton_schulz import BLOCKS, NewtonSchulz, ProductBlocks
+from braidlm.kernels.routed.grouped_products import Blocks
 from braidlm.model.config.registry import Choice
 from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig
 from braidlm.training.trainables.braid_model import TrainableBraid
 
 CHOICES = {"adamw": Choice("adamw", OptimizerConfig()), "muon": Choice("muon", MuonConfig())}
-SWEPT = [Sizes(inner, warps, stages) for inner in (32, 64, 128) for warps in (4, 8) for stages in (2, 3, 4, 5)]
+SQUARES = [Blocks(size, size, 64, warps, stages) for size in (64, 128) for warps in (4, 8) for stages in (2, 3, 4)]
+SWEPT = {
+    "symmetric": [*SQUARES, Blocks(64, 64, 32, 4, 5), Blocks(128, 128, 32, 8, 4), Blocks(128, 128, 128, 8, 2)],
+    "wide": [
+        *SQUARES,
+        *(Blocks(m, n, 64, warps, s) for m, n in ((64, 128), (128, 64)) for warps in (4, 8) for s in (2, 3, 4)),
+        Blocks(128, 128, 32, 8, 4),
+        Blocks(64, 128, 32, 4, 4),
+        Blocks(64, 128, 128, 4, 2),
+    ],
+}
 
 
 def give_gradients(parameters: list[Tensor]) -> None:
@@ -92,37 +104,44 @@ def compared(preset: str, device: torch.device, calls: int, profiled: bool) -> l
     }
     steps = {name: make(parts_of(preset, name.split(",")[0], device)) for name, make in makers.items()}
     if profiled:
-        print_profile(steps["muon, kernels"], preset)
+        for name in ("muon, kernels", "muon, operations"):
+            print_profile(steps[name], f"{name}, {preset}")
     seconds = compared_seconds(steps, calls, 2, device)
     return [{"preset": preset, "step": name, "ms": value * 1e3} for name, value in seconds.items()]
 
 
 def swept(preset: str, device: torch.device, calls: int) -> list[dict[str, Any]]:
-    """Newton-Schulz alone, with other sizes for one block at a time."""
+    """Newton-Schulz alone, with other blocks for one kind of products of one unit at a time."""
     _, muon = parts_of(preset, "muon", device)
     parameters = [p for group in muon.param_groups for p in group["params"]]
     shapes = [tuple(p.shape[-2:]) for p in parameters for _ in range(len(p) if p.ndim == 3 else 1)]
-    runs: dict[str, Callable[[], Any]] = {}
-    for block in sorted({place.block for place in NewtonSchulz(shapes, device).places}):
-        for sizes in [sizes for sizes in SWEPT if sizes.inner <= block]:
-            newton_schulz = NewtonSchulz(shapes, device, {**SIZES, block: sizes})
-            stack = torch.randn(newton_schulz.elements, device=device).bfloat16()
-            scales = torch.full((len(shapes),), 1e-3, device=device)
-            try:
-                runs[f"{block}: {sizes}"] = captured(partial(newton_schulz.run, stack, scales, 5))
-            except Exception as error:  # Triton's own, for blocks that do not fit into shared memory
-                print(f"{block}: {sizes}: {type(error).__name__}")
+    runs = {"as it is": newton_schulz(shapes, device, BLOCKS)}
+    for unit in sorted({place.unit for place in NewtonSchulz(shapes, device).places}):
+        for kind, candidates in SWEPT.items():
+            for blocks in [b for b in candidates if max(b.rows, b.columns, b.inner) <= unit]:
+                chosen: ProductBlocks = BLOCKS[unit]._replace(**{kind: blocks})
+                try:
+                    runs[f"{unit}, {kind}: {blocks}"] = newton_schulz(shapes, device, {**BLOCKS, unit: chosen})
+                except OutOfResources:
+                    print(f"{unit}, {kind}: {blocks} does not fit")
     seconds = compared_seconds(runs, calls, 2, device, rounds=3)
     ordered = sorted(seconds.items(), key=lambda item: item[1])
-    return [{"preset": preset, "sizes": name, "ms": value * 1e3} for name, value in ordered]
+    return [{"preset": preset, "blocks": name, "ms": value * 1e3} for name, value in ordered]
+
+
+def newton_schulz(shapes: Any, device: torch.device, blocks: dict[int, ProductBlocks]) -> Callable[[], Any]:
+    iterations = NewtonSchulz(shapes, device, blocks)
+    stack = torch.randn(iterations.elements, device=device).bfloat16()
+    scales = torch.full((len(shapes),), 1e-3, device=device)
+    return captured(partial(iterations.run, stack, scales, 5))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("presets", nargs="*", default=["models/routed-28m", "models/rotary-28m"])
     parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--profile", action="store_true", help="print the kernels of each preset's step with Muon")
-    parser.add_argument("--sweep", action="store_true", help=f"other sizes for blocks of {SMALL} and {LARGE}")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each preset's steps with Muon")
+    parser.add_argument("--sweep", action="store_true", help="Newton-Schulz alone, with other blocks")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device("cuda")

@@ -8,7 +8,7 @@ from comparison import TOLERANCES, nan_in_new_memory, relative_error
 from stacked_matrices import by_kernels, random_matrices
 
 from braidlm.kernels.optimizers.batched_muon import orthogonalized
-from braidlm.kernels.optimizers.newton_schulz import LARGE, SMALL, NewtonSchulz
+from braidlm.kernels.optimizers.newton_schulz import LARGE_UNIT, UNIT, NewtonSchulz
 
 SHAPES = [(130, 200), (384, 520), (3, 5), (248, 384), (1, 1), (64, 64), (140, 129), (190, 70)]
 
@@ -24,11 +24,11 @@ def test_all_shapes_at_once_are_as_exact_as_the_reference(device: str, dtype: to
         assert relative_error(result, exact) <= 1.2 * error + TOLERANCES[dtype]
 
 
-def test_large_blocks_are_for_matrices_that_fill_them() -> None:
+def test_padding_wastes_little() -> None:
     places = NewtonSchulz([(384, 1536), (384, 248), (192, 768), (64, 5)], torch.device("cpu")).places
-    assert [(p.block, p.rows, p.columns) for p in places] == [
-        (LARGE, 384, 1536),
-        (LARGE, 256, 384),
-        (SMALL, 192, 768),
-        (SMALL, 64, 64),
+    assert [(p.unit, p.rows, p.columns) for p in places] == [
+        (LARGE_UNIT, 384, 1536),
+        (LARGE_UNIT, 256, 384),
+        (UNIT, 192, 768),
+        (UNIT, 64, 64),
     ]

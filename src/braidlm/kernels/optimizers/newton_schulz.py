@@ -7,6 +7,8 @@ diagonal are copies of those above.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -15,29 +17,28 @@ import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
+from braidlm.kernels.routed.grouped_products import Blocks
 
-
-class Sizes(NamedTuple):
-    """A program's step over the inner dimension, which is at most its block, and its launch options."""
-
-    inner: int
-    warps: int
-    stages: int
-
-    @property
-    def launch(self) -> dict[str, int]:
-        return {"BLOCK_K": self.inner, "num_warps": self.warps, "num_stages": self.stages}
-
-
-SMALL, LARGE = 64, 128
-"""Rows and columns of a block; a matrix has large ones where they waste little."""
+UNIT, LARGE_UNIT = 64, 128
+"""Rows and columns are padded to multiples of one of these: of the large one where it wastes little."""
 MAX_WASTE = 1.1
-SIZES = {SMALL: Sizes(64, 4, 4), LARGE: Sizes(64, 8, 3)}
-FLOAT32_SIZES = Sizes(32, 8, 2)
-"""Smaller, since float32 takes twice the memory."""
+
+
+class ProductBlocks(NamedTuple):
+    """The blocks of products; in each dimension they divide the unit."""
+
+    symmetric: Blocks
+    """As many rows as columns."""
+    wide: Blocks
+
+
+BLOCKS = {
+    UNIT: ProductBlocks(Blocks(64, 64, 64, 4, 4), Blocks(64, 64, 64, 4, 4)),
+    LARGE_UNIT: ProductBlocks(Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 3)),
+}
 COLUMNS = 7
 """Of the tables, for each program: its matrix, the length of the inner dimension, the length of the output's rows, and
-the offsets of the left and the right factor, of the output and (in the table of symmetric products) of its mirror."""
+the offsets of the left and the right factor, of the output and of its mirror in a symmetric product."""
 
 
 class Place(NamedTuple):
@@ -47,7 +48,7 @@ class Place(NamedTuple):
     rows: int
     columns: int
     gram_offset: int
-    block: int
+    unit: int
 
 
 @triton.jit
@@ -98,15 +99,15 @@ def _symmetric_products(  # type: ignore[no-untyped-def]
 @triton.jit
 def _products(  # type: ignore[no-untyped-def]
     table, polynomial, x, scales, result, beta,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """beta x + polynomial x, x times its scale if there are scales."""
     matrix, inner, stride, left, right, out, _ = _row(table, COLUMNS)
-    row, at = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    row, column, at = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     lefts = polynomial + left + row[:, None] * inner + at[None, :]
-    rights = x + right + at[:, None] * stride + row[None, :]
-    offsets = out + row[:, None] * stride + row[None, :]
-    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    rights = x + right + at[:, None] * stride + column[None, :]
+    offsets = out + row[:, None] * stride + column[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _ in range(0, inner, BLOCK_K):
         total = tl.dot(tl.load(lefts), tl.load(rights), total, input_precision="ieee")
         lefts += BLOCK_K
@@ -120,57 +121,72 @@ def _products(  # type: ignore[no-untyped-def]
 class NewtonSchulz:
     """The iterations for matrices of given shapes."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], device: torch.device, sizes: dict[int, Sizes] | None = None):
-        """Shapes [rows, columns] are wide or tall; a tall matrix is stored transposed."""
-        self.sizes = sizes or SIZES
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        device: torch.device,
+        blocks: dict[int, ProductBlocks] | None = None,
+    ):
+        """Shapes [rows, columns] are wide or tall; a tall matrix is stored transposed. `blocks` are those of a unit."""
+        self.blocks = blocks or BLOCKS
         self.places: list[Place] = []
         self.elements = self.gram_elements = 0
         for shape in shapes:
             self._place(min(shape), max(shape))
-        blocks = sorted({place.block for place in self.places})
-        self.tables = {block: self._tables(block, device) for block in blocks}
+        units = sorted({place.unit for place in self.places})
+        self.tables = {unit: self._tables(unit, device) for unit in units}
 
     def _place(self, rows: int, columns: int) -> None:
-        block = LARGE if _padded(rows, LARGE) <= MAX_WASTE * _padded(rows, SMALL) else SMALL
-        rows, columns = _padded(rows, block), _padded(columns, block)
-        self.places.append(Place(self.elements, rows, columns, self.gram_elements, block))
+        unit = LARGE_UNIT if _padded(rows, LARGE_UNIT) <= MAX_WASTE * _padded(rows, UNIT) else UNIT
+        rows, columns = _padded(rows, unit), _padded(columns, unit)
+        self.places.append(Place(self.elements, rows, columns, self.gram_elements, unit))
         self.elements += rows * columns
         self.gram_elements += rows * rows
 
-    def _tables(self, block: int, device: torch.device) -> list[Tensor]:
+    def _tables(self, unit: int, device: torch.device) -> list[Tensor]:
         """Of the Gram matrices, of their polynomials and of the products with these; long products come first."""
-        places = [(matrix, place) for matrix, place in enumerate(self.places) if place.block == block]
+        places = [(matrix, place) for matrix, place in enumerate(self.places) if place.unit == unit]
         places.sort(key=lambda place: -place[1].columns)
-        gram, polynomial, product = [], [], []
+        symmetric, wide = self.blocks[unit]
+        gram, polynomial, products = [], [], []
         for matrix, (offset, rows, columns, gram_offset, _) in places:
-            for i in range(0, rows, block):
-                left = gram_offset + i * rows
-                for j in range(i, rows, block):
-                    outs = (left + j, gram_offset + j * rows + i)
-                    gram.append((matrix, columns, rows, offset + i * columns, offset + j * columns, *outs))
-                    polynomial.append((matrix, rows, rows, left, gram_offset + j * rows, *outs))
-                for j in range(0, columns, block):
-                    product.append((matrix, rows, columns, left, offset + j, offset + i * columns + j, 0))
-        return [torch.tensor(rows, dtype=torch.int64, device=device) for rows in (gram, polynomial, product)]
+            for i, j in product(range(0, rows, symmetric.rows), repeat=2):
+                if i <= j:
+                    left, right = gram_offset + i * rows, gram_offset + j * rows
+                    gram.append(
+                        (matrix, columns, rows, offset + i * columns, offset + j * columns, left + j, right + i)
+                    )
+                    polynomial.append((matrix, rows, rows, left, right, left + j, right + i))
+            for i, j in product(range(0, rows, wide.rows), range(0, columns, wide.columns)):
+                out = offset + i * columns + j
+                products.append((matrix, rows, columns, gram_offset + i * rows, offset + j, out, out))
+        return [torch.tensor(rows, dtype=torch.int64, device=device) for rows in (gram, polynomial, products)]
 
     def run(self, x: Tensor, scales: Tensor, steps: int) -> Tensor:
         """The stored matrices x [elements], each times its scale, with singular values near 1; x is overwritten."""
-        a, b, c = COEFFICIENTS
         other = torch.empty_like(x)
         gram, polynomial = (x.new_empty(self.gram_elements) for _ in range(2))
         for index in range(steps):
-            scaled = scales if index == 0 else None
-            for block, (grams, polynomials, products) in self.tables.items():
-                sizes = FLOAT32_SIZES if x.dtype == torch.float32 else self.sizes[block]
-                launch: Any = {"COLUMNS": COLUMNS, "BLOCK": block, **sizes.launch}
-                _symmetric_products[(len(grams),)](grams, x, scaled, gram, 0.0, 1.0, SQUARE=False, **launch)
-                _symmetric_products[(len(polynomials),)](
-                    polynomials, gram, None, polynomial, b, c, SQUARE=True, **launch
-                )
-                _products[(len(products),)](products, polynomial, x, scaled, other, a, **launch)
+            for unit in self.tables:
+                self._iterate(unit, x, scales if index == 0 else None, gram, polynomial, other)
             x, other = other, x
         return x
 
+    def _iterate(
+        self, unit: int, x: Tensor, scales: Tensor | None, gram: Tensor, polynomial: Tensor, result: Tensor
+    ) -> None:
+        a, b, c = COEFFICIENTS
+        grams, polynomials, products = self.tables[unit]
+        symmetric, wide = self.blocks[unit]
+        if x.dtype == torch.float32:  # it takes twice the memory
+            symmetric, wide = (replace(blocks, inner=32, warps=8, stages=2) for blocks in (symmetric, wide))
+        sizes: Any = {"COLUMNS": COLUMNS, "BLOCK": symmetric.rows, "BLOCK_K": symmetric.inner, **symmetric.launch}
+        _symmetric_products[(len(grams),)](grams, x, scales, gram, 0.0, 1.0, SQUARE=False, **sizes)
+        _symmetric_products[(len(polynomials),)](polynomials, gram, None, polynomial, b, c, SQUARE=True, **sizes)
+        _products[(len(products),)](
+            products, polynomial, x, scales, result, a, COLUMNS, wide.rows, wide.columns, wide.inner, **wide.launch
+        )  # fmt: skip
 
-def _padded(size: int, block: int) -> int:
-    return triton.cdiv(size, block) * block
+
+def _padded(size: int, unit: int) -> int:
+    return triton.cdiv(size, unit) * unit
