@@ -2,35 +2,31 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from braidlm.core import console
 from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.memory import explained_out_of_memory
-from braidlm.core.models.runs import training_of
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
 from braidlm.data.loading.pauses import make_pauses
-from braidlm.data.loading.validation import validation_windows
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.amounts import Pace, never_read, repetition, short
-from braidlm.training.averaging import WeightAverage, averaged, averages
+from braidlm.training.amounts import Pace, never_read, repetition
+from braidlm.training.averaging import WeightAverage, averages
 from braidlm.training.distill.distillation import make_distillation
 from braidlm.training.distill.teachers import Teacher
-from braidlm.training.monitoring.progress import Progress, SpeedMeter, progress_note
-from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, lowest_usage, usage_entropy
+from braidlm.training.monitoring.progress import Progress, progress_note
+from braidlm.training.monitoring.reporter import Reporter
 from braidlm.training.monitoring.tracking import Tracker
-from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, score_text, write_samples
 from braidlm.training.recipe import Recipe
-from braidlm.training.run_folder import budget_of
-from braidlm.training.saving.checkpoints import Checkpoints
+from braidlm.training.saving.checkpoints import Checkpoints, checkpoint_name
+from braidlm.training.saving.earlier_budgets import earlier_budgets
 from braidlm.training.saving.state import StepState, explained_state_errors
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.compute import Choices, choose_compute, use_compute
@@ -88,22 +84,15 @@ class Trainer:
             world=rank.world_size,
             pauses=pauses,
         )
-        self.held_out = {
-            stream.name: validation_windows(stream, recipe.data.length, recipe.validation.tokens, rows=training.batch)
-            for stream in data.validation
-        }
         self.learning_rate = LearningRate(training)
         self.dropout_schedule = dropout_schedules.build(training.dropout)
         self.temperature_schedule = schedules.build(training.temperature)
         self.progress = Progress()
         self.rate = 0.0
-        self.metrics = StepMetrics(rank)
-        self.usage_monitor = UsageMonitor(_choices(self.model))
         # A chunk's tokens see half of it on average, and all of the memory.
         seen = recipe.data.length + 2 * recipe.memory
         flops = trained.flops_per_token(seen) * recipe.data.length // self.loader.length  # pauses cost too
-        self.speed = SpeedMeter(flops, rank.device, rank.world_size)
-        self.last: dict[str, Any] = {}
+        self.reporter = Reporter(recipe, trained, data, rank, self.dtype, self.stepper.extra, self.average, flops)
         self.saved_at: int | None = None
         self.recorded: int | None = None
         """The number of records that were written up to the checkpoint that the run resumes from, if it says so."""
@@ -154,28 +143,15 @@ class Trainer:
             position = self.checkpoints.restore(name, self.state)
             self.progress = Progress(**position["progress"])
             self.loader.load_state(position["loader"])
-            self.last, self.metrics.losses = position["last"], position["losses"]
+            self.reporter.last, self.reporter.metrics.losses = position["last"], position["losses"]
             self.compute = position.get("compute")
             self.threads = saved_threads(position)
             records = position.get("records")
             self.recorded = records if isinstance(records, int) else None
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
-            self._note_larger_budget(load_lineage(self.checkpoints.models / name) or {})
+            lineage = load_lineage(self.checkpoints.models / name) or {}
+            self.earlier_budgets = earlier_budgets(lineage, self.recipe.training, self.progress)
         self.saved_at = self.progress.steps
-
-    def _note_larger_budget(self, lineage: dict[str, Any]) -> None:
-        """Record under which budgets the steps so far were trained, and say what a larger one means for the rate."""
-        self.earlier_budgets = list(training_of(lineage).get("earlier_budgets") or [])
-        before = budget_of(lineage.get("recipe"))
-        if before is None or before == self.budget:
-            return
-        self.earlier_budgets.append({"budget": str(before), "until_step": self.progress.steps})
-        earlier = LearningRate(replace(self.recipe.training, budget=before))
-        was, now = (rate(self.progress, self.progress) for rate in (earlier, self.learning_rate))
-        console.say(
-            f"The budget was {before} and is {self.budget}. From here on schedules are those of the larger budget: "
-            f"the learning rate was {was:.3g} and goes on at {now:.3g}."
-        )
 
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
@@ -190,7 +166,7 @@ class Trainer:
     def _train(self, tracker: Tracker | None) -> bool:
         total, done = float(self.budget.count), float(self.progress.done(self.budget.unit))
         with console.progress(self.recipe.name, total, self.budget.unit, done) as advance, self.stop:
-            self.speed.pause(self.progress.tokens)
+            self.reporter.speed.pause(self.progress.tokens)
             while not self.finished:
                 before = self.progress
                 self._step()
@@ -234,7 +210,7 @@ class Trainer:
         )
         if self.average is not None:
             self.average.update(self.progress.share(self.budget))
-        self.metrics.add(self.progress.steps, report)
+        self.reporter.metrics.add(self.progress.steps, report)
         if self.rank.device.type == "cpu":
             self._check_finite()
 
@@ -251,13 +227,17 @@ class Trainer:
         return min((mark - done for mark in marks if mark is not None), default=None)
 
     def _after_step(self, before: Progress, tracker: Tracker | None, advance: Callable | None) -> None:
+        now = self.progress
         if self.finished or self._at_record():
-            self._log(tracker, advance)
+            self._check_finite()
+            record = self.reporter.record_losses(now, self.rate, self.loader.epochs, tracker)
+            if advance is not None:
+                advance(now.done(self.budget.unit), progress_note(record))
         validating = self.finished or self._due(self.recipe.validation.every, before)
-        if validating and self.held_out:
-            self._validate(tracker)
+        if validating and self.reporter.held_out:
+            self.reporter.validate(now, self.finished, tracker)
         if self._due(self.recipe.samples.every, before) or (self.recipe.samples.every is None and validating):
-            self._sample(tracker)
+            self.reporter.sample(now, tracker)
         if self.finished or self._due(self.recipe.checkpoints.every, before):
             self._save(tracker)
 
@@ -278,7 +258,7 @@ class Trainer:
         return self.stop.requested()
 
     def _check_finite(self) -> None:
-        problem = self.metrics.read()
+        problem = self.reporter.metrics.read()
         if problem is None:
             return
         good = self.checkpoints.newest_good()
@@ -292,83 +272,6 @@ class Trainer:
             "a longer training.warmup, or training.clip=1.0.",
         )
 
-    def _log(self, tracker: Tracker | None, advance: Callable | None) -> None:
-        self._check_finite()
-        record = {
-            "tokens": self.progress.tokens,
-            "words": self.progress.words,
-            "loss": self.metrics.take_mean(),
-            "gradient_norm": self.metrics.norm,
-            "learning_rate": self.rate,
-            "epochs": {name: round(epoch, 3) for name, epoch in self.loader.epochs.items()},
-            **self.speed.read(self.progress.tokens),
-        }
-        if usage := self.metrics.usage:
-            record["routing_loss"] = self.metrics.routing_loss
-            record["usage"] = usage
-            record["entropy"] = {name: round(usage_entropy(shares), 4) for name, shares in usage.items()}
-            record["lowest"] = {name: round(lowest_usage(shares), 4) for name, shares in usage.items()}
-            if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
-                console.warn(warning)
-        if self.metrics.extra:
-            read = {name: loss.readings() for name, loss in self.stepper.extra.items()}
-            others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
-            record["extra_losses"] = self.metrics.extra | others
-        self.last["loss"] = record["loss"]
-        if tracker is not None:
-            tracker.record("train", self.progress.steps, **record)
-        if advance is not None:
-            advance(self.progress.done(self.budget.unit), progress_note(record))
-
-    def _validate(self, tracker: Tracker | None) -> None:
-        if tracker is not None:
-            with averaged(self.average):
-                scores = self._scores()
-            mean = mean_bits_per_byte(scores.values())
-            self.last["bits_per_byte"] = mean
-            facts, half = {name: vars(score) for name, score in scores.items()}, self.recipe.validation.half
-            tracker.record(
-                "validation",
-                self.progress.steps,
-                tokens=self.progress.tokens,
-                words=self.progress.words,
-                bits_per_byte=mean,
-                **({} if half is None else {"half": half}),
-                **self._averaging(),
-                sets=facts,
-            )
-            shown = "  ".join(f"{n} {s.bits_per_byte:.3f} (perplexity {s.perplexity:.2f})" for n, s in scores.items())
-            where = "" if half is None else f" ({half} half)"
-            if self._averaging():
-                where += " of the averaged weights"
-            console.say(f"step {self.progress.steps:,}: validation bits per byte{where}: {shown}")
-            if self._averaging() and self.finished:
-                self._validate_own_weights(tracker)
-        self.speed.pause(self.progress.tokens)
-
-    def _scores(self) -> dict[str, Score]:
-        return {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
-
-    def _averaging(self) -> dict[str, Any]:
-        """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
-        return {"averaged": self.average.count} if self.average is not None and self.average.count else {}
-
-    def _validate_own_weights(self, tracker: Tracker) -> None:
-        """Say at the end what averaging changed; a training without it ends with these weights."""
-        mean = mean_bits_per_byte(self._scores().values())
-        tracker.record("last_weights", self.progress.steps, bits_per_byte=mean)
-        console.say(f"Without averaging: {mean:.3f} bits per byte, in place of {self.last['bits_per_byte']:.3f}.")
-
-    def _sample(self, tracker: Tracker | None) -> None:
-        config = self.recipe.samples
-        if tracker is not None and config.prompts:
-            with averaged(self.average):
-                samples = write_samples(self.trained, self.data.tokenizer, config, self.recipe.seed)
-            for prompt, text in samples:
-                tracker.record("sample", self.progress.steps, prompt=prompt, text=text)
-                console.say(f"  {prompt}{text}".replace("\n", "\n  "))
-        self.speed.pause(self.progress.tokens)
-
     def _save(self, tracker: Tracker | None, interrupted: bool = False) -> None:
         """Save a checkpoint, unless this step has one; an interruption's is removed when the next is saved."""
         if self.saved_at == self.progress.steps:
@@ -377,34 +280,17 @@ class Trainer:
         position = {
             "progress": asdict(self.progress),
             "loader": self.loader.state(),
-            "last": self.last,
-            "losses": self.metrics.losses,
+            "last": self.reporter.last,
+            "losses": self.reporter.metrics.losses,
             "compute": self.compute,
             "threads": self.threads,
             "records": None if tracker is None else tracker.records,
         }
-        facts = {**asdict(self.progress), **self.last, **self._averaging()}
+        facts = {**asdict(self.progress), **self.reporter.last, **self.reporter.averaging()}
         facts |= {"earlier_budgets": self.earlier_budgets} if self.earlier_budgets else {}
         facts |= {"interrupted": True} if interrupted else {}
         lineage = self.lineage(facts)
-        name, tokenizer = self._checkpoint_name(), self.data.tokenizer
+        name, tokenizer = checkpoint_name(self.recipe.checkpoints.every, self.progress), self.data.tokenizer
         self.checkpoints.save(name, self.state, position, tokenizer, lineage)
         self.saved_at = self.progress.steps
-        self.speed.pause(self.progress.tokens)
-
-    def _checkpoint_name(self) -> str:
-        """By the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline requires), tokens-5M."""
-        unit = self.recipe.checkpoints.every.unit
-        if unit == "steps":
-            return f"step-{self.progress.steps:06d}"
-        return f"{'chck_' if unit == 'words' else 'tokens-'}{short(self.progress.done(unit))}"
-
-
-def _choices(model: PreTrainedModel) -> dict[str, Sequence[str]]:
-    """By its address, the names of what each router or join chooses among."""
-    choices: dict[str, Sequence[str]] = {}
-    for module in model.modules():
-        if hasattr(module, "address"):  # a router's or a join's
-            names: Any = getattr(module, "choices", None) or getattr(module, "names", ())
-            choices[str(module.address)] = names
-    return choices
+        self.reporter.speed.pause(self.progress.tokens)

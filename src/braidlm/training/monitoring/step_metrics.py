@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor, stack
+from torch import Tensor, nn, stack
 
 from braidlm.training.step.parallel import Rank, sum_over_processes
 from braidlm.training.step.step import StepReport
@@ -84,6 +85,16 @@ def usage_entropy(usage: Sequence[float]) -> float:
 def lowest_usage(usage: Sequence[float]) -> float:
     """The smallest usage relative to an even one: 1 when all are equal, 0 when a choice is never used."""
     return min(usage) * len(usage)
+
+
+def choices_of(model: nn.Module) -> dict[str, Sequence[str]]:
+    """By its address, the names of what each router or join chooses among."""
+    choices: dict[str, Sequence[str]] = {}
+    for module in model.modules():
+        if hasattr(module, "address"):  # a router's or a join's
+            names: Any = getattr(module, "choices", None) or getattr(module, "names", ())
+            choices[str(module.address)] = names
+    return choices
 
 
 class UsageMonitor:

@@ -20,8 +20,10 @@ from braidlm.core.files import explained_disk_errors, make_final, sha256_of, wri
 from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.training.amounts import Pace, short
 from braidlm.training.averaging import averaged
 from braidlm.training.lora import ADAPTER, ADAPTER_WEIGHTS
+from braidlm.training.monitoring.progress import Progress
 from braidlm.training.saving.state import StepState, read_state, write_state
 from braidlm.training.step.parallel import Rank, wait_for_all
 
@@ -145,6 +147,13 @@ class Checkpoints:
                 saved = path.lstat().st_mtime_ns  # also of a link that leads to nothing
             dated.append((saved, path.name))
         return [name for _, name in sorted(dated)]
+
+
+def checkpoint_name(pace: Pace, progress: Progress) -> str:
+    """By the unit of the pace: step-001000, chck_10M (words, as the BabyLM pipeline requires), tokens-5M."""
+    if pace.unit == "steps":
+        return f"step-{progress.steps:06d}"
+    return f"{'chck_' if pace.unit == 'words' else 'tokens-'}{short(progress.done(pace.unit))}"
 
 
 def _steps(model: Path) -> int:

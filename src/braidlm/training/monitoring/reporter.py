@@ -1,0 +1,137 @@
+"""What a run records and says of itself: losses and speed, validation, and samples of its own text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from braidlm.core import console
+from braidlm.data.loading.open_data import OpenData
+from braidlm.data.loading.validation import validation_windows
+from braidlm.training.averaging import WeightAverage, averaged
+from braidlm.training.monitoring.progress import Progress, SpeedMeter
+from braidlm.training.monitoring.step_metrics import StepMetrics, UsageMonitor, choices_of, lowest_usage, usage_entropy
+from braidlm.training.monitoring.tracking import Tracker
+from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, score_text, write_samples
+from braidlm.training.recipe import Recipe
+from braidlm.training.step.extra_losses import ExtraLoss
+from braidlm.training.step.parallel import Rank
+from braidlm.training.trainables.trainable import Trainable
+
+
+class Reporter:
+    """Of one run. `tracker`, where a method takes it, is None on all but the main process."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        trained: Trainable,
+        data: OpenData,
+        rank: Rank,
+        dtype: torch.dtype,
+        extra: Mapping[str, ExtraLoss],
+        average: WeightAverage | None,
+        flops_per_token: int,
+    ):
+        self.recipe, self.trained, self.tokenizer, self.rank, self.dtype = recipe, trained, data.tokenizer, rank, dtype
+        self.extra, self.average = extra, average
+        self.held_out = {
+            stream.name: validation_windows(
+                stream, recipe.data.length, recipe.validation.tokens, rows=recipe.training.batch
+            )
+            for stream in data.validation
+        }
+        self.metrics = StepMetrics(rank)
+        self.usage_monitor = UsageMonitor(choices_of(trained.model))
+        self.speed = SpeedMeter(flops_per_token, rank.device, rank.world_size)
+        self.last: dict[str, Any] = {}
+        """The newest loss and bits per byte, which a checkpoint keeps."""
+
+    def record_losses(
+        self, progress: Progress, rate: float, epochs: Mapping[str, float], tracker: Tracker | None
+    ) -> dict[str, Any]:
+        """Record the steps since the last record, whose metrics have been read; returns the record."""
+        record = {
+            "tokens": progress.tokens,
+            "words": progress.words,
+            "loss": self.metrics.take_mean(),
+            "gradient_norm": self.metrics.norm,
+            "learning_rate": rate,
+            "epochs": {name: round(epoch, 3) for name, epoch in epochs.items()},
+            **self.speed.read(progress.tokens),
+            **self._usage(),
+            **self._extra_losses(),
+        }
+        self.last["loss"] = record["loss"]
+        if tracker is not None:
+            tracker.record("train", progress.steps, **record)
+        return record
+
+    def _usage(self) -> dict[str, Any]:
+        """How evenly routers use their choices."""
+        usage = self.metrics.usage
+        if not usage:
+            return {}
+        if self.rank.is_main and (warning := self.usage_monitor.update(usage)):
+            console.warn(warning)
+        return {
+            "routing_loss": self.metrics.routing_loss,
+            "usage": usage,
+            "entropy": {name: round(usage_entropy(shares), 4) for name, shares in usage.items()},
+            "lowest": {name: round(lowest_usage(shares), 4) for name, shares in usage.items()},
+        }
+
+    def _extra_losses(self) -> dict[str, Any]:
+        if not self.metrics.extra:
+            return {}
+        read = {name: loss.readings() for name, loss in self.extra.items()}
+        others = {f"{name}.{what}": value for name, each in read.items() for what, value in each.items()}
+        return {"extra_losses": self.metrics.extra | others}
+
+    def validate(self, progress: Progress, finished: bool, tracker: Tracker | None) -> None:
+        """Score the held-out text."""
+        if tracker is not None:
+            with averaged(self.average):
+                scores = self._scores()
+            mean = self.last["bits_per_byte"] = mean_bits_per_byte(scores.values())
+            half, averaging = self.recipe.validation.half, self.averaging()
+            tracker.record(
+                "validation",
+                progress.steps,
+                tokens=progress.tokens,
+                words=progress.words,
+                bits_per_byte=mean,
+                **({} if half is None else {"half": half}),
+                **averaging,
+                sets={name: vars(score) for name, score in scores.items()},
+            )
+            shown = "  ".join(f"{n} {s.bits_per_byte:.3f} (perplexity {s.perplexity:.2f})" for n, s in scores.items())
+            where = ("" if half is None else f" ({half} half)") + (" of the averaged weights" if averaging else "")
+            console.say(f"step {progress.steps:,}: validation bits per byte{where}: {shown}")
+            if averaging and finished:
+                self._validate_own_weights(progress, tracker)
+        self.speed.pause(progress.tokens)
+
+    def _scores(self) -> dict[str, Score]:
+        return {name: score_text(self.trained, text, self.dtype) for name, text in self.held_out.items()}
+
+    def _validate_own_weights(self, progress: Progress, tracker: Tracker) -> None:
+        """Say at the end what averaging changed; a training without it ends with these weights."""
+        mean = mean_bits_per_byte(self._scores().values())
+        tracker.record("last_weights", progress.steps, bits_per_byte=mean)
+        console.say(f"Without averaging: {mean:.3f} bits per byte, in place of {self.last['bits_per_byte']:.3f}.")
+
+    def averaging(self) -> dict[str, Any]:
+        """How many weights are averaged in what is validated and saved; nothing where they are the last step's."""
+        return {"averaged": self.average.count} if self.average is not None and self.average.count else {}
+
+    def sample(self, progress: Progress, tracker: Tracker | None) -> None:
+        """Let the model continue the recipe's prompts."""
+        config = self.recipe.samples
+        if tracker is not None and config.prompts:
+            with averaged(self.average):
+                samples = write_samples(self.trained, self.tokenizer, config, self.recipe.seed)
+            for prompt, text in samples:
+                tracker.record("sample", progress.steps, prompt=prompt, text=text)
+                console.say(f"  {prompt}{text}".replace("\n", "\n  "))
+        self.speed.pause(progress.tokens)
