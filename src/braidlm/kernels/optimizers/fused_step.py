@@ -13,6 +13,7 @@ from braidlm.kernels.optimizers.adamw import FusedAdamW
 from braidlm.kernels.optimizers.batched_muon import BatchedMuon
 from braidlm.kernels.optimizers.gradient_norm import GradientNorm
 from braidlm.kernels.optimizers.muon import FusedMuon
+from braidlm.kernels.side_stream import SideStream, on_side
 
 FUSED: dict[type, Any] = {optim.AdamW: FusedAdamW, BatchedMuon: FusedMuon}
 """What steps for an optimizer of exactly that class."""
@@ -24,7 +25,9 @@ class FusedStep:
     def __init__(self, optimizers: Sequence[optim.Optimizer]):
         self.optimizers = optimizers
         self.parts = [FUSED[type(optimizer)](optimizer) for optimizer in optimizers]
-        self.norm = GradientNorm([p for part in self.parts for p in part.parameters])
+        parameters = [p for part in self.parts for p in part.parameters]
+        self.norm = GradientNorm(parameters)
+        self.side = SideStream(parameters[0].device) if parameters[0].is_cuda else None
 
     @staticmethod
     def serves(optimizers: Sequence[optim.Optimizer]) -> bool:
@@ -44,8 +47,13 @@ class FusedStep:
     def step(self, clip: float | None) -> Tensor:
         """Update the parameters; return the norm of all gradients, which are scaled down if it is above `clip`."""
         norm = self.norm.measure([count for part in self.parts for count in part.counts()])
-        for part in self.parts:
-            part.step(norm, clip)
+        *others, last = self.parts
+        for part in others:  # AdamW waits for memory while Muon multiplies
+            with on_side(self.side, norm):
+                part.step(norm, clip)
+        last.step(norm, clip)
+        if self.side is not None:
+            self.side.synchronize()
         return norm
 
     def write_addresses(self) -> None:
