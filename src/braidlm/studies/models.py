@@ -12,7 +12,7 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.memory import check_training_fits
-from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig

@@ -17,7 +17,7 @@ from braidlm.core.models.runs import RECIPE, is_run, last_records, newest_checkp
 from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes
 from braidlm.data.loading.config import DataConfig
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.decoders.facts import decoder_facts, decoder_notes
 from braidlm.decoders.loading import OpenDecoder, open_decoder

@@ -16,8 +16,9 @@ from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConf
 from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData, is_packed
-from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE, no_documents, prepare
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, plan_shards
+from braidlm.data.packing.prepare import prepare
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents, plan_shards
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,15 @@ from braidlm.core.reading import given_path
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
 from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scratch_files
+from braidlm.data.packing.tokenizer_choice import MEGABYTE, TokenizerChoice, choose_tokenizer, make_tokenizer
 from braidlm.data.packing.work_folder import work_folder
 from braidlm.data.packing.workers import Job, pack_all
 from braidlm.data.sources.format import TEMPLATE
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, plan_shards
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.separators import Separator, check_separator, unmatched_patterns
-from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
-from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
-from braidlm.data.tokenizing.training import train_bpe_on_sample
-from braidlm.model.config.ranges import Positive, VocabularySize, Workers
+from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.model.config.ranges import Workers
 from braidlm.model.config.strict import decode
-
-DEFAULT_VOCAB_SIZE = 16_384
-MEGABYTE = 1_000_000
 
 
 def prepare(
@@ -94,83 +91,74 @@ def prepare(
     out = given_path(out)
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
         check_utf8(text)
-    choice = _choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
-    plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
-    check_answers(plan, options)
-    for pattern in unmatched_patterns(separator, [shard.source for shard in plan.shards]):
-        warn(f"no file matches the pattern '{pattern}' of the separators")
+    choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
+    plan = _plan(source_list, options, shard_mb)
     limit = Limit(limit_documents, limit_words)
-    command: dict[str, Any] = {
-        "format": FORMAT,
-        "name": name or out.resolve().name,
-        "sources": plan.fingerprints,
-        "reading": options.facts(),
-        "tokenizer": choice.fingerprint,
-        "limit": asdict(limit),
-        # Continuing with other shard boundaries would lose documents.
-        "shards": [[shard.source, shard.start, shard.stop] for shard in plan.shards],
-    }
-    key = hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()
-    if (finished := _finished(out, key, replace)) is not None:
+    work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)
+    if (finished := _finished(out, work.key, replace)) is not None:
         return finished
-    origin = {"sources": [str(source) for source in source_list], "reading": options.facts(), "key": key}
-    with explained_disk_errors(out), work_folder(out, key, wait) as folder:
-        if (finished := _finished(out, key, replace)) is not None:  # by another process, since it was asked above
+    with explained_disk_errors(out), work_folder(out, work.key, wait) as folder:
+        if (finished := _finished(out, work.key, replace)) is not None:  # by another process, since it was asked above
             return finished
-        packing_tokenizer = _tokenizer(choice, plan, options, limit, folder)
-        job = Job(folder, options, plan.shards)
-        packed = _pack(job, packing_tokenizer, limit, workers or os.cpu_count() or 1)
-        _report(packed, packing_tokenizer, source_list)
-        assemble(
-            folder,
-            out,
-            name=command["name"],
-            tokenizer=packing_tokenizer,
-            shards=packed,
-            limit=limit,
-            source=origin,
-            has_prompts=job.has_prompts,
-        )
+        _pack_into(out, work, folder, workers or os.cpu_count() or 1)
     return PackedData(out)
 
 
 @dataclass(frozen=True)
-class _TokenizerChoice:
-    """An existing tokenizer, or the settings of one to train."""
+class Work:
+    """Everything that decides what a packed data set contains."""
 
-    existing: BraidTokenizer | None
-    special: SpecialTokens
-    vocab_size: int
-    sample_bytes: int
+    name: str
+    sources: list[str | Path]
+    options: ReadOptions
+    tokenizer: TokenizerChoice
+    plan: ShardPlan
+    limit: Limit
 
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        if self.existing is not None:
-            return self.existing.identity()
-        return {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
+    @cached_property
+    def key(self) -> str:
+        """Equal for the same sources in the same state, packed in the same way."""
+        facts = {
+            "format": FORMAT,
+            "name": self.name,
+            "sources": self.plan.fingerprints,
+            "reading": self.options.facts(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "limit": asdict(self.limit),
+            # Continuing with other shard boundaries would lose documents.
+            "shards": [[shard.source, shard.start, shard.stop] for shard in self.plan.shards],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def origin(self) -> dict[str, Any]:
+        """What the data set's manifest tells of where it is from."""
+        return {"sources": [str(source) for source in self.sources], "reading": self.options.facts(), "key": self.key}
 
 
-def _choose_tokenizer(
-    tokenizer: str | Path,
-    vocab_size: int | None,
-    special_tokens: Mapping[str, str] | Sequence[str] | None,
-    sample_mb: float,
-) -> _TokenizerChoice:
-    decode(VocabularySize | None, vocab_size, "vocab_size")
-    decode(Positive, sample_mb, "sample_mb")
-    special = SpecialTokens() if special_tokens is None else SpecialTokens.parse(special_tokens)
-    existing: BraidTokenizer | None = None
-    if str(tokenizer) == "bytes":
-        existing = bytes_tokenizer(special)
-    elif str(tokenizer) != "bpe":
-        existing = load_tokenizer(tokenizer)
-        existing = existing if special_tokens is None else existing.with_roles(special)
-    if existing is not None and vocab_size is not None and vocab_size != existing.vocab_size:
-        raise BraidError(
-            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
-            todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
-        )
-    return _TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE))
+def _plan(sources: list[str | Path], options: ReadOptions, shard_mb: float | None) -> ShardPlan:
+    plan = plan_shards(sources, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    check_answers(plan, options)
+    for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
+        warn(f"no file matches the pattern '{pattern}' of the separators")
+    return plan
+
+
+def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
+    """Do what is left of the work in its folder, and make the data set of it."""
+    tokenizer = make_tokenizer(work.tokenizer, work.plan, work.options, work.limit, folder)
+    job = Job(folder, work.options, work.plan.shards)
+    packed = _pack(job, tokenizer, work.limit, workers)
+    _report(packed, tokenizer, work.sources)
+    assemble(
+        folder,
+        out,
+        name=work.name,
+        tokenizer=tokenizer,
+        shards=packed,
+        limit=work.limit,
+        source=work.origin(),
+        has_prompts=job.has_prompts,
+    )
 
 
 def _check(options: ReadOptions, workers: int | None) -> None:
@@ -202,83 +190,6 @@ def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
             "Choose another `--out`, or pass `--replace` to put the new one in its place.",
         )
     return None
-
-
-def _tokenizer(
-    choice: _TokenizerChoice, plan: ShardPlan, options: ReadOptions, limit: Limit, folder: Path
-) -> BraidTokenizer:
-    """The tokenizer of this command: kept from an earlier run, chosen, or trained now."""
-    saved = folder / "tokenizer"
-    tokenizer = choice.existing
-    if (saved / "tokenizer_config.json").is_file():  # the last file that is written
-        return _saved_tokenizer(saved, tokenizer)
-    if tokenizer is None:
-        started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
-        with progress("reading for the tokenizer", total, "MB") as advance:
-            backend = train_bpe_on_sample(
-                lambda characters: _counted(_sample(plan, options, limit, characters), advance),
-                choice.sample_bytes,
-                choice.vocab_size,
-                choice.special.order,
-            )
-        tokenizer = BraidTokenizer(backend, choice.special)
-        say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
-        if tokenizer.vocab_size < choice.vocab_size:
-            warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")
-    tokenizer.save(saved)
-    return tokenizer
-
-
-def _saved_tokenizer(saved: Path, existing: BraidTokenizer | None) -> BraidTokenizer:
-    """The tokenizer of the earlier run that this one continues; its shards have been made with it."""
-    todo = f"The unfinished work is damaged: remove the folder {saved.parent} and run the same command again."
-    try:
-        tokenizer = load_tokenizer(saved)
-    except BraidError as error:
-        raise BraidError(error.what, str(saved), todo) from error
-    if existing is not None and existing.identity() != tokenizer.identity():
-        raise BraidError("this is not the tokenizer that was chosen", str(saved), todo)
-    return tokenizer
-
-
-def _sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
-    """Texts for training a tokenizer: the beginning of every shard, or of the data if there is a limit."""
-    if limit:
-        yield from _limited_sample(plan, options, limit, characters)
-        return
-    share = min(1.0, characters / max(1, plan.size))
-    for shard in plan.shards:
-        for text in beginning(shard, options, min(characters, int(share * shard.size) if share < 1 else characters)):
-            yield text
-            characters -= len(text)
-        if characters <= 0:
-            return
-
-
-def _limited_sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
-    """The first documents, as many as the limit allows; of a long one within it, the beginning."""
-    documents_left, words_left = limit.documents, limit.words
-    for shard in plan.shards:
-        for document in documents_with_words(shard, options):
-            texts, words = beginning_and_words(document, characters)
-            if words_left is not None and (words_left := words_left - words) < 0:
-                return
-            if documents_left is not None and (documents_left := documents_left - 1) < 0:
-                return
-            yield from texts
-            characters -= sum(map(len, texts))
-            if characters <= 0:
-                return
-
-
-def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
-    done, seen = 0, False
-    for text in texts:
-        seen, done = True, done + len(text)
-        advance(round(done / MEGABYTE, 1), "")
-        yield text
-    if not seen:
-        raise no_documents()
 
 
 def _pack(job: Job, tokenizer: BraidTokenizer, limit: Limit, workers: int) -> list[ShardCounts]:
@@ -333,10 +244,3 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         )
     if tokenizer.eos_id is None:
         warn("the tokenizer has no end-of-text token: documents follow each other without a mark")
-
-
-def no_documents(where: str | None = None) -> BraidError:
-    """The error for a source without text."""
-    return BraidError(
-        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
-    )

@@ -151,3 +151,10 @@ def _known_formats() -> str:
 
 def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def no_documents(where: str | None = None) -> BraidError:
+    """The error for a source without text."""
+    return BraidError(
+        "there are no documents in it, only empty ones or none", where, "Check the source and its fields."
+    )

@@ -21,7 +21,7 @@ from braidlm.core.reading import read_json
 from braidlm.core.recipes import compose_recipe
 from braidlm.core.report import figures
 from braidlm.data.loading.open_data import open_data
-from braidlm.data.packing.prepare import DEFAULT_VOCAB_SIZE
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import write_comparison

@@ -1,0 +1,137 @@
+"""The tokenizer that data is packed with: an existing one, or one that is trained on a sample of the data."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from braidlm.core.console import progress, say, warn
+from braidlm.core.errors import BraidError
+from braidlm.data.packing.assembly import Limit
+from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents
+from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
+from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
+from braidlm.data.tokenizing.training import train_bpe_on_sample
+from braidlm.model.config.ranges import Positive, VocabularySize
+from braidlm.model.config.strict import decode
+
+DEFAULT_VOCAB_SIZE = 16_384
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """An existing tokenizer, or the settings of one to train."""
+
+    existing: BraidTokenizer | None
+    special: SpecialTokens
+    vocab_size: int
+    sample_bytes: int
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        if self.existing is not None:
+            return self.existing.identity()
+        return {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
+
+
+def choose_tokenizer(
+    tokenizer: str | Path,
+    vocab_size: int | None,
+    special_tokens: Mapping[str, str] | Sequence[str] | None,
+    sample_mb: float,
+) -> TokenizerChoice:
+    """What was asked for, checked."""
+    decode(VocabularySize | None, vocab_size, "vocab_size")
+    decode(Positive, sample_mb, "sample_mb")
+    special = SpecialTokens() if special_tokens is None else SpecialTokens.parse(special_tokens)
+    existing: BraidTokenizer | None = None
+    if str(tokenizer) == "bytes":
+        existing = bytes_tokenizer(special)
+    elif str(tokenizer) != "bpe":
+        existing = load_tokenizer(tokenizer)
+        existing = existing if special_tokens is None else existing.with_roles(special)
+    if existing is not None and vocab_size is not None and vocab_size != existing.vocab_size:
+        raise BraidError(
+            f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
+            todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
+        )
+    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE))
+
+
+def make_tokenizer(
+    choice: TokenizerChoice, plan: ShardPlan, options: ReadOptions, limit: Limit, folder: Path
+) -> BraidTokenizer:
+    """The tokenizer of a work folder: kept from an earlier run, chosen, or trained now."""
+    saved = folder / "tokenizer"
+    tokenizer = choice.existing
+    if (saved / "tokenizer_config.json").is_file():  # the last file that is written
+        return _saved_tokenizer(saved, tokenizer)
+    if tokenizer is None:
+        started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
+        with progress("reading for the tokenizer", total, "MB") as advance:
+            backend = train_bpe_on_sample(
+                lambda characters: _counted(_sample(plan, options, limit, characters), advance),
+                choice.sample_bytes,
+                choice.vocab_size,
+                choice.special.order,
+            )
+        tokenizer = BraidTokenizer(backend, choice.special)
+        say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
+        if tokenizer.vocab_size < choice.vocab_size:
+            warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")
+    tokenizer.save(saved)
+    return tokenizer
+
+
+def _saved_tokenizer(saved: Path, existing: BraidTokenizer | None) -> BraidTokenizer:
+    """The tokenizer of the earlier run that this one continues; its shards have been made with it."""
+    todo = f"The unfinished work is damaged: remove the folder {saved.parent} and run the same command again."
+    try:
+        tokenizer = load_tokenizer(saved)
+    except BraidError as error:
+        raise BraidError(error.what, str(saved), todo) from error
+    if existing is not None and existing.identity() != tokenizer.identity():
+        raise BraidError("this is not the tokenizer that was chosen", str(saved), todo)
+    return tokenizer
+
+
+def _sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
+    """Texts for training a tokenizer: the beginning of every shard, or of the data if there is a limit."""
+    if limit:
+        yield from _limited_sample(plan, options, limit, characters)
+        return
+    share = min(1.0, characters / max(1, plan.size))
+    for shard in plan.shards:
+        for text in beginning(shard, options, min(characters, int(share * shard.size) if share < 1 else characters)):
+            yield text
+            characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def _limited_sample(plan: ShardPlan, options: ReadOptions, limit: Limit, characters: int) -> Iterator[str]:
+    """The first documents, as many as the limit allows; of a long one within it, the beginning."""
+    documents_left, words_left = limit.documents, limit.words
+    for shard in plan.shards:
+        for document in documents_with_words(shard, options):
+            texts, words = beginning_and_words(document, characters)
+            if words_left is not None and (words_left := words_left - words) < 0:
+                return
+            if documents_left is not None and (documents_left := documents_left - 1) < 0:
+                return
+            yield from texts
+            characters -= sum(map(len, texts))
+            if characters <= 0:
+                return
+
+
+def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
+    done, seen = 0, False
+    for text in texts:
+        seen, done = True, done + len(text)
+        advance(round(done / MEGABYTE, 1), "")
+        yield text
+    if not seen:
+        raise no_documents()
