@@ -21,8 +21,6 @@ TILE, WARPS = 64, 4
 COLUMNS = 8
 """Of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, and in the stack of all
 matrices the offset and the length of rows, negative for a matrix that is stored transposed."""
-TILE_COLUMNS = 3
-"""Of the tiles: the matrix, and the tile's first row and column."""
 
 
 @triton.jit
@@ -116,6 +114,12 @@ class Matrix(NamedTuple):
         rows, columns = self.parameter.shape[-2:]
         return rows, columns
 
+    @property
+    def is_tall(self) -> bool:
+        """Then it is stored transposed in the stack."""
+        rows, columns = self.shape
+        return rows > columns
+
 
 class FusedMuon:
     """The steps of one optimizer whose learning rates are tensors on the device."""
@@ -134,11 +138,11 @@ class FusedMuon:
         self.ends = torch.tensor(ends, dtype=torch.int32, device=device)
 
     def _tiles(self) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """The tiles of all matrices, padding included, and how many there are up to each matrix."""
+        """For each tile its matrix, first row and first column, padding included; and how many precede each matrix."""
         tiles: list[tuple[int, int, int]] = []
         ends = [0]
         for index, (matrix, place) in enumerate(zip(self.matrices, self.newton_schulz.places, strict=True)):
-            rows, columns = (place.columns, place.rows) if _is_tall(matrix) else (place.rows, place.columns)
+            rows, columns = (place.columns, place.rows) if matrix.is_tall else (place.rows, place.columns)
             tiles += [(index, row, column) for row in range(0, rows, TILE) for column in range(0, columns, TILE)]
             ends.append(len(tiles))
         return tiles, ends
@@ -167,13 +171,13 @@ class FusedMuon:
 
     def _rows(self) -> list[list[int]]:
         rows = []
-        for (parameter, group, first), place in zip(self.matrices, self.newton_schulz.places, strict=True):
+        for matrix, place in zip(self.matrices, self.newton_schulz.places, strict=True):
+            parameter, group, first = matrix
             assert parameter.grad is not None
             tensors = (parameter, parameter.grad, self.optimizer.state[parameter]["momentum_buffer"])
-            addresses = [tensor.data_ptr() + 4 * first for tensor in tensors]
-            height, width = parameter.shape[-2:]
-            stride = -place.columns if height > width else place.columns
-            rows.append([*addresses, group["lr"].data_ptr(), height, width, place.offset, stride])
+            addresses = [tensor.data_ptr() + first * tensor.element_size() for tensor in tensors]
+            stride = -place.columns if matrix.is_tall else place.columns
+            rows.append([*addresses, group["lr"].data_ptr(), *matrix.shape, place.offset, stride])
         return rows
 
 
@@ -183,8 +187,3 @@ def _matrices(optimizer: BatchedMuon) -> Iterator[Matrix]:
             rows, columns = parameter.shape[-2:]
             for first in range(0, parameter.numel(), rows * columns):
                 yield Matrix(parameter, group, first)
-
-
-def _is_tall(matrix: Matrix) -> bool:
-    rows, columns = matrix.shape
-    return rows > columns
