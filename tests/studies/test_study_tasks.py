@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_results import made_up_results, model
 from toy_study import toy_study
 
 from braidlm.core.errors import BraidError
@@ -11,6 +12,8 @@ from braidlm.model.config.strict import encode
 from braidlm.studies.report import study
 from braidlm.studies.running import run_study
 from braidlm.studies.study import decode_study
+from braidlm.studies.tables import babylm, tables
+from braidlm.studies.tasks import TasksConfig
 
 
 def with_tasks(tmp_path: Path, **tasks: Any) -> dict[str, Any]:
@@ -40,3 +43,17 @@ def test_missing_data_is_told_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="blimp: its data is not in"):
         run_study(decode_study(with_tasks(tmp_path, names=["blimp"], data=str(tmp_path / "none"))), device="cpu")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_rows_of_moep_stand_beside_those_of_a_study() -> None:
+    results = made_up_results({"stories": 0.5, "maths": 0.4}, {}, {"stories": 0.5, "maths": 0.4})
+    results.models = [
+        model("dense", "whole", 0.5, 0.4, seed=seed, tasks={"rte": 1.0}, babylm={"BLiMP": 60.0 + seed, "RTE": 50.0})
+        for seed in (1, 2)
+    ]
+    table = babylm(results)
+    assert table.columns == ["model", "BLiMP", "RTE", "average"]
+    assert table.rows[0] == ["dense", "61.50 ± 0.71", "50.00 ± 0.00", "55.75 ± 0.35"]
+    assert ["GPT-BERT causal, published", "67.45", "56.10", "61.78"] in table.rows
+    results.study.tasks = TasksConfig(["glue_rte"])
+    assert "babylm" in [one.name for one in tables(results)]

@@ -78,6 +78,8 @@ class ModelResult:
     """How many parameters were trained; None without a training."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Scores on the study's tasks."""
+    babylm: dict[str, float] = field(default_factory=dict)
+    """Where BabyLM's tasks are among them, scores by the columns of the MoEP paper's Table 1."""
     halves: dict[str, Bits] = field(default_factory=dict)
     """Bits per byte on both halves of the held-out text, where `validation.half` names one of them."""
 
@@ -147,9 +149,10 @@ def measure(study: Study, models: list[TrainedModel], device: str | None = None)
     results = StudyResults(study, [_measured(model, texts, halves, device) for model in models])
     if study.tasks is not None:
         folders = {f"{model.name}, seed {model.seed}": model.folder for model in results.models}
-        scores = study.tasks.scores(folders, study.folder, device)
-        for name, model in zip(folders, results.models, strict=True):
-            model.tasks = scores[name]
+        evaluation = study.tasks.evaluate(folders, study.folder, device)
+        for scored, model in zip(evaluation.models, results.models, strict=True):
+            model.tasks = {name: result.score for name, result in scored.tasks.items()}
+            model.babylm = evaluation.averages.get(scored.name, {}).get("columns", {})
     return results
 
 

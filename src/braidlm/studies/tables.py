@@ -5,6 +5,7 @@ from statistics import mean
 from braidlm.core.console import count
 from braidlm.core.console import duration as rough_duration
 from braidlm.core.report.table import Table
+from braidlm.evals.babylm.published import column_mean, published_rows
 from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 
@@ -20,6 +21,8 @@ def tables(results: StudyResults) -> list[Table]:
         all_tables.append(learning(results))
     if results.study.tasks is not None:
         all_tables.append(task_scores(results))
+    if any(model.babylm for model in results.models):
+        all_tables.append(babylm(results))
     all_tables.append(cost(results))
     if results.names("path"):
         all_tables.append(training_time(results))
@@ -103,6 +106,21 @@ def task_scores(results: StudyResults) -> Table:
         for name in results.names()
     ]
     return Table("tasks", "Scores on tasks", ["model", *names], rows)
+
+
+def babylm(results: StudyResults) -> Table:
+    """The columns of the MoEP paper's Table 1 that were evaluated, and its rows below, which are of another corpus."""
+    columns = list(results.models[0].babylm)
+    rows = []
+    for name in results.names():
+        models = results.of(name)
+        scores = [[m.babylm[column] for m in models] for column in columns]
+        means = [column_mean(m.babylm) for m in models]
+        rows.append([name, *(over_seeds(each).text(digits=2) for each in (*scores, means))])
+    for name, row in published_rows(columns).items():
+        rows.append([f"{name}, published", *(f"{row[column]:.2f}" for column in columns), f"{column_mean(row):.2f}"])
+    title = "BabyLM 2025 by the columns of Table 1 of the MoEP paper, whose rows are of the challenge's own corpus"
+    return Table("babylm", title, ["model", *columns, "average"], rows)
 
 
 def _how(results: StudyResults, name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.evaluated_model import Settings
+from braidlm.evals.results import Evaluation
 from braidlm.evals.suites import expand
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
@@ -36,9 +37,9 @@ class TasksConfig:
         """Raise an error for data that is missing, before any model is trained."""
         find_data(expand(self.names), self.data, {})
 
-    def scores(self, folders: Mapping[str, Path], out: Path, device: str | None) -> dict[str, dict[str, float]]:
-        """The score on each task of each model, by the name it is given here."""
-        evaluation = evaluate(
+    def evaluate(self, folders: Mapping[str, Path], out: Path, device: str | None) -> Evaluation:
+        """Every model on every task, under the name that it is given here."""
+        return evaluate(
             dict(folders),
             self.names,
             data=self.data,
@@ -46,4 +47,3 @@ class TasksConfig:
             out=out / FOLDER,
             device=device or "auto",
         )
-        return {m.name: {name: result.score for name, result in m.tasks.items()} for m in evaluation.models}

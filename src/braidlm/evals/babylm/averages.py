@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from braidlm.evals.babylm.conventions import AOA, GLUE
+from braidlm.evals.babylm.published import GLUE_COLUMNS
 from braidlm.evals.results import Evaluation, TaskResult
 
 ONE_OF = {
@@ -55,6 +56,8 @@ class BabylmAverage:
     by_column_with_aoa: float | None
     scores: dict[str, float] = field(default_factory=dict)
     """Of each benchmark, GLUE's tasks by their own names."""
+    columns: dict[str, float] = field(default_factory=dict)
+    """The same by the columns of the MoEP paper's Table 1."""
     missing: list[str] = field(default_factory=list)
     """Benchmarks that are not in the averages: averages over different benchmarks are not comparable."""
 
@@ -74,8 +77,13 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
     scores = dict(_scores(results))
     glue = {name: _accuracy(results[name]) for name in GLUE if name in results}
     row = [*scores.values(), *([sum(glue.values()) / len(glue)] if glue else [])]
-    columns = [_mean([scores[name] for name in names if name in scores]) for names in COLUMNS.values()]
-    table = [*(column for column in columns if column is not None), *glue.values()]
+    columns = {
+        column: sum(scores[name] for name in names) / len(names)
+        for column, names in COLUMNS.items()
+        if all(name in scores for name in names)  # half of a column is not comparable with the whole
+    }
+    columns |= {GLUE_COLUMNS[name]: score for name, score in glue.items()}
+    table = list(columns.values())
     extra = [] if aoa is None else [aoa.score]
     all_scores = {**scores, **glue, **({} if aoa is None else {AOA: aoa.score})}
     return BabylmAverage(
@@ -84,6 +92,7 @@ def babylm_average(results: Mapping[str, TaskResult], aoa: TaskResult | None = N
         by_column=_mean(table),
         by_column_with_aoa=_mean([*table, *extra]) if extra else None,
         scores=all_scores,
+        columns=columns,
         missing=[name for name in (*ONE_OF, *READING, *GLUE, AOA) if name not in all_scores],
     )
 
@@ -101,15 +110,13 @@ def babylm_averages(evaluation: Evaluation) -> dict[str, BabylmAverage]:
 
 def facts_of(averages: Mapping[str, BabylmAverage]) -> dict[str, Any]:
     """Plain data, rounded to two decimals."""
-    return {
-        name: {
-            key: round(value, 2) if isinstance(value, float) else value
-            for key, value in vars(average).items()
-            if key != "scores"
-        }
-        | {"scores": {key: round(value, 2) for key, value in average.scores.items()}}
-        for name, average in averages.items()
-    }
+    return {name: {key: _rounded(value) for key, value in vars(one).items()} for name, one in averages.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: round(score, 2) for key, score in value.items()}
+    return round(value, 2) if isinstance(value, float) else value
 
 
 def averages(evaluation: Evaluation) -> list[Average]:
