@@ -32,7 +32,7 @@ def averaged(folder: Path, **changes: Any) -> dict[str, Any]:
         "of_maths": {"model": PATH_MODEL, "domains": ["maths"], **SHORT},
     }
     averages = {
-        "by_seed": {"members": ["dense"], "distilled": {"weight": 0.7, "seeds": [5], **SHORT}},
+        "by_seed": {"members": ["dense"], "distilled": {"weight": 0.7, "top_k": 9, "seeds": [5], **SHORT}},
         "by_source": {"members": ["of_maths", "of_stories"], "seeds": "each"},
     }
     made = toy_study(folder / "out", folder / "data", paths=None, composed={}, whole=whole, averages=averages)
@@ -89,7 +89,7 @@ def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:
     lineage = load_lineage(student.folder)
     assert lineage is not None
     distill = lineage["recipe"]["training"]["distill"]
-    assert distill["weight"] == 0.7
+    assert (distill["weight"], distill["top_k"]) == (0.7, 9)
     assert distill["teachers"] == [{"model": str(model.folder), "weight": 1.0} for model in results.of("dense")]
     assert set(lineage["recipe"]["data"]["sets"]) == {"stories", "maths"}
 

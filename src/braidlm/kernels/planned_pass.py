@@ -19,7 +19,6 @@ from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
 from braidlm.kernels.ops.head_loss import HeadLoss
-from braidlm.kernels.ops.soft_head_loss import taught_head_loss
 from braidlm.kernels.plain_layers import PlainForward
 from braidlm.kernels.planning import (
     column_sums,
@@ -40,7 +39,8 @@ from braidlm.kernels.routed_layers import (
     routed_feed_sublayer,
 )
 from braidlm.kernels.side_stream import DeferredGradient, SideStream, current_side_stream, on_side, use_side_stream
-from braidlm.kernels.soft_targets import SoftTargets, TaughtLosses
+from braidlm.kernels.taught.soft_head_loss import taught_head_loss
+from braidlm.kernels.taught.soft_targets import SoftTargets, TaughtLosses
 from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.positions import LearnedPositions, RotaryPositions
 from braidlm.model.attention.routed import RoutedAttention

@@ -11,6 +11,7 @@ from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
 from braidlm.model.freezing import Freezable
 from braidlm.training.amounts import Amount
+from braidlm.training.distill.config import TopK
 
 Domains = list[str] | dict[str, Positive]
 """Domains by name, or with their shares of a batch: `{german: 4, english: 1}`."""
@@ -126,6 +127,9 @@ class DistilledSpec(SeededPhase):
     """The average's share of the loss; the rest is the text's."""
     temperature: Positive = 1.0
     """Divides the logits of both sides."""
+    top_k: TopK | None = None
+    """Store the average's most probable tokens of every position, this many, once for all seeds, and learn from those.
+    By default the members run in every step."""
 
 
 @dataclass

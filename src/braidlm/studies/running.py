@@ -126,7 +126,7 @@ class _SeedRuns:
         # At temperature 1 the members teach what their average does, and kernels know them.
         teachers = [part.model for part in teacher.parts] if spec.temperature == 1 else [teacher.model]
         named = [str(model) for model in teachers]
-        distill = {"teachers": named, "weight": spec.weight, "temperature": spec.temperature}
+        distill = {"teachers": named, **{key: getattr(spec, key) for key in ("weight", "temperature", "top_k")}}
         taught = replace(spec, training={**spec.training, "distill": distill})
         with errors_of("distilled", name):
             sets = self._sets(distilled_domains(self.study, average), 0.0, 1.0)

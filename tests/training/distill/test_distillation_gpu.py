@@ -1,5 +1,7 @@
 """A captured distillation step by kernels on a GPU against plain operations, launched one by one."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ import torch
 
 from braidlm.training.amounts import Amount
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
-from braidlm.training.distill.distillation import OnlineDistillation
+from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
+from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
@@ -42,12 +45,15 @@ def a_stepper(by_kernels: bool, accumulation: int = 1, **options: Any) -> Steppe
     return Stepper(TrainableBraid(model), config, rank, torch.bfloat16, given={"distill": loss})
 
 
-def reports(stepper: Stepper) -> tuple[list[float], list[float]]:
+def reports(stepper: Stepper, reads: StoredDistillation | None = None) -> tuple[list[float], list[float]]:
     """The losses and the gradient norms of eight steps; one is a cut batch, of another count."""
     random, rows = np.random.default_rng(0), 4 * stepper.config.accumulation
     losses, norms = [], []
     for index in range(8):
         tokens = random.integers(1, VOCABULARY, (rows, 17))
+        if reads is not None:
+            positions = random.integers(0, len(reads.stored[0].ids), (rows, 16))
+            reads.read_batch(SimpleNamespace(whole=SimpleNamespace(own_sources=np.zeros(rows), positions=positions)))  # type: ignore[arg-type]
         labels = tokens[:, 1:].copy()
         if index == 5:
             labels[0, 3:] = -100
@@ -68,6 +74,26 @@ def test_captured_steps_equal_plain_ones(accumulation: int, temperature: float) 
     expected_losses, expected_norms = reports(a_stepper(False, accumulation, temperature=temperature))
     assert losses == pytest.approx(expected_losses, rel=2e-2)
     assert norms == pytest.approx(expected_norms, rel=5e-2)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_captured_steps_of_stored_targets_equal_plain_ones(accumulation: int, tmp_path: Path) -> None:
+    stored = StoredTargets(tmp_path, 128 * accumulation, 6, VOCABULARY, "r+")
+    best = torch.randn(128 * accumulation, VOCABULARY).log_softmax(-1).topk(6)
+    stored.put(np.arange(128 * accumulation), Targets(best.indices.numpy(), best.values.numpy()))
+    found = {}
+    for by_kernels in (True, False):
+        model, shape = tiny_model(seed=1, width=64).cuda(), (4 * accumulation, 16, 6)
+        loss = StoredDistillation(DistillConfig([TeacherConfig("a")], top_k=6), model, {"stories": stored}, shape)
+        plain = {} if by_kernels else {"graph": False, "compile": False}
+        config = TrainingConfig(budget=Amount(8), batch=4, accumulation=accumulation, **plain)
+        rank = Rank(0, 1, torch.device("cuda"))
+        stepper = Stepper(TrainableBraid(model), config, rank, torch.bfloat16, given={"distill": loss})
+        assert (stepper.lowered is not None) == by_kernels
+        found[by_kernels] = reports(stepper, loss)
+        assert (stepper.graph is not None) == by_kernels
+    for one, other, tolerance in zip(*found.values(), (2e-2, 5e-2), strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
 
 
 def test_hidden_states_need_the_plain_pass() -> None:

@@ -1,5 +1,6 @@
 """Distillation in the lowered pass against the plain one: losses, gradients, and when it falls back."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
 from braidlm.training.distill import teachers as teachers_of_runs
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
-from braidlm.training.distill.distillation import OnlineDistillation
+from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
+from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig
@@ -83,6 +85,42 @@ def test_the_lowered_objective_equals_the_plain_one(student: dict[str, Any], wei
     torch.testing.assert_close(found.weighted, whole, rtol=1e-5, atol=1e-6)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (found.weighted, whole)]
+    for name, one, other in zip(names, *gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class OneBatch:
+    """The only one, whose rows are the first of their text."""
+
+    class whole:
+        own_sources = np.zeros(3)
+        positions = np.arange(24).reshape(3, 8)
+
+
+@pytest.mark.parametrize("student", STUDENTS.values(), ids=STUDENTS)
+@pytest.mark.parametrize("weight", [0.7, 1.0])
+def test_stored_targets_in_the_lowered_objective(student: dict[str, Any], weight: float, tmp_path: Path) -> None:
+    """They are read in the order of micro-batches there too."""
+    model = tiny_model(seed=1, **student).to(DEVICE).train()
+    inputs, labels = random_ids(3, 8).to(DEVICE), random_ids(3, 8, seed=1).to(DEVICE)
+    labels[1, 2:] = IGNORED
+    best = plain_teachers().read(inputs).log_probabilities.flatten(0, 1).topk(5)
+    stored = StoredTargets(tmp_path, 24, 5, VOCABULARY, "r+")
+    stored.put(np.arange(24), Targets(best.indices.cpu().numpy(), best.values.cpu().numpy()))
+    config = DistillConfig([TeacherConfig("a")], weight=weight, top_k=5)
+    losses = {}
+    for name, lowered in (("kernels", LoweredModel(model)), ("plain", None)):
+        loss = StoredDistillation(config, model, {"stories": stored}, (3, 8, 5))
+        assert loss.has_soft_targets
+        loss.read_batch(OneBatch)  # type: ignore[arg-type]
+        objective, count = Objective(model, lowered, {"distill": loss}), torch.tensor(20.0, device=DEVICE)
+        parts = [objective(inputs[rows], labels[rows], count) for rows in (slice(0, 1), slice(1, 3))]
+        text, distill = sum(part.text for part in parts), sum(part.extra["distill"] for part in parts)
+        whole = (1 - weight) * text + weight * distill
+        losses[name] = (text, distill, whole if lowered is None else sum(part.weighted for part in parts))
+    torch.testing.assert_close(losses["kernels"], losses["plain"], rtol=1e-5, atol=1e-6)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = [torch.autograd.grad(whole, parameters, allow_unused=True) for *_, whole in losses.values()]
     for name, one, other in zip(names, *gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 

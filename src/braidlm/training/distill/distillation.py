@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from braidlm.core import console
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.open_data import OpenData
-from braidlm.kernels.soft_targets import SoftTargets
+from braidlm.kernels.taught.soft_targets import TeacherLogits, TopTokens
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.distill.divergence import divergence, top_k_divergence
 from braidlm.training.distill.slices import Evaluator, sliced_loss, slices_of
-from braidlm.training.distill.stored import StoragePlan, StoredTargets, Targets, open_targets
+from braidlm.training.distill.stored import StoragePlan, StoredTargets, open_targets
 from braidlm.training.distill.teachers import Teacher, Teachers
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.parallel import Rank, wait_for_all
@@ -72,8 +72,8 @@ class OnlineDistillation(Distillation):
 
         return evaluate
 
-    def soft_targets(self, inputs: Tensor) -> SoftTargets:
-        return SoftTargets(self.teachers.logits(inputs), tuple(self.teachers.weights), self.text_weight, self.factor)
+    def soft_targets(self, inputs: Tensor) -> TeacherLogits:
+        return TeacherLogits(self.teachers.logits(inputs), tuple(self.teachers.weights), self.text_weight, self.factor)
 
 
 class StoredDistillation(Distillation):
@@ -88,34 +88,43 @@ class StoredDistillation(Distillation):
     ):
         """`shape` [rows of a step, time, k]; `stored` are those of each data set by its name."""
         super().__init__(config, model)
+        self.has_soft_targets = config.temperature == 1
         self.stored = [stored[name] for name in sorted(stored)]
         # A replayed step needs them in their place. They are no buffers, which data parallelism would make equal.
-        self.ids = torch.zeros(shape, dtype=torch.long, device=model.device)
+        self.ids = torch.zeros(shape, dtype=torch.int32, device=model.device)
         self.logs = torch.zeros(shape, device=model.device)
         self.next_row = 0
 
     def read_batch(self, batch: Batch) -> Batch:
-        targets = Targets(np.empty(self.ids.shape, np.int64), np.empty(self.logs.shape, np.float32))
+        ids, logs = np.empty(self.ids.shape, np.int32), np.empty(self.logs.shape, np.float32)
         for index, stored in enumerate(self.stored):
             rows = batch.whole.own_sources == index
             if rows.any():
-                targets.ids[rows], targets.logs[rows] = stored.at(batch.whole.positions[rows])
-        self.ids.copy_(torch.from_numpy(targets.ids), non_blocking=True)
-        self.logs.copy_(torch.from_numpy(targets.logs), non_blocking=True)
+                ids[rows], logs[rows] = stored.at(batch.whole.positions[rows])
+        for place, read in ((self.ids, ids), (self.logs, logs)):
+            tensor = torch.from_numpy(read)
+            # A copy of memory that is not pinned would wait for the step before it.
+            place.copy_(tensor.pin_memory() if place.is_cuda else tensor, non_blocking=True)
         self.next_row = 0
         return batch
 
+    def soft_targets(self, inputs: Tensor) -> TopTokens:
+        return TopTokens(*self._next(len(inputs)), self.text_weight, self.factor)
+
     def evaluator(self, done: TrainingPass) -> Evaluator:
-        # The micro-batches of a step come in the order of its rows.
-        begin, self.next_row = self.next_row, self.next_row + len(done.inputs)
-        ids, logs = (x[begin : self.next_row] for x in (self.ids, self.logs))
+        ids, logs = self._next(len(done.inputs))
         real, temperature = done.labels != IGNORED, self.config.temperature
 
         def evaluate(rows: Tensor, part: slice) -> Tensor:
-            loss = top_k_divergence(ids[part], logs[part], done.model.head(rows), temperature)
+            loss = top_k_divergence(ids[part].long(), logs[part], done.model.head(rows), temperature)
             return temperature**2 * torch.where(real[part], loss, 0.0).sum()
 
         return evaluate
+
+    def _next(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Those of a micro-batch; they come in the order of a step's rows."""
+        begin, self.next_row = self.next_row, self.next_row + rows
+        return self.ids[begin : self.next_row], self.logs[begin : self.next_row]
 
 
 def hidden_difference(own: Tensor, other: Tensor) -> Tensor:

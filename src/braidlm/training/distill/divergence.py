@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-6
-"""What the top k leave below this is the rounding of their sum."""
+from braidlm.kernels.taught.soft_targets import ROUNDING
 
 
 def averaged_log_probabilities(logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:

@@ -32,22 +32,24 @@ from braidlm.core.locks import locked_folder
 from braidlm.core.reading import read_json
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype
-from braidlm.training.distill.slices import slices_of
+from braidlm.training.distill.slices import MAX_LOGITS, slices_of
 from braidlm.training.distill.teachers import Teachers
 
 MANIFEST, PROGRESS, IDS, LOGS = "targets.json", "progress.json", "ids.bin", "logs.bin"
 LOG_DTYPE = np.dtype(np.float16)
 SAVED_EVERY = 1 << 16
 """Tokens after which a process that is killed would not begin again."""
+MAX_LOGITS_ON_GPU = 1 << 27
+"""That teachers compute at once: fewer leave a GPU idle."""
 
 
 class Targets(NamedTuple):
     """Of some positions: the teachers' most probable next tokens and the logarithms of their probabilities."""
 
     ids: np.ndarray
-    """[row, time, k] int64."""
+    """[..., k] whole numbers."""
     logs: np.ndarray
-    """[row, time, k] float32."""
+    """[..., k] floats."""
 
 
 class StoredTargets:
@@ -60,7 +62,7 @@ class StoredTargets:
 
     def at(self, positions: np.ndarray) -> Targets:
         """Of the tokens at file positions [row, time]."""
-        return Targets(self.ids[positions].astype(np.int64), self.logs[positions].astype(np.float32))
+        return Targets(self.ids[positions], self.logs[positions])
 
     def put(self, positions: np.ndarray, targets: Targets) -> None:
         """Write those of file positions."""
@@ -142,7 +144,8 @@ def _blocks(
     """File positions of the stream's tokens from `done` on, some sequences at a time, and what follows each."""
     before = plan.length // 2
     starts = np.arange(done, len(stream), plan.length - before)
-    for part in slices_of(len(starts), plan.length, plan.vocab_size):
+    max_logits = MAX_LOGITS_ON_GPU if device.type == "cuda" else MAX_LOGITS
+    for part in slices_of(len(starts), plan.length, plan.vocab_size, max_logits):
         positions = stream.positions((starts[part] - before) % len(stream), plan.length)
         ids = torch.from_numpy(stream.tokens_at(positions)).to(device)
         best = teachers.read(ids).log_probabilities[:, before:].flatten(0, 1).topk(plan.top_k)

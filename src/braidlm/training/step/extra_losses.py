@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from braidlm.data.loading.batches import Batch
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
-from braidlm.kernels.soft_targets import SoftTargets
+from braidlm.kernels.taught.soft_targets import SoftTargets
 from braidlm.model.config.ranges import NonNegative
 from braidlm.model.config.registry import Choice, Registry
 from braidlm.model.modeling_braid import BraidForCausalLM

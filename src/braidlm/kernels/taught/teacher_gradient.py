@@ -1,23 +1,19 @@
-"""A head's loss with soft targets: the logits become the gradient of text and divergence in place, one program per row.
+"""Logits become the gradient of the text's loss and the divergence from teachers' logits, in place, a program per row.
 
 A program reads its row of every teacher's logits and of the model's own twice, the second time from the cache; the
 averaged probabilities are never written. The references are `next_token_loss` and `divergence` of the distillation.
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, fast_exp2, head_gradients, row_log_sum_exp
+from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, fast_exp2, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
-from braidlm.kernels.ops.tuned_products import tuned_product
-from braidlm.kernels.side_stream import DeferredGradient, current_side_stream
-from braidlm.kernels.soft_targets import SoftTargets, TaughtLosses
+from braidlm.kernels.taught.soft_targets import TeacherLogits
 
 
 @triton.jit
@@ -71,8 +67,8 @@ def _logits_to_gradient(  # type: ignore[no-untyped-def]
     tl.store(divergences + row, tl.sum(divergence, 0) * LN_2 * inverse_count)
 
 
-def taught_logits_to_gradient_(
-    logits: Tensor, labels: Tensor, count: Tensor, soft: SoftTargets, ignored: int
+def teachers_to_gradient_(
+    logits: Tensor, labels: Tensor, count: Tensor, soft: TeacherLogits, ignored: int
 ) -> tuple[Tensor, Tensor]:
     """Losses of the text and divergences [rows] of logits [rows, vocabulary], divided by `count`; the logits become
     the gradient of the weighted sum of both.
@@ -89,39 +85,3 @@ def taught_logits_to_gradient_(
         ignored, is_nvidia(logits), 32 * WARPS, PER_LANE, num_warps=WARPS,
     )  # fmt: skip
     return losses, divergences
-
-
-class SoftHeadLoss(torch.autograd.Function):
-    """As `HeadLoss`, with soft targets: a weighted sum of losses, and both without their weights or gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        cast: Tensor | None,
-        labels: Tensor,
-        count: Tensor,
-        ignored: int,
-        tied: DeferredGradient | None,
-        soft: SoftTargets,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.weight_dtype, ctx.side, ctx.tied = weight.dtype, current_side_stream(), tied
-        ctx.set_materialize_grads(False)
-        cast = weight.to(hidden.dtype) if cast is None else cast
-        logits = tuned_product(hidden, cast, transposed=True)
-        losses, divergences = taught_logits_to_gradient_(logits, labels, count, soft, ignored)
-        ctx.save_for_backward(logits, hidden, cast)
-        text, divergence = losses.sum(), divergences.sum()
-        ctx.mark_non_differentiable(text, divergence)
-        return soft.text_weight * text + soft.weight * divergence, text, divergence
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *head_gradients(ctx, upstream), *[None] * 6
-
-
-def taught_head_loss(soft: SoftTargets, *arguments: Any) -> TaughtLosses:
-    """`SoftHeadLoss` of the arguments of `HeadLoss`."""
-    return TaughtLosses(*SoftHeadLoss.apply(*arguments, soft))

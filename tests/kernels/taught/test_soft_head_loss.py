@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from comparison import TOLERANCES, assert_close
 from torch import Tensor
 
-from braidlm.kernels.ops.soft_head_loss import taught_head_loss, taught_logits_to_gradient_
 from braidlm.kernels.side_stream import DeferredGradient
-from braidlm.kernels.soft_targets import SoftTargets
+from braidlm.kernels.taught.soft_head_loss import taught_head_loss
+from braidlm.kernels.taught.soft_targets import TeacherLogits
+from braidlm.kernels.taught.teacher_gradient import teachers_to_gradient_
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.distill.divergence import averaged_log_probabilities, divergence
 
@@ -19,16 +20,16 @@ ROWS = 6
 
 def soft_targets(
     vocabulary: int, shares: tuple[float, ...], weight: float, device: str, dtype: torch.dtype
-) -> SoftTargets:
+) -> TeacherLogits:
     """Teachers whose logits have padding of different sizes behind their rows."""
     logits = [
         torch.randn(2, ROWS // 2, vocabulary + 16 * k, device=device).mul(2).to(dtype)[..., :vocabulary]
         for k in range(len(shares))
     ]
-    return SoftTargets(tuple(logits), shares, 1 - weight, weight)
+    return TeacherLogits(tuple(logits), shares, 1 - weight, weight)
 
 
-def expected_losses(logits: Tensor, labels: Tensor, count: Tensor, soft: SoftTargets) -> tuple[Tensor, Tensor]:
+def expected_losses(logits: Tensor, labels: Tensor, count: Tensor, soft: TeacherLogits) -> tuple[Tensor, Tensor]:
     """Text and divergence by their formulas."""
     pairs = zip(soft.logits, soft.shares, strict=True)
     taught = sum(share * teacher.flatten(0, 1).double().softmax(-1) for teacher, share in pairs)
@@ -90,7 +91,7 @@ def test_rows_are_what_the_plain_distillation_says(device: str, dtype: torch.dty
     labels[4] = IGNORED
     averaged = averaged_log_probabilities([teacher.flatten(0, 1) for teacher in soft.logits], soft.shares, 1.0)
     expected = torch.where(labels != IGNORED, divergence(averaged, logits, 1.0), 0.0)
-    losses, divergences = taught_logits_to_gradient_(logits, labels, count, soft, IGNORED)
+    losses, divergences = teachers_to_gradient_(logits, labels, count, soft, IGNORED)
     torch.testing.assert_close(divergences, expected, rtol=1e-5, atol=1e-5)
     assert losses[4] == 0
     assert not logits[4].any()
@@ -102,7 +103,7 @@ def test_at_real_size() -> None:
     """Four teachers of the whole vocabulary, in bf16."""
     torch.manual_seed(0)
     rows, vocabulary = 2048, 16_384
-    soft = SoftTargets(
+    soft = TeacherLogits(
         tuple((torch.randn(4, rows // 4, vocabulary, device="cuda") * 3).bfloat16() for _ in range(4)),
         (0.1, 0.2, 0.3, 0.4),
         0.3,
@@ -114,7 +115,7 @@ def test_at_real_size() -> None:
     exact = logits.double().requires_grad_()
     text, taught = expected_losses(exact, labels, count, soft)
     (0.3 * text + 0.7 * taught).backward()
-    losses, divergences = taught_logits_to_gradient_(logits, labels, count, soft, IGNORED)
+    losses, divergences = teachers_to_gradient_(logits, labels, count, soft, IGNORED)
     assert_close(losses.sum(), text, 1e-5, "text")
     assert_close(divergences.sum(), taught, 1e-5, "divergence")
     assert_close(logits, exact.grad, TOLERANCES[torch.bfloat16], "gradient of the logits")

@@ -1,11 +1,14 @@
-"""What a head may learn beside its labels: the averaged probabilities of teachers."""
+"""What a head may learn beside its labels: the probabilities of teachers, from their logits or their top k tokens."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""What the top k of a distribution leave below this is the rounding of their sum."""
 
-class SoftTargets(NamedTuple):
+
+class TeacherLogits(NamedTuple):
     """Teachers of a batch, and how much of the loss is theirs: text_weight x text + weight x KL(teachers || model)."""
 
     logits: tuple[Tensor, ...]
@@ -15,6 +18,20 @@ class SoftTargets(NamedTuple):
     """Of each teacher in the averaged probabilities; they add up to 1."""
     text_weight: float
     weight: float
+
+
+class TopTokens(NamedTuple):
+    """The same of the k tokens that the teachers find most probable; all other tokens are one event."""
+
+    ids: Tensor
+    """[batch, time, k]."""
+    logs: Tensor
+    """[batch, time, k] float32: the logarithms of their probabilities."""
+    text_weight: float
+    weight: float
+
+
+SoftTargets = TeacherLogits | TopTokens
 
 
 class TaughtLosses(NamedTuple):

@@ -1,0 +1,1 @@
+"""A head that learns from teachers beside its labels, by kernels."""
