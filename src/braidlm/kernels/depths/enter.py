@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 from braidlm.kernels.depths.choice import choose_tokens
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
+from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.mixture_of_depths import SCALE_EPS
 
@@ -31,21 +32,12 @@ def _score(  # type: ignore[no-untyped-def]
     stream, delta, delta_bias, weight, seed, summed, scores, scales, rows, width, eps, keep_scale,
     THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    column_mask = column < width
-    mask = (row < rows)[:, None] & column_mask
-    offsets = row.to(tl.int64)[:, None] * width + column
+    row, column, column_mask, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
     x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
-        if delta_bias is not None:
-            added += tl.load(delta_bias + column, mask=column_mask, other=0.0).to(tl.float32)
-        x = tl.where(mask, x + apply_dropout(added, seed, offsets, keep_scale, THRESHOLD), 0.0)
+        x += addition(delta, delta_bias, seed, offsets, mask, column, column_mask, keep_scale, THRESHOLD)
     if summed is not None:
-        rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + offsets, rounded, mask=mask)
-        x = rounded.to(tl.float32)
+        x = stored(x, summed, offsets, mask)
     w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
     tl.store(scales + row, scale, mask=row < rows)
@@ -95,10 +87,7 @@ def _enter_backward(  # type: ignore[no-untyped-def]
         x_gradient = x_gradient * passing[:, None] + inner_gradient
         x_gradient += (ds * scale)[:, None] * w - (ds * score * scale * scale / width)[:, None] * x
         weight_sum += (ds * scale)[:, None] * x
-        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=mask)
-        if THRESHOLD:
-            x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
+        store_gradients(x_gradient, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD)
     column = tl.arange(0, COLUMNS)
     tl.store(sums + program * width + column, tl.sum(weight_sum, 0), mask=column < width)
 

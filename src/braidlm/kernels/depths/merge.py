@@ -14,8 +14,9 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.depths.choice import Choice
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import row_tile
+from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 
 
@@ -24,24 +25,15 @@ def _merge(  # type: ignore[no-untyped-def]
     stream, output, delta, delta_bias, scores, places, seed, finished, merged, rows, width, keep_scale,
     THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    column_mask = column < width
-    mask = (row < rows)[:, None] & column_mask
-    offsets = row.to(tl.int64)[:, None] * width + column
+    row, column, column_mask, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
     place = tl.load(places + row, mask=row < rows, other=-1)
     entered = (place >= 0)[:, None] & column_mask
     inner_offsets = place.to(tl.int64)[:, None] * width + column
     x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(output + inner_offsets, mask=entered, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + inner_offsets, mask=entered, other=0.0).to(tl.float32)
-        if delta_bias is not None:
-            added += tl.load(delta_bias + column, mask=column_mask, other=0.0).to(tl.float32)
-        y += apply_dropout(added, seed, inner_offsets, keep_scale, THRESHOLD)
-        rounded = y.to(finished.dtype.element_ty)
-        tl.store(finished + inner_offsets, rounded, mask=entered)
-        y = rounded.to(tl.float32)  # the backward pass reads it again
+        y += addition(delta, delta_bias, seed, inner_offsets, entered, column, column_mask, keep_scale, THRESHOLD)
+        y = stored(y, finished, inner_offsets, entered)  # the backward pass reads it again
     weight = tl.sigmoid(tl.load(scores + place, mask=place >= 0, other=0.0))[:, None]
     x = tl.where(entered, x + weight * (y - x), x)
     tl.store(merged + offsets, x.to(merged.dtype.element_ty), mask=mask)
@@ -67,10 +59,7 @@ def _merge_backward(  # type: ignore[no-untyped-def]
     ds = tl.sum(upstream * changed, 1) * weight * tl.sigmoid(-score)
     tl.store(score_gradient + row, ds, mask=row_mask)
     dy = upstream * weight[:, None]
-    tl.store(gradient + offsets, dy.to(gradient.dtype.element_ty), mask=mask)
-    if THRESHOLD:
-        dy = apply_dropout(dy, seed, offsets, keep_scale, THRESHOLD)
-        tl.store(delta_gradient + offsets, dy.to(delta_gradient.dtype.element_ty), mask=mask)
+    store_gradients(dy, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD)
 
 
 @dataclass(frozen=True)

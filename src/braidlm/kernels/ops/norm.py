@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for, row_tile
+from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
 
 VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
@@ -26,24 +27,10 @@ STAGES = tl.constexpr(3)
 
 
 @triton.jit
-def _norm_forward(  # type: ignore[no-untyped-def]
-    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps, keep_scale,
-    CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    column_mask = column < width
-    mask = (row < rows)[:, None] & column_mask
-    offsets = row.to(tl.int64)[:, None] * width + column
-    x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
-    if delta is not None:
-        added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
-        if delta_bias is not None:
-            added += tl.load(delta_bias + column, mask=column_mask, other=0.0).to(tl.float32)
-        x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
-        rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + offsets, rounded, mask=mask)
-        x = rounded.to(tl.float32)  # normalise the stream as all other layers read it
+def normalised(  # type: ignore[no-untyped-def]
+    x, weight, bias, means, rstds, row, rows, width, eps, column, column_mask, mask, CENTRED: tl.constexpr
+):
+    """Rows after the norm; stores what the backward pass needs of each."""
     if CENTRED:
         mean = tl.sum(x, 1) / width
         tl.store(means + row, mean, mask=row < rows)
@@ -55,6 +42,45 @@ def _norm_forward(  # type: ignore[no-untyped-def]
         y *= tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
     if bias is not None:
         y += tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def norm_gradient(x_gradient, x, rstd, width, CENTRED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of rows from that of the rows `x`, which are normalised and not yet scaled."""
+    projection = tl.sum(x_gradient * x, 1)[:, None] / width
+    if CENTRED:
+        x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
+    return (x_gradient - x * projection) * rstd
+
+
+@triton.jit
+def store_vector_sums(  # type: ignore[no-untyped-def]
+    sums, offset, weight_sum, bias_sum, delta_bias_sum, width,
+    WEIGHTED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Store a program's sums at its offset: for the norm's weight, its bias and the bias of the layer before."""
+    column = tl.arange(0, COLUMNS)
+    sums += offset + column
+    if WEIGHTED:
+        tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
+    if BIASED:
+        tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
+    if DELTA_BIASED:
+        tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
+
+
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
+    stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps, keep_scale,
+    CENTRED: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column, column_mask, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
+    x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
+    if delta is not None:
+        x += addition(delta, delta_bias, seed, offsets, mask, column, column_mask, keep_scale, THRESHOLD)
+        x = stored(x, summed, offsets, mask)  # normalise the stream as all other layers read it
+    y = normalised(x, weight, bias, means, rstds, row, rows, width, eps, column, column_mask, mask, CENTRED)
     tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)
 
 
@@ -89,27 +115,19 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             x_gradient = y_gradient * w
         if BIASED:
             bias_sum += y_gradient
-        projection = tl.sum(x_gradient * x, 1)[:, None] / width
-        if CENTRED:
-            x_gradient -= tl.sum(x_gradient, 1)[:, None] / width
-        x_gradient = (x_gradient - x * projection) * rstd
+        x_gradient = norm_gradient(x_gradient, x, rstd, width, CENTRED)
         if summed_gradient is not None:
             x_gradient += tl.load(summed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
-        tl.store(gradient + offsets, x_gradient.to(gradient.dtype.element_ty), mask=mask)
-        if THRESHOLD:
-            x_gradient = apply_dropout(x_gradient, seed, offsets, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + offsets, x_gradient.to(delta_gradient.dtype.element_ty), mask=mask)
+        x_gradient = store_gradients(
+            x_gradient, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD
+        )  # fmt: skip
         if DELTA_BIASED:
             delta_bias_sum += tl.where(mask, x_gradient, 0.0)
     if sums is not None:
-        column = tl.arange(0, COLUMNS)
-        sums += program * width * VECTORS + column
-        if weight is not None:
-            tl.store(sums, tl.sum(weight_sum, 0), mask=column < width)
-        if BIASED:
-            tl.store(sums + width, tl.sum(bias_sum, 0), mask=column < width)
-        if DELTA_BIASED:
-            tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 0), mask=column < width)
+        store_vector_sums(
+            sums, program * width * VECTORS, weight_sum, bias_sum, delta_bias_sum, width,
+            weight is not None, BIASED, DELTA_BIASED, COLUMNS,
+        )  # fmt: skip
 
 
 class AddNorm(torch.autograd.Function):

@@ -15,9 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.dropout import apply_dropout, threshold
+from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for
-from braidlm.kernels.ops.norm import plain_add_norm
+from braidlm.kernels.ops.norm import VECTORS, norm_gradient, normalised, plain_add_norm, store_vector_sums
+from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.router import plain_route, router_scores, score_gradient, select_top_k, store_sums
@@ -27,8 +28,6 @@ MAX_CHOICES = 8
 """Of a router: a program holds a sum for each of them."""
 ELEMENTS = 512
 """Elements of a warp's tile."""
-VECTORS = 3
-"""Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 4
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 
@@ -41,39 +40,19 @@ def _forward(  # type: ignore[no-untyped-def]
     THRESHOLD: tl.constexpr, COMBINED: tl.constexpr, COMBINED_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    column_mask = (column < width)[None, :]
-    mask = (row < rows)[:, None] & column_mask
-    offsets = row.to(tl.int64)[:, None] * width + column[None, :]
+    row, column, column_mask, mask, offsets = tile_of_program(rows, width, ROWS, COLUMNS)
     if COMBINED:
         x = combined_rows(
-            combined, combine_weights, row_of_choice, row.to(tl.int64), row < rows, mask, column[None, :],
-            COMBINED_WIDTH, COMBINED,
+            combined, combine_weights, row_of_choice, row.to(tl.int64), row < rows, mask, column, COMBINED_WIDTH,
+            COMBINED,
         )  # fmt: skip
     else:
         x = tl.load(stream + offsets, mask=mask, other=0.0).to(tl.float32)
     if delta is not None:
-        added = tl.load(delta + offsets, mask=mask, other=0.0).to(tl.float32)
-        if delta_bias is not None:
-            added += tl.load(delta_bias + column[None, :], mask=column_mask, other=0.0).to(tl.float32)
-        x += apply_dropout(added, seed, offsets, keep_scale, THRESHOLD)
+        x += addition(delta, delta_bias, seed, offsets, mask, column, column_mask, keep_scale, THRESHOLD)
     if COMBINED or delta is not None:
-        rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + offsets, rounded, mask=mask)
-        x = tl.where(mask, rounded.to(tl.float32), 0.0)
-    y = x
-    if CENTRED:
-        mean = tl.sum(x, 1) / width
-        tl.store(means + row, mean, mask=row < rows)
-        y = tl.where(mask, x - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(y * y, 1) / width + eps)
-    tl.store(rstds + row, rstd, mask=row < rows)
-    y = y * rstd[:, None]
-    if weight is not None:
-        y *= tl.load(weight + column[None, :], mask=column_mask, other=0.0).to(tl.float32)
-    if bias is not None:
-        y += tl.load(bias + column[None, :], mask=column_mask, other=0.0).to(tl.float32)
+        x = tl.where(mask, stored(x, summed, offsets, mask), 0.0)
+    y = normalised(x, weight, bias, means, rstds, row, rows, width, eps, column, column_mask, mask, CENTRED)
     rounded_normed = y.to(normed.dtype.element_ty)
     tl.store(normed + offsets, rounded_normed, mask=mask)
     read = x
@@ -143,28 +122,20 @@ def _backward(  # type: ignore[no-untyped-def]
             dx = dy * w
         if bias is not None:
             bias_sum += tl.where(mask, dy, 0.0)
-        projection = tl.sum(dx * y, 1)[:, None] / width
-        if CENTRED:
-            dx -= tl.sum(dx, 1)[:, None] / width
-        dx = (dx - y * projection) * rstd
+        dx = norm_gradient(dx, y, rstd, width, CENTRED)
         if not READS_NORMED:
             dx += router_dx
         if summed_gradient is not None:
             dx += tl.load(summed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
-        tl.store(gradient + offsets, dx.to(gradient.dtype.element_ty), mask=mask)
-        if THRESHOLD:
-            dx = apply_dropout(dx, seed, offsets, keep_scale, THRESHOLD)
-            tl.store(delta_gradient + offsets, dx.to(delta_gradient.dtype.element_ty), mask=mask)
+        dx = store_gradients(dx, gradient, delta_gradient, seed, offsets, mask, keep_scale, THRESHOLD)
         if DELTA_BIASED:
             delta_bias_sum += tl.where(mask, dx, 0.0)
-    sums += program * (VECTORS * width + choices * (width + 1))
-    if weight is not None:
-        tl.store(sums + column, tl.sum(weight_sum, 0), mask=column < width)
-    if bias is not None:
-        tl.store(sums + width + column, tl.sum(bias_sum, 0), mask=column < width)
-    if DELTA_BIASED:
-        tl.store(sums + 2 * width + column, tl.sum(delta_bias_sum, 0), mask=column < width)
-    store_sums(sums + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
+    offset = program * (VECTORS * width + choices * (width + 1))
+    store_vector_sums(
+        sums, offset, weight_sum, bias_sum, delta_bias_sum, width,
+        weight is not None, bias is not None, DELTA_BIASED, COLUMNS,
+    )  # fmt: skip
+    store_sums(sums + offset + VECTORS * width, router_sum, router_bias_sum, width, choices, COLUMNS, CHOICES)
 
 
 @dataclass(frozen=True)
