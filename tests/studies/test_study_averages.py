@@ -195,8 +195,11 @@ def test_some_models_have_some_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "problem"),
-    [([], r"whole.of_maths.seeds: expected some of the study's, \[1, 2\]"), ([3], r"study's, \[1, 2\], got \[3\]")]
-    + [([1], "averages.by_source: an average for each seed needs members of the same seeds")],
+    [
+        ([], r"whole.of_maths.seeds: expected some of the study's, \[1, 2\]"),
+        ([3], r"study's, \[1, 2\], got \[3\]"),
+        ([1], "averages.by_source: an average for each seed needs members of the same seeds"),
+    ],
 )
 def test_seeds_that_do_not_fit(seeds: list[int], problem: str, tmp_path: Path) -> None:
     data = averaged(tmp_path)

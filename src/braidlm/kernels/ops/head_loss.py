@@ -53,6 +53,15 @@ def row_log_sum_exp(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def clear_row(start, columns, LANES: tl.constexpr, PER_LANE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Zeros: the gradient of a row that has no label."""
+    offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
+    for begin in range(0, columns, LANES * PER_LANE):
+        zeros = tl.zeros([LANES, PER_LANE], start.dtype.element_ty)
+        tl.store(start + begin + offsets, zeros, mask=begin + offsets < columns)
+
+
+@triton.jit
 def _logits_to_gradient(  # type: ignore[no-untyped-def]
     logits, labels, count, losses, columns, stride, IGNORED: tl.constexpr, FAST: tl.constexpr,
     LANES: tl.constexpr, PER_LANE: tl.constexpr,
@@ -67,9 +76,7 @@ def _logits_to_gradient(  # type: ignore[no-untyped-def]
     target_logit = tl.load(start + label, mask=label != IGNORED, other=0.0).to(tl.float32)
     offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
     if label == IGNORED:
-        for begin in range(0, columns, BLOCK):
-            mask = begin + offsets < columns
-            tl.store(start + begin + offsets, tl.zeros([LANES, PER_LANE], logits.dtype.element_ty), mask=mask)
+        clear_row(start, columns, LANES, PER_LANE)
         tl.store(losses + row, 0.0)
         return
     lse = row_log_sum_exp(start, columns, FAST, LANES, PER_LANE)

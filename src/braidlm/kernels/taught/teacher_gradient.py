@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, fast_exp2, row_log_sum_exp
+from braidlm.kernels.ops.head_loss import PER_LANE, WARPS, clear_row, fast_exp2, row_log_sum_exp
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.taught.soft_targets import TeacherLogits
 
@@ -34,9 +34,7 @@ def _logits_to_gradient(  # type: ignore[no-untyped-def]
     target_logit = tl.load(start + label, mask=label != IGNORED, other=0.0).to(tl.float32)
     offsets = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
     if label == IGNORED:
-        for begin in range(0, columns, BLOCK):
-            mask = begin + offsets < columns
-            tl.store(start + begin + offsets, tl.zeros([LANES, PER_LANE], logits.dtype.element_ty), mask=mask)
+        clear_row(start, columns, LANES, PER_LANE)
         tl.store(losses + row, 0.0)
         tl.store(divergences + row, 0.0)
         return
