@@ -191,3 +191,14 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BraidError, match=re.escape("pip install 'braidlm[plot]'")):
         chart()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("panels", [1, 3])
+@pytest.mark.parametrize("names", [2, 6, 20, 40])
+def test_a_single_row_of_shares_stays_readable(panels: int, names: int) -> None:
+    """However many names its legend has; where a layout leaves no room, matplotlib warns."""
+    shares = {("layer 3", "stories"): {f"expert_{n}": 1 / names for n in range(names)}}
+    drawn = figures.share_chart({f"model {n}": shares for n in range(panels)}, [f"expert_{n}" for n in range(names)])
+    to_svg(drawn)
+    assert all(0.55 < axes.get_position().height * drawn.get_figheight() < 1.1 for axes in drawn.axes)

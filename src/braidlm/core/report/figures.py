@@ -28,6 +28,7 @@ INK_ON_DARK = "#d9d7d2"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Line styles: with more series than colours, the colours repeat dashed, then dotted."""
 FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+LEGEND_COLUMNS = 5
 LABEL_GAP = 0.068
 """The smallest distance between two names at the right edge, as a share of the height."""
 
@@ -193,7 +194,7 @@ def bar_chart(
         axes.set_xlabel(value_label)
         if in_groups:
             position = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
-            axes.legend(handles, names, ncols=min(len(names), 5), frameon=False, handlelength=1, **position)
+            axes.legend(handles, names, ncols=LEGEND_COLUMNS, frameon=False, handlelength=1, **position)
             axes.set_title(title or "", pad=26)
     return figure
 
@@ -222,7 +223,6 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
     with styled():
         figure = load_matplotlib().figure.Figure()
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        figure.set_figheight(0.75 + 0.27 * len(rows) + 0.24 * len(groups))
         bars: dict[str, Any] = {}
         for axes, (panel, shares) in zip(all_axes, panels.items(), strict=True):
             for row, parts in shares.items():
@@ -241,8 +241,10 @@ def share_chart(panels: Mapping[str, Shares], names: Sequence[str], neutral: Col
             all_axes[0].text(0, top - 0.52, group, fontsize=8.5, fontweight="bold", va="bottom")
         all_axes[0].set_yticks([heights[row] for row in rows], [row for _, row in rows])
         drawn = [name for name in names if name in bars]
-        options = {"loc": "outside upper left", "ncols": min(len(drawn), 5), "frameon": False, "handlelength": 1}
+        options = {"loc": "outside upper left", "ncols": LEGEND_COLUMNS, "frameon": False, "handlelength": 1}
         figure.legend([bars[name] for name in drawn], drawn, **options)
+        above = 0.25 * math.ceil(len(drawn) / LEGEND_COLUMNS) + (0.22 if len(panels) > 1 else 0.0)
+        figure.set_figheight(0.5 + above + 0.27 * len(rows) + 0.24 * len(groups))
     return figure
 
 
