@@ -88,7 +88,8 @@ def _print_study(facts: dict[str, Any]) -> None:
     ]
     table(("model", "", "attentions", "width", "parameters", "active", "FLOPs per token"), rows)
     console.show("")
-    rows = [(row["name"], row["times"], *_training_row(row["training"])) for row in facts["models"]]
+    trained = [row for row in facts["models"] if row["training"]["epochs"]]  # an average is not
+    rows = [(row["name"], row["times"], *_training_row(row["training"])) for row in trained]
     table(("training", "seeds", "words", "tokens", "epochs", "checkpoints", "expected time"), rows)
     seeds = len(facts["seeds"])
     if facts["expected_seconds"] is not None:
