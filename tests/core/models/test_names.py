@@ -73,6 +73,20 @@ def test_a_study_stands_for_all_its_models(study: Path) -> None:
     assert folders == [f"seed-{seed}/{name}" for seed in (1, 2, 10) for name in ("dense", "stories")]
 
 
+def test_what_a_study_made_of_its_models_is_among_them(study: Path) -> None:
+    """Not the beginning of a run, a step between two edits, or a folder that is being written."""
+    for name in ("seed-1/pruned", "seed-1/tuned-1-prune", "seed-1/.part", "average"):
+        made_model(study / name)
+    folders = [str(path.relative_to(study)) for path in find_sources(study)]
+    assert [name for name in folders if name.startswith("seed-1/")] == [
+        "seed-1/dense", "seed-1/pruned", "seed-1/stories"
+    ]  # fmt: skip
+    assert folders[-1] == "average"
+    assert find_model(study / "average") == study / "average"
+    assert f"Name one of {study}/dense, {study}/pruned, {study}/stories, {study}/average." in refused(study)
+    assert all(path.name in ("dense", "stories") for path in find_sources(study, any_folder=True))
+
+
 def test_one_model_of_a_study_by_name(study: Path) -> None:
     assert find_sources(study / "dense") == [study / "seed-1" / "dense"]
     assert find_model(study / "dense" / "step-10") == study / "seed-1" / "dense" / "checkpoints" / "step-10"

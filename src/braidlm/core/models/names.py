@@ -33,6 +33,7 @@ from braidlm.core.reading import existing_folder
 StrPath = str | Path
 BEST = "best"
 _SEED = re.compile(r"seed-(\d+)")
+_ON_THE_WAY = re.compile(r".+-(composed|\d+-[a-z]+)")
 
 
 def find_model(name: StrPath) -> Path:
@@ -45,9 +46,10 @@ def find_model(name: StrPath) -> Path:
 
 
 def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
-    """The model folders and run folders that a name stands for: one, or all runs of a study.
+    """The model folders and run folders that a name stands for: one, or all models of a study.
 
-    With `any_folder` another folder stands for itself, such as one of checkpoints that are not a run's.
+    With `any_folder`, for those who want checkpoints, another folder stands for itself, such as one of checkpoints that
+    are not a run's, and a study for its runs alone.
     """
     path = _with_parts_left_out(Path(os.path.expanduser(name)))
     if path is None:
@@ -55,8 +57,8 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     existing_folder(path)
     if is_model_folder(path) or is_run(path):
         return [path]
-    if runs := study_runs(path):
-        return runs
+    if models := study_models(path):
+        return [model for model in models if is_run(model)] if any_folder else models
     if any_folder:
         return [path]
     raise BraidError(
@@ -97,10 +99,19 @@ def title_of(folder: Path) -> str:
     return run.name if folder.parent.name == CHECKPOINTS and is_run(run) else folder.name
 
 
-def study_runs(folder: Path) -> list[Path]:
-    """The runs of a study's folder, by seed and name; none if it is not a study's."""
+def study_models(folder: Path) -> list[Path]:
+    """The runs of a study's folder and what was made of them, by seed and name; then what was made of all seeds.
+
+    None if it is not a study's.
+    """
     seeds = sorted((int(match[1]), path) for path in folder.glob("seed-*") if (match := _SEED.fullmatch(path.name)))
-    return [run.parent for _, seed in seeds for run in sorted(seed.glob(f"*/{RECIPE}"))]
+    found = [model for _, seed in seeds for model in sorted(seed.iterdir()) if is_run(model) or _is_made(model)]
+    return [*found, *(model for model in sorted(folder.iterdir()) if _is_made(model))] if found else []
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether it is an edited or averaged model, and not the beginning of a run or a step on the way to another."""
+    return is_model_folder(folder) and not folder.name.startswith(".") and not _ON_THE_WAY.fullmatch(folder.name)
 
 
 def short_names(paths: Sequence[Path]) -> dict[str, Path]:
@@ -128,7 +139,7 @@ def _with_parts_left_out(path: Path) -> Path | None:
         return None
     if is_run(parent):
         return best_checkpoint(parent) if path.name == BEST else _existing(parent / CHECKPOINTS / path.name)
-    first_seed = next((run.parent for run in study_runs(parent)), None)
+    first_seed = next((model.parent for model in study_models(parent)), None)
     return None if first_seed is None else _existing(first_seed / path.name)
 
 
@@ -164,8 +175,8 @@ def _missing(path: Path) -> BraidError:
         folders = [parent] if parent is not None and parent.is_dir() else []
         if parent is not None and is_run(parent):
             folders = [parent / CHECKPOINTS]
-        elif parent is not None and (runs := study_runs(parent)):
-            folders = [runs[0].parent]
+        elif parent is not None and (models := study_models(parent)):
+            folders = [models[0].parent]
         siblings = [one.name for folder in folders if folder.is_dir() for one in folder.iterdir() if one.is_dir()]
     except OSError:
         siblings = []
@@ -178,5 +189,6 @@ def _missing(path: Path) -> BraidError:
     )
 
 
-def _one_seed(runs: Sequence[Path]) -> list[Path]:
-    return [run for run in runs if run.parent == runs[0].parent]
+def _one_seed(models: Sequence[Path]) -> list[Path]:
+    """The first seed's of a study's models, and those of all seeds."""
+    return [model for model in models if model.parent in (models[0].parent, models[0].parent.parent)]
