@@ -54,3 +54,21 @@ def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt), locked_folder(tmp_path):
             pytest.fail("the lock is another process's")
+
+
+def fail_in(folder: Path, written: bool) -> None:
+    with locked_folder(folder):
+        if written:
+            (folder / "part").write_text("")
+        raise ZeroDivisionError
+
+
+def test_work_that_fails_leaves_no_empty_folders(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    folder = tmp_path / "there" / "cache" / "work"
+    for written in (False, True):
+        with pytest.raises(ZeroDivisionError):
+            fail_in(folder, written)
+        assert folder.exists() == written
+        assert folder.parent.exists() == written
+    assert (tmp_path / "there").exists()

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from braidlm.core.console import duration, say
@@ -39,12 +39,21 @@ def lock_or_wait(handle: int, folder: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder where there is none, and hold its lock, for which other processes may have to be waited for."""
+    """Make a folder where there is none, and hold its lock, for which other processes may have to be waited for.
+
+    Work that fails before it has written anything leaves no folder behind that was made for it.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         lock_or_wait(handle, folder)
         yield
+    except BaseException:
+        with suppress(OSError):  # not empty, or another process was faster
+            for made in missing:
+                made.rmdir()
+        raise
     finally:
         os.close(handle)
 
