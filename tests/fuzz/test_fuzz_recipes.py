@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mutations import changed, rewritten, seeded
 
 from braidlm.core.recipes import compose_recipe, find_recipe
+from braidlm.studies.decoding import is_study
 from braidlm.studies.show import study_facts
-from braidlm.studies.study import is_study
 from braidlm.training.show import recipe_facts
 
 NAMES = ("tiny/gpt2", "tiny/moep", "tiny/paths", "models/papaformer-path-128", "demo/paths", "demo/stories")

@@ -8,7 +8,7 @@ from source_files import write_sources
 
 from braidlm.cli.main import main
 from braidlm.model.config.strict import encode
-from braidlm.studies.study import load_study
+from braidlm.studies.decoding import load_study
 
 RECIPE = "best/by-source"
 SOURCES = ["childes", "stories", "talk", "wiki", "books"]

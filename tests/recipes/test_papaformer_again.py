@@ -8,8 +8,8 @@ from source_files import write_sources
 
 from braidlm.cli.main import main
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import load_study
 from braidlm.studies.show import show
-from braidlm.studies.study import load_study
 
 DOMAINS = {
     "papers/papaformer/spoken-and-written": ["spoken", "written"],

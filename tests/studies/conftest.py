@@ -4,9 +4,9 @@ import pytest
 from toy_study import toy_study
 
 from braidlm.core import console
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
-from braidlm.studies.study import decode_study
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from typing import Any
 
 from toy_study import toy_study
 
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, Point, StudyResults
-from braidlm.studies.study import decode_study
 
 
 def model(name: str, kind: Kind, stories: float, maths: float, **changes: Any) -> ModelResult:

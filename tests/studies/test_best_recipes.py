@@ -8,8 +8,8 @@ import pytest
 from braidlm.cli.main import main
 from braidlm.data.corpora.builtin import documents
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import load_study
 from braidlm.studies.show import show
-from braidlm.studies.study import load_study
 
 
 def write_corpus(folder: Path) -> Path:

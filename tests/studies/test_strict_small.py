@@ -13,11 +13,11 @@ from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.core.models.runs import read_metrics
 from braidlm.data.corpora.builtin import documents
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import load_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
-from braidlm.studies.study import load_study
 from braidlm.studies.tables import cost, learning
 
 RECIPE = "papers/moep/strict-small"

@@ -14,11 +14,11 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
-from braidlm.studies.study import decode_study
 from braidlm.studies.tables import summary, tables
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}

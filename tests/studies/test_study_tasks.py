@@ -9,9 +9,9 @@ from toy_study import toy_study
 
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.running import run_study
-from braidlm.studies.study import decode_study
 from braidlm.studies.tables import babylm, tables
 from braidlm.studies.tasks import TasksConfig
 

@@ -16,11 +16,11 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.config.strict import encode
 from braidlm.studies import editing
+from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
-from braidlm.studies.study import decode_study
 from braidlm.studies.tables import tables, variants
 from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.saving.checkpoints import Checkpoints

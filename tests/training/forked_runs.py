@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["braidlm.cli.main", "braidlm.studies.study", "braidlm.training.train", "hydra"])
+CONTEXT.set_forkserver_preload(["braidlm.cli.main", "braidlm.studies.decoding", "braidlm.training.train", "hydra"])
 
 
 @dataclass

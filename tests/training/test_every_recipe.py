@@ -8,8 +8,8 @@ from braidlm.core.models.folders import load_model
 from braidlm.core.models.presets import config_from, is_preset
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.running import run_study
-from braidlm.studies.study import decode_study, is_study
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.train import train
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from braidlm.core.recipes import compose_recipe
-    from braidlm.studies.study import is_study
+    from braidlm.studies.decoding import is_study
 
     if args.multirun:
         _sweep(args)
@@ -52,7 +52,7 @@ def _study(args: argparse.Namespace) -> None:
 
 def _sweep(args: argparse.Namespace) -> None:
     from braidlm.core.recipes import compose_recipe
-    from braidlm.studies.study import is_study
+    from braidlm.studies.decoding import is_study
     from braidlm.studies.sweeping import SweptStudy
     from braidlm.training.sweeps.sweep import RUN, show_sweep, sweep, swept
 

@@ -12,10 +12,11 @@ from braidlm.evals.formats.held_out_text import bits_per_byte
 from braidlm.evals.formats.pronouns import pronoun_accuracy
 from braidlm.evals.scoring.ngrams import fit_ngrams
 from braidlm.serving.generate import Continuation, generate
+from braidlm.studies.decoding import load_study
 from braidlm.studies.demo_page import PROBLEM, PRONOUNS, DemoFacts, write_page
 from braidlm.studies.results import ROUTES, Bits, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
-from braidlm.studies.study import Study, load_study
+from braidlm.studies.study import Study
 from braidlm.studies.tables import inactive_paths, quality, training_time
 
 RECIPE = "demo/paths"

@@ -13,9 +13,10 @@ from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
 from braidlm.studies.charts import learning_chart, series_chart, trade_chart
+from braidlm.studies.decoding import load_study
 from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
-from braidlm.studies.study import Study, load_study
+from braidlm.studies.study import Study
 from braidlm.studies.tables import tables
 
 WITH_PATHS = "Paths trained apart and composed, beside models trained from scratch"

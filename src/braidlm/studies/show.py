@@ -12,11 +12,12 @@ from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.packing.packed_data import is_packed
 from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.members import distilled_domains
 from braidlm.studies.models import errors_of, study_models
 from braidlm.studies.phases import Phase
 from braidlm.studies.plan import TOKENS_PER_WORD, TRAINING_FLOPS, StudyPlan, total_seconds
-from braidlm.studies.study import Study, decode_study, is_study
+from braidlm.studies.study import Study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 

@@ -1,25 +1,23 @@
-"""A study: one recipe for several models on the same data, decoded strictly.
+"""A study: several models on the same data, and what must hold between them.
 
 Models trained from scratch on everything, on the same batches, are compared with each other (MoEP's experiment), with
 paths trained apart on a share of their own domain, which are then composed and trained on the rest of all domains
 (PaPaformer's), and with variants: what edits and further training make of a trained model (ModuleFormer's).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from braidlm.core.errors import BraidError, check_folder_name, collecting, did_you_mean
-from braidlm.core.models.presets import RecipeModel, decode_model
-from braidlm.core.recipes import compose_recipe
+from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
 from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Length, Positive, Seed
 from braidlm.model.config.registry import Choice
-from braidlm.model.config.strict import PartOf, decode
-from braidlm.studies.phases import AverageSpec, ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec, edit_step
+from braidlm.model.config.strict import PartOf
+from braidlm.studies.phases import AverageSpec, ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec
 from braidlm.studies.tasks import TasksConfig
 from braidlm.training.amounts import Amount
 from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
@@ -215,100 +213,3 @@ class Study:
     def data_config(self) -> DataConfig:
         """All domains together, which is how the tokenizer is made."""
         return DataConfig(sets=dict(self.domains), **vars(self.data))
-
-
-def is_study(data: dict[str, Any]) -> bool:
-    """Whether a composed recipe is a study (`domains`) and not a single run (`data.sets`)."""
-    return "domains" in data
-
-
-def load_study(name: str, overrides: list[str] | None = None) -> Study:
-    """Compose and decode a study; every problem in it is in one error."""
-    return decode_study(compose_recipe(name, overrides))
-
-
-def decode_study(data: dict[str, Any]) -> Study:
-    """A study from plain data."""
-    problems: list[str] = []
-    data = dict(data)
-    for key in ("whole", "paths"):
-        part = data.get(key)
-        if isinstance(part, dict):
-            data[key] = _with_models(part, key, problems)
-    if isinstance(data.get("averages"), dict):
-        data["averages"] = {name: _average(spec, name, problems) for name, spec in data["averages"].items()}
-    if isinstance(data.get("training"), dict):
-        _check_training(data["training"], "training", problems)
-    study = None
-    with collecting(problems):
-        study = decode(Study, data)
-    if study is not None and not problems:
-        for where, phase in _phases(study):
-            if phase.training:
-                _check_training(study.training_of(phase), f"{where}.training", problems)
-        for name, spec in study.variants.items():
-            for at, step in enumerate(spec.edits):
-                with collecting(problems):
-                    edit_step(step, f"variants.{name}.edits[{at}]")
-    if problems or study is None:
-        raise BraidError("\n".join(problems), todo="Nothing was started. `braid show STUDY` checks a study.")
-    return study
-
-
-def _phases(study: Study) -> Iterator[tuple[str, Phase]]:
-    """Every phase with its key."""
-    if study.paths is not None:
-        yield "paths", study.paths
-    for key, specs in (("composed", study.composed), ("whole", study.whole), ("variants", study.variants)):
-        for name, spec in specs.items():  # type: ignore[attr-defined]
-            yield f"{key}.{name}", spec
-    for name, average in study.averages.items():
-        if average.distilled is not None:
-            yield f"averages.{name}.distilled", average.distilled
-
-
-def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
-    if "budget" in training:
-        problems.append(
-            f"{where}.budget: a study's budgets come from `epochs` and its data; leave it out, or give a model one of "
-            "its own: `variants.NAME.budget`"
-        )
-        return
-    with collecting(problems):
-        decode(StudyTraining, training, where)
-
-
-def _with_models(part: dict[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
-    """Models decoded, so that runs cannot differ in what they inherit."""
-    if key == "paths":
-        return {**part, "model": _model(part.get("model"), "paths.model", problems)}
-    return {name: _whole(spec, f"whole.{name}", problems) for name, spec in part.items()}
-
-
-def _whole(spec: Any, where: str, problems: list[str]) -> Any:
-    """An architecture as the model of a spec; one that has a `model` is a spec already."""
-    if isinstance(spec, WholeSpec):
-        return spec
-    if isinstance(spec, dict) and "model" in spec:
-        return {**spec, "model": _model(spec["model"], f"{where}.model", problems)}
-    return {"model": _model(spec, where, problems)}
-
-
-def _average(spec: Any, name: str, problems: list[str]) -> Any:
-    """An average whose distilled model has its architecture decoded, if it says one."""
-    distilled = spec.get("distilled") if isinstance(spec, dict) else None
-    if not isinstance(distilled, dict) or distilled.get("model") is None:
-        return spec
-    model = _model(distilled["model"], f"averages.{name}.distilled.model", problems)
-    return {**spec, "distilled": {**distilled, "model": model}}
-
-
-def _model(model: Any, where: str, problems: list[str]) -> Any:
-    if isinstance(model, RecipeModel):
-        return model
-    if not isinstance(model, dict):
-        problems.append(f"{where}: expected an architecture, got {model!r}")
-        return model
-    with collecting(problems):
-        return decode_model(model, where)
-    return model

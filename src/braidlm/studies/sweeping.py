@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.model.config.strict import encode
+from braidlm.studies.decoding import decode_study, load_study
 from braidlm.studies.report import study
-from braidlm.studies.study import decode_study, load_study
 
 
 class SweptStudy:

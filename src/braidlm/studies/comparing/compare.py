@@ -27,7 +27,7 @@ from braidlm.studies.comparing.peak_memory import PeakMemory
 from braidlm.studies.comparing.report import write_comparison
 from braidlm.studies.comparing.results import Comparison, measured
 from braidlm.studies.comparing.sameness import check_same_batches
-from braidlm.studies.study import is_study
+from braidlm.studies.decoding import is_study
 from braidlm.training.recipe import LoadedRecipe, Recipe, decode_recipe, load_recipe
 from braidlm.training.run_folder import check_folder, identity
 from braidlm.training.start_from import data_of
