@@ -1,6 +1,5 @@
 """Whole models by kernels against their plain forward: stream, routings, losses and the gradient of every parameter."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ pytest.importorskip("triton")
 import torch
 from comparison import TOLERANCES, InlineSideStream, assert_close, relative_error, side_stream
 from torch import Tensor
+from whole_models import plain_stream, results
 
 from braidlm.kernels import planning
 from braidlm.kernels.ops.tuned_products import _products
@@ -17,8 +17,6 @@ from braidlm.kernels.side_stream import SideStream
 from braidlm.model.freezing import freeze
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.model.routing.losses import routing_loss
-from braidlm.model.routing.routing import Routings
 from braidlm.training.step.objective import routers
 from tiny_models import random_ids, randomised, tiny_config, tiny_model
 
@@ -175,6 +173,28 @@ ROUTED: dict[str, dict[str, Any]] = {
         "block": BLOCK | {"attention": {"heads": 1, "bias": True, **EXPERTS}, "feed": {"hidden": 24, **EXPERTS}},
         "stages": [{"mixture_of_depths": {"layers": 2, "capacity": 0.4}}, "block"],
     },
+    "experts beside a shared part": {
+        "positions": "learned",
+        "block": BLOCK | {"feed": BLOCK["feed"] | {"experts": EXPERTS["experts"] | {"shared": 20}}},
+        "stages": [{"block": {"layers": 3}}],
+    },
+    "a shared part, and more choices than a norm's kernel holds": {
+        "positions": "rope",
+        "block": {
+            "attention": {"heads": 4},
+            "feed": {"hidden": 8, "experts": {"names": 9, "shared": 12, "router": {"top_k": 3, "compute": "sparse"}}},
+        },
+    },
+    "a shared part and routers of two layers": {
+        "positions": "none",
+        "block": BLOCK
+        | {"feed": BLOCK["feed"] | {"experts": {"names": 4, "shared": 20, "router": {"hidden": 8, **TWO_LAYERS}}}},
+    },
+    "depths of experts beside a shared part": {
+        "positions": "learned",
+        "block": BLOCK | {"feed": BLOCK["feed"] | {"experts": EXPERTS["experts"] | {"shared": 20}}},
+        "stages": [{"mixture_of_depths": {"layers": 4, "capacity": 0.4}}],
+    },
     "rotary beside experts": {
         "positions": "rope",
         "block": {
@@ -192,26 +212,6 @@ class Halved(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x / 2
-
-
-def plain_stream(model: Any, ids: Tensor) -> tuple[Tensor, Routings]:
-    embedded = model.embedding(ids)
-    return model.stream(embedded, model.span(embedded))
-
-
-def results(
-    model: Any, stream: Callable[[Tensor], tuple[Any, ...]], ids: Tensor, weights: Tensor, dtype: torch.dtype, side: Any
-) -> dict[str, Tensor]:
-    """The stream, the weights of routings, and the gradient of every parameter."""
-    model.zero_grad()
-    with torch.autocast(ids.device.type, dtype, enabled=dtype == torch.bfloat16):
-        hidden, routings, *_ = stream(ids)
-    added = routing_loss(routings, torch.ones_like(ids)) if routings else 0.0
-    ((hidden * weights).sum() + 30 * added).backward()
-    if side is not None:
-        side.synchronize()
-    outputs = {"stream": hidden.detach()} | {f"{r.name} weights": r.weights_BTN.detach() for r in routings}
-    return outputs | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 SIDES = [(name, True) for name in DENSE | ROUTED] + [(name, False) for name in ("gpt2", "moep", "modules")]

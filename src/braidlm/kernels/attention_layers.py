@@ -40,7 +40,7 @@ def mixture_of_heads_sublayer(
 ) -> Sublayer:
     """Of `MixtureOfHeads`."""
     stream, normed, dispatch = add_norm_route(stream, pending, norm, part.router, part.queries, context, True)
-    order, slots = (dispatch.permutation, part.kv_heads), context.grouped_slots
+    order, slots = (dispatch.permutation, part.kv_heads), context.slots
     rows = grouped_linear(part.queries, normed, dispatch, context, gather=True)
     query = ToTokens.apply(rows, *order, slots.get(part.queries))
     if part.keys_values is None:

@@ -61,8 +61,6 @@ class PassContext:
     casts: Casts
     """Copies of parameters in the type of the products."""
     slots: dict[nn.Module, GradientSlot]
-    grouped_slots: dict[nn.Module, GradientSlot]
-    """Of the matrices of banks."""
     sums: dict[nn.Module, ColumnSums]
     foldings: list[Folding]
     """Weights with their norm folded in, computed on the side stream and not known to autograd yet."""
@@ -129,7 +127,7 @@ def add_norm(
     centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
     delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
-    normed_slot = None if reader is None else context.slots.get(reader) or context.grouped_slots.get(reader)
+    normed_slot = None if reader is None else context.slots.get(reader)
     return AddNorm.apply(
         stream, delta, bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot, slot, dropout, seed
     )  # fmt: skip

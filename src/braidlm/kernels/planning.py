@@ -7,13 +7,14 @@ must also deliver, or the others would wait for it.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.dense_layers import first_linear
-from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack
+from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack, StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
@@ -111,11 +112,22 @@ def fold_all(layers: Layers, dtype: torch.dtype) -> list[Folding]:
 
 
 def gradient_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
+    """The slots of all matrices that have some, where each layer computes so many rows."""
+    dense, grouped = _dense_slots(layers, rows, dtype), _grouped_slots(layers, rows, dtype)
+    return dense | grouped | _routed_feed_slots(layers, rows, dtype)
+
+
+def _dense_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
     """For layers of one shape: dense ones, the first of attention banks, and those of routers that choose depths."""
     slots: dict[nn.Module, GradientSlot] = {}
     together = ROWS // rows
     if together < 2:
         return slots
+
+    def add(linears: list[Any], outputs: int, inputs: int, transposed: bool = False) -> None:
+        read, gradients = (StackedRows(len(linears), rows, width, dtype) for width in (inputs, outputs))
+        slots.update(_slots(linears, GradientStack(read, gradients, transposed)))
+
     for some in _chunks(_blocks(layers), together):
         alike: dict[Any, list[nn.Linear]] = {}
         for _, part in _parts(some):
@@ -124,30 +136,26 @@ def gradient_slots(layers: Layers, rows: int, dtype: torch.dtype) -> dict[nn.Mod
             elif _is(part, *FEEDS):
                 for kind, linear in (("first", first_linear(part)), ("out", part.out)):
                     alike.setdefault((kind, linear.weight.shape), []).append(linear)
-        for linears in alike.values():
-            stack = GradientStack(len(linears), rows, linears[0].weight.shape, dtype)
-            slots |= zip(linears, stack.slots(), strict=True)
+        for (_, shape), linears in alike.items():
+            add(linears, *shape)
     routers: dict[Any, list[Any]] = {}
     for _, part in _parts(layers):
         if _is(part, MixtureOfDepths):
             routers.setdefault(part.router.inner.weight.shape, []).append(part.router.inner)
     for shape, inners in routers.items():
         for inners_together in _chunks(inners, together):
-            stack = GradientStack(len(inners_together), rows, shape, dtype)
-            slots |= zip(inners_together, stack.slots(), strict=True)
+            add(inners_together, *shape)
     banks: dict[Any, list[Any]] = {}
     for bank in _attention_banks(layers):
         banks.setdefault(bank.qkv.weight.shape, []).append(bank.qkv)
     for (members, inputs, outputs), linears_of_banks in banks.items():
         for linears_together in _chunks(linears_of_banks, together):
-            shape = (members * outputs, inputs)
-            stack = GradientStack(len(linears_together), rows, shape, dtype, transposed=True)
-            slots |= zip(linears_together, stack.slots(), strict=True)
+            add(linears_together, members * outputs, inputs, transposed=True)
     return slots
 
 
-def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
-    """For the matrices of banks of one shape, but for those of projections."""
+def _grouped_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
+    """For the matrices of banks of one shape, but for those of projections and of feed-forward experts."""
     alike: dict[Any, list[nn.Module]] = {}
 
     def add(linear: Any, top_k: int, gathered: Gathered | None = None, summed: bool = False) -> None:
@@ -166,18 +174,45 @@ def grouped_gradient_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> d
         elif _is(part, MixtureOfHeads):
             add(part.queries, part.router.config.top_k, "inputs")
             add(part.out, part.router.config.top_k)
-        elif _is(part, RoutedFeed):
-            if part.shared is None:  # else the rows that both read lie where the shared part needs them
-                add(first_linear(part.bank), part.router.config.top_k, "inputs", summed=True)
-            add(part.bank.out, part.router.config.top_k, "gradients")
     slots: dict[nn.Module, GradientSlot] = {}
-    for (shape, biased, top_k, gathered), linears in alike.items():
-        rows = row_bound(tokens, top_k, shape[0], TILE)
-        if GROUPED_ROWS // rows < 2:
-            continue
-        for some in _chunks(linears, GROUPED_ROWS // rows):
-            stack = GroupedGradientStack(len(some), rows, shape, dtype, biased, gathered, tokens)
-            slots |= zip(some, stack.slots(), strict=True)
+    for ((experts, width, outputs), biased, top_k, gathered), linears in alike.items():
+        rows = row_bound(tokens, top_k, experts, TILE)
+        for some in _banks_together(linears, rows):
+            inputs = StackedRows(len(some), tokens if gathered else rows, width, dtype)
+            gradients = StackedRows(len(some), rows, outputs, dtype)
+            slots |= _slots(some, GroupedGradientStack(experts, inputs, gradients, biased, gathered))
+    return slots
+
+
+def _routed_feed_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
+    """For the matrices of feed-forward experts, and of the shared part beside them.
+
+    Experts and shared part read the same rows, and the gradient of their sum is that of either.
+    """
+    alike: dict[Any, list[Any]] = {}
+    for _, part in _parts(layers):
+        if _is(part, RoutedFeed):
+            feeds = nn.ModuleList(feed for feed in (part.bank, part.shared) if feed is not None)
+            shapes = tuple((name, parameter.shape) for name, parameter in feeds.named_parameters())
+            alike.setdefault((part.router.config.top_k, shapes), []).append(part)
+    slots: dict[nn.Module, GradientSlot] = {}
+    for (top_k, _), parts in alike.items():
+        bank, shared = parts[0].bank, parts[0].shared
+        (experts, width, inner), hidden = first_linear(bank).weight.shape, bank.out.weight.shape[1]
+        rows = row_bound(tokens, top_k, experts, TILE)
+        for some in _banks_together(parts, rows):
+            stacked = partial(StackedRows, len(some), dtype=dtype)
+            inputs, gradients, biased = stacked(tokens, width), stacked(tokens, width), bank.out.bias is not None
+            up = GroupedGradientStack(experts, inputs, stacked(rows, inner), gathered="inputs")
+            out = GroupedGradientStack(experts, stacked(rows, hidden), gradients, biased, "gradients")
+            slots |= _slots([first_linear(part.bank) for part in some], up)
+            slots |= _slots([part.bank.out for part in some], out)
+            if shared is not None:
+                (shared_inner, _), shared_hidden = first_linear(shared).weight.shape, shared.out.weight.shape[1]
+                up_beside = GradientStack(inputs, stacked(tokens, shared_inner))
+                out_beside = GradientStack(stacked(tokens, shared_hidden), gradients)
+                slots |= _slots([first_linear(part.shared) for part in some], up_beside)
+                slots |= _slots([part.shared.out for part in some], out_beside)
     return slots
 
 
@@ -250,6 +285,16 @@ def _router_of(part: Any) -> Any:
     if _is(part, ProjectStage):
         return part.experts.router
     return getattr(part, "router", None)
+
+
+def _slots(matrices: list[Any], stack: GradientStack) -> dict[nn.Module, GradientSlot]:
+    return dict(zip(matrices, stack.slots(), strict=True))
+
+
+def _banks_together(banks: list[T], rows: int) -> Iterable[list[T]]:
+    """The banks of each stack, where each bank has so many rows; none where a single one fills the device."""
+    together = GROUPED_ROWS // rows
+    return _chunks(banks, together) if together > 1 else ()
 
 
 def _chunks(items: list[T], size: int) -> Iterable[list[T]]:

@@ -4,7 +4,7 @@ Each function computes what the sparse forward of the module it is named after c
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ def parallel_layer(
     attended = _attend(bank, normed, dispatch, context)
     norm = Norm(
         block.feed_norm.eps, isinstance(block.feed_norm, LayerNorm), probability, context.seed(block, probability),
-        context.grouped_slots.get(first_linear(block.feed)), context.grouped_slots.get(bank.out), deferred,
+        context.slots.get(first_linear(block.feed)), context.slots.get(bank.out), deferred,
     )  # fmt: skip
     if stream.shape[1] <= MAX_WIDTH:
         cast = context.casts[bank.out.weight]
@@ -99,7 +99,7 @@ def parallel_layer(
         rows, normed = AddNormRows.apply(stream, delta, dispatch.permutation, norm)
     base = Base(rows, probability, context.seed(block, probability, 1))
     fed = _grouped_feed(block.feed, normed, dispatch, context, base)
-    slot = None if probability else context.grouped_slots.get(block.feed.out)
+    slot = None if probability else context.slots.get(block.feed.out)
     return UncombinedRows(fed, dispatch.weights, dispatch.permutation, slot), None, (dispatch.routing,)
 
 
@@ -126,14 +126,14 @@ def routed_attention_sublayer(
         stream, pending, norm, part.router, bank.qkv, context, reads_normed=True, permute_on_side=True
     )
     rows = grouped_linear(bank.out, _attend(bank, normed, dispatch, context), dispatch, context, gather=False)
-    return stream, PendingAdd(combine_rows(rows, dispatch, context.grouped_slots.get(bank.out))), (dispatch.routing,)
+    return stream, PendingAdd(combine_rows(rows, dispatch, context.slots.get(bank.out))), (dispatch.routing,)
 
 
 def routed_feed_sublayer(
     stream: Tensor, pending: PendingAdd | None, norm: Any, part: Any, context: PassContext
 ) -> Sublayer:
     """Of `RoutedFeed`."""
-    reader = first_linear(part.bank if part.shared is None else part.shared)
+    reader, out_slot = first_linear(part.bank), context.slots.get(part.bank.out)
     stream, normed, dispatch = add_norm_route(
         stream, pending, norm, part.router, reader, context, reads_normed=True, permute_on_side=part.shared is not None
     )
@@ -143,9 +143,9 @@ def routed_feed_sublayer(
     delta = CombinedFeed.apply(
         normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
         None if shared is None else shared.delta, dispatch.permutation, kind, gated,
-        context.grouped_slots.get(first_linear(part.bank)), context.grouped_slots.get(part.bank.out),
+        context.slots.get(reader), out_slot,
     )  # fmt: skip
-    return stream, PendingAdd(delta) if shared is None else replace(shared, delta=delta), (dispatch.routing,)
+    return stream, PendingAdd(delta, None if shared is None else shared.bias, out_slot), (dispatch.routing,)
 
 
 def add_norm_route(
@@ -181,7 +181,7 @@ def add_norm_route(
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
     config = NormRouteConfig(
         norm.eps, centred, reads_normed, router.config.top_k, router.config.renormalise, context.sums_of(router),
-        context.slots.get(reader) or context.grouped_slots.get(reader), slot, dropout, seed, deferred,
+        context.slots.get(reader), slot, dropout, seed, deferred,
     )  # fmt: skip
     rest = (*vectors, *_scores_of(router), router.balance, config)
     if isinstance(stream, UncombinedRows):
@@ -257,7 +257,7 @@ def _attend(bank: Any, normed: Tensor, dispatch: Dispatch, context: PassContext)
     return AttendRouted.apply(
         qkv.view(len(normed), bank.stack, 3, bank.heads, bank.head_dim), permutation.source,
         permutation.sequence_offsets, permutation.routed, scale, probability, context.seed(bank, probability),
-        bank.window, None, folded.bias, context.sums_of(bank.qkv), slot, context.grouped_slots.get(bank.out),
+        bank.window, None, folded.bias, context.sums_of(bank.qkv), slot, context.slots.get(bank.out),
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def grouped_linear(layer: Any, rows: Tensor, dispatch: Dispatch, context: PassCo
     weight, bias = layer.rows()
     return GroupedLinear.apply(
         rows, weight, context.casts[layer.weight], bias, dispatch.permutation, gather,
-        context.grouped_slots.get(layer),
+        context.slots.get(layer),
     )  # fmt: skip
 
 
@@ -283,8 +283,8 @@ def _grouped_feed(
     base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
     return GroupedFeed.apply(
         rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows,
-        dispatch.permutation, kind, gated, base is None, dropout, seed, context.grouped_slots.get(first_linear(bank)),
-        context.grouped_slots.get(bank.out),
+        dispatch.permutation, kind, gated, base is None, dropout, seed, context.slots.get(first_linear(bank)),
+        context.slots.get(bank.out),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from braidlm.kernels.depths.choice import Choice, choose_tokens, plain_choose_to
 from braidlm.kernels.depths.enter import Enter, EnterConfig, plain_enter
 from braidlm.kernels.depths.merge import Merge, MergeConfig, plain_merge
 from braidlm.kernels.depths.predict import Predict, plain_predict
-from braidlm.kernels.gradient_stacks import GradientStack
+from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.add import AddDelta
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.side_stream import use_side_stream
@@ -122,7 +122,8 @@ def test_the_router_equals_torch(stacked: bool, device: str, dtype: torch.dtype)
         slot, rows = None, stream
         with use_side_stream(side):
             if stacked:
-                (slot,) = GradientStack(1, tokens, weight.shape, dtype).slots()
+                inputs, gradients = (StackedRows(1, tokens, size, dtype) for size in (WIDTH, len(weight)))
+                (slot,) = GradientStack(inputs, gradients).slots()
                 rows = slot.input.copy_(stream)
             cast = weight.detach().to(dtype)
             scores, probabilities, chosen, _ = Predict.apply(rows, scales, weight, cast, *vectors, places, slot)

@@ -10,6 +10,7 @@ from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stre
 from sorted_rows import choices, matrices, permuted
 from torch import Tensor
 
+from braidlm.kernels.gradient_stacks import StackedRows
 from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.permutation import Permutation, permute
@@ -72,9 +73,9 @@ def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: t
         slots: list[Any] = [None] * 3
         with use_side_stream(side):
             if stacked:
-                shape = (experts, hidden, width)
-                stack = GroupedGradientStack(3, permutations[0].rows, shape, dtype, True, "gradients", tokens)
-                slots = list(stack.slots())
+                inputs = StackedRows(3, permutations[0].rows, hidden, dtype)
+                gradients = StackedRows(3, tokens, width, dtype)
+                slots = list(GroupedGradientStack(experts, inputs, gradients, True, "gradients").slots())
             stream = rows
             for index, permutation in enumerate(permutations):
                 up, out = ups[index], outs[index]

@@ -162,7 +162,7 @@ def weight_gradients(
     tokens = len(first.row_of_choice)
     assert input_rows == (tokens if gathered == "inputs" else first.rows)
     assert gradient_rows == (tokens if gathered == "gradients" else first.rows)
-    layout = layout or _default_layout(inputs, outputs, rows.dtype)
+    layout = layout or _default_layout(inputs, outputs, rows.dtype, gathered, layers)
     left, right = (outputs, inputs) if layout.transposed else (inputs, outputs)
     m, n, k = fit_blocks(layout.blocks, left, right, first.tile)
     products = triton.cdiv(left, m * layout.parts) * triton.cdiv(right, n)
@@ -185,7 +185,10 @@ def weight_gradients(
         sum_splits(parts.view(layers, splits, matrices), results)
 
 
-def _default_layout(inputs: int, outputs: int, dtype: torch.dtype) -> WeightLayout:
+def _default_layout(
+    inputs: int, outputs: int, dtype: torch.dtype, gathered: Gathered | None, layers: int
+) -> WeightLayout:
+    """The fastest layout on an H200. Of the sums that gather, only those over banks of 384-248 channels were timed."""
     if dtype == torch.float32:
         return WeightLayout(FLOAT32_BLOCKS)
     transposed = inputs > outputs
@@ -193,9 +196,14 @@ def _default_layout(inputs: int, outputs: int, dtype: torch.dtype) -> WeightLayo
     columns = next(n for n in (256, 128, 64) if wide % n == 0 or n == 64)
     if narrow % 192 == 0:
         return WeightLayout(Blocks(64, columns, 64, 8, 3), 3, transposed)
-    if wide < LARGE:
+    if wide >= LARGE:
+        return WeightLayout(Blocks(128, min(columns, 128), 64, 8, 3), 1, transposed)
+    if gathered is None:
         return WeightLayout(Blocks(64, 128, 64, 4, 3), 2)
-    return WeightLayout(Blocks(128, min(columns, 128), 64, 8, 3), 1, transposed)
+    # Triton gives loads whose addresses are loaded too half as many buffers as there are stages: here three.
+    if layers > 1 and narrow >= 128 and wide >= 256:
+        return WeightLayout(Blocks(128, 256, 64, 8, 5))
+    return WeightLayout(Blocks(64, 128, 64, 4, 5), 2)
 
 
 def _splits(programs: int, steps: int, device: torch.device) -> int:
