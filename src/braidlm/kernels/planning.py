@@ -192,11 +192,11 @@ def _routed_feed_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[
     alike: dict[Any, list[Any]] = {}
     for _, part in _parts(layers):
         if _is(part, RoutedFeed):
-            feeds = nn.ModuleList(feed for feed in (part.bank, part.shared) if feed is not None)
-            shapes = tuple((name, parameter.shape) for name, parameter in feeds.named_parameters())
-            alike.setdefault((part.router.config.top_k, shapes), []).append(part)
+            shapes = [first_linear(feed).weight.shape for feed in (part.bank, part.shared) if feed is not None]
+            kind = (part.router.config.top_k, type(part.bank), part.bank.out.bias is None, *shapes)
+            alike.setdefault(kind, []).append(part)
     slots: dict[nn.Module, GradientSlot] = {}
-    for (top_k, _), parts in alike.items():
+    for (top_k, *_), parts in alike.items():
         bank, shared = parts[0].bank, parts[0].shared
         (experts, width, inner), hidden = first_linear(bank).weight.shape, bank.out.weight.shape[1]
         rows = row_bound(tokens, top_k, experts, TILE)
