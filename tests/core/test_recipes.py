@@ -150,11 +150,41 @@ def test_a_misspelled_override_is_found_by_strict_decoding(root: Path) -> None:
     assert "model.stages[0].block: unknown key 'layer'. Did you mean 'layers'?" in str(caught.value)
 
 
-@pytest.mark.parametrize("override", ["steps", "steps=[1", "=3", "~nothing", "model.stages[9].block=1"])
+@pytest.mark.parametrize("override", ["steps", "steps=[1", "=3", "+steps=3", "~models@model"])
 def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) -> None:
     text = refused("tiny/gpt2", override)
     assert text.startswith(f"{root / 'tiny' / 'gpt2.yaml'}: this recipe cannot be composed: ")
-    assert text.endswith(f"\nOverrides are written key=value; given were: {override}")
+    assert text.endswith(f"\nOverrides are written key=value, or ~key to remove one; given were: {override}")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("~no.such.key", "there is no key 'no'. There are: label, model, steps."),
+        ("~model.widht", "there is no key 'widht' in 'model'. Did you mean 'width'?"),
+        ("~model.widht=8", "there is no key 'widht' in 'model'. Did you mean 'width'?"),
+        ("~model.stages[0].blok", "there is no key 'blok' in 'model.stages[0]'. Did you mean 'block'?"),
+        ("~steps.more", "'steps' is 10 and has no keys"),
+        ("~model.stages[0]", "an element of a list cannot be removed; write the list anew: model.stages=[...]"),
+        ("~model.stages[2]", "'model.stages' is a list of 2 and has no [2]"),
+        ("model.stages[9].block=1", "'model.stages' is a list of 2 and has no [9]"),
+    ],
+)
+def test_an_override_of_what_is_not_there_names_what_is(root: Path, override: str, problem: str) -> None:
+    assert refused("tiny/gpt2", override) == f"{root / 'tiny' / 'gpt2.yaml'}: {override}: {problem}"
+
+
+def test_all_overrides_of_what_is_not_there_are_told_at_once(root: Path) -> None:
+    text = refused("tiny/gpt2", "~stepz", "model.width=4", "~model.widht", "~steps")
+    assert [line.rsplit(": ", 1)[1] for line in text.split("\n")] == [
+        "there is no key 'stepz'. Did you mean 'steps'?",
+        "there is no key 'widht' in 'model'. Did you mean 'width'?",
+    ]
+
+
+def test_a_key_inside_of_a_list_is_removed(root: Path) -> None:
+    data = compose_recipe("tiny/gpt2", ["~model.stages[0].block.layers"])
+    assert data["model"]["stages"] == [{"block": {}}, "block"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Recipes: YAML files found by name, composed by Hydra with `key=value` overrides, then decoded strictly elsewhere."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -9,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.overrides import as_hydra, missing, needs_what_it_names, quoted
 from braidlm.core.reading import MAX_YAML_BYTES, check_yaml, read_bytes, read_text
 
 ALLOW_ENVIRONMENT = "BRAID_ALLOW_ENV"
 """The environment variable that lets recipes read others."""
 MAX_INTERPOLATIONS = 2000
 """How often `${...}` is resolved while a recipe is composed."""
-_PLAIN_OVERRIDE = re.compile(r"^([A-Za-z_][\w.\[\]-]*)=(.*)$", re.DOTALL)
 _HYDRA_RAISES = (ValueError, TypeError, AttributeError, KeyError, AssertionError, OSError, RecursionError)
-_INDEX, _DOTTED = re.compile(r"\[(\d+)\]"), r".\1"
 
 
 def recipe_root() -> Path:
@@ -81,6 +79,7 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     # Hydra and OmegaConf raise plain errors of many kinds for values in places where they expect others.
     except (HydraException, OmegaConfBaseException, *_HYDRA_RAISES) as error:
         _check_environment(variables, path)
+        _raise_missing(name, overrides or [], path)
         first = (str(error).strip() or str(error.__cause__)).split("\n")[0]
         if isinstance(error, RecursionError):
             first = "its defaults lists or interpolations lead in a circle"
@@ -193,30 +192,19 @@ def _check_environment(variables: list[str], path: Path) -> None:
 
 def hydra_overrides(overrides: list[str] | None) -> list[str]:
     """Overrides as Hydra needs them, with Braid's own recipes in the search path."""
-    return [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]", *map(_force, overrides or [])]
+    return [f"hydra.searchpath=[{quoted(f'file://{recipe_root()}')}]", *map(as_hydra, overrides or [])]
 
 
-def quoted(text: str) -> str:
-    """A text as a quoted value in Hydra's override grammar."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _force(override: str) -> str:
-    """`key=value` may set what the file leaves to its default; strict decoding then finds misspelled keys.
-
-    Hydra would refuse such a key and advise `+key`, which it then accepts whatever the spelling. Choices of a
-    defaults group (`/models@model=...`) and explicit `+`, `++`, `~` are passed on unchanged. An element of a list is
-    written as our errors write it, `stages[2]`, where Hydra says `stages.2`.
-    """
-    plain = _PLAIN_OVERRIDE.match(override)
-    if plain is None:
-        return override
-    key, value = plain.groups()
-    return f"++{_INDEX.sub(_DOTTED, key)}={value}"
+def _raise_missing(name: str, overrides: list[str], path: Path) -> None:
+    """Tell every key that an override needs and the recipe does not have."""
+    kept = [override for override in overrides if not needs_what_it_names(override)]
+    if len(kept) < len(overrides):
+        recipe = compose_recipe(name, kept)
+        if problems := list(filter(None, (missing(override, recipe) for override in overrides))):
+            raise BraidError("\n".join(problems), str(path))
 
 
 def _hint(overrides: list[str] | None) -> str | None:
     if not overrides:
         return None
-    return f"Overrides are written key=value; given were: {' '.join(overrides)}"
+    return f"Overrides are written key=value, or ~key to remove one; given were: {' '.join(overrides)}"

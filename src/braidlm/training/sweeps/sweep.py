@@ -23,7 +23,8 @@ from omegaconf import OmegaConf
 from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import make_folder, write_json
-from braidlm.core.recipes import find_recipe, hydra_overrides, quoted, resolved
+from braidlm.core.overrides import quoted
+from braidlm.core.recipes import find_recipe, hydra_overrides, resolved
 from braidlm.training.recipe import load_recipe
 from braidlm.training.run_folder import check_folder
 from braidlm.training.sweeps.run_record import FAILURES, RunRecord, has_runs, read_runs
