@@ -115,3 +115,29 @@ def test_what_kernels_cannot_read_is_not_ready(device: str) -> None:
     trained[0].grad = None
     assert not fused.ready
     assert not FusedStep.serves([optimizer, optim.SGD(trained)])
+
+
+@pytest.mark.parametrize("with_gradients", [True, False], ids=["", "without gradients"])
+def test_factors_are_read_in_each_step(with_gradients: bool, device: str) -> None:
+    """Of a matrix and of a bank; where nothing else changes the weights, to the last bit."""
+    ours, theirs = parameters(SHAPES, device), parameters(SHAPES, device)
+    our_muon, their_muon = (
+        BatchedMuon(trained, lr=torch.tensor(0.02, device=device), weight_decay=0.0, dtype=torch.float32)
+        for trained in (ours, theirs)
+    )
+    factor = torch.ones((), device=device)
+    fused = FusedStep([our_muon], {ours[0]: factor, ours[2]: factor})
+    for step in range(4):
+        for trained in (ours, theirs):
+            give_gradients(trained, seed=step + 1)
+            for parameter in trained:
+                parameter.grad = parameter.grad if with_gradients else torch.zeros_like(parameter)
+        if fused.ready:
+            factor.fill_(1 - 0.1 * step)
+            fused.step(None)
+            torch._foreach_mul_([theirs[0].data, theirs[2].data], factor)
+        else:
+            our_muon.step()
+        their_muon.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **({"atol": 1e-5, "rtol": 1e-5} if with_gradients else {"atol": 0, "rtol": 0}))

@@ -1,9 +1,10 @@
 """Clipping and torch's AdamW in one pass over memory, on the state that torch's optimizer keeps.
 
-The reference is `clip_grads_with_norm_` followed by `optimizer.step()`. The optimizer stays torch's own: its state is
-updated in place, so that checkpoints do not change.
+The reference is `clip_grads_with_norm_`, a product of the weights with their factors, and `optimizer.step()`. The
+optimizer stays torch's own: its state is updated in place, so that checkpoints do not change.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import triton.language as tl
 from torch import Tensor, optim
 
 from braidlm.kernels.optimizers.address_table import AddressTable
+from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import chunks_of, clip_factor
 
 BLOCK, WARPS = 4096, 8
-COLUMNS = 7
-"""Of the table: addresses of weight, gradient, both moments, learning rate and step, and the number of elements."""
+COLUMNS = 8
+"""Of the table: addresses of weight, gradient, both moments, learning rate, step and factor of the weight, and the
+number of elements."""
 
 
 @triton.jit
@@ -36,7 +39,7 @@ def _adamw(  # type: ignore[no-untyped-def]
         weights, gradients = tl.multiple_of(weights, 16), tl.multiple_of(gradients, 16)
         exp_avgs, exp_avg_sqs = tl.multiple_of(exp_avgs, 16), tl.multiple_of(exp_avg_sqs, 16)
     lr = tl.load(tl.load(entry + 4).to(tl.pointer_type(tl.float32)))
-    size = tl.load(entry + 6)
+    size = tl.load(entry + 7)
     if ALIGNED:
         size = tl.multiple_of(size, 4)
     mask = offsets < size
@@ -49,7 +52,8 @@ def _adamw(  # type: ignore[no-untyped-def]
     weight = tl.load(weights + offsets, mask=mask, other=0.0)
     exp_avg = tl.load(exp_avgs + offsets, mask=mask, other=0.0)
     exp_avg_sq = tl.load(exp_avg_sqs + offsets, mask=mask, other=0.0)
-    weight *= 1.0 - lr * tl.load(decays + index)
+    factor = tl.load(tl.load(entry + 6).to(tl.pointer_type(tl.float32)))
+    weight *= (1.0 - lr * tl.load(decays + index)) * factor
     exp_avg += (1.0 - BETA1) * (gradient - exp_avg)
     exp_avg_sq = BETA2 * exp_avg_sq + (1.0 - BETA2) * gradient * gradient
     weight -= (lr / correction1) * exp_avg / (tl.sqrt(exp_avg_sq) / correction2 + eps)
@@ -61,13 +65,14 @@ def _adamw(  # type: ignore[no-untyped-def]
 class FusedAdamW:
     """The steps of one optimizer whose learning rates are tensors on the device."""
 
-    def __init__(self, optimizer: optim.AdamW):
+    def __init__(self, optimizer: optim.AdamW, factors: Mapping[Tensor, Tensor]):
         self.optimizer = optimizer
         self.groups = [group for group in optimizer.param_groups for _ in group["params"]]
         self.parameters: list[Any] = [p for group in optimizer.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.table = AddressTable(len(self.parameters), COLUMNS, device)
         self.decays = torch.tensor([float(group["weight_decay"]) for group in self.groups], device=device)
+        self.factors = factors_of(self.parameters, factors)
         self.chunks = chunks_of(self.parameters, BLOCK)
 
     def counts(self) -> list[Tensor | None]:
@@ -78,8 +83,8 @@ class FusedAdamW:
         """Update the parameters by gradients that are scaled down if the norm is above `clip`."""
         states = [self.optimizer.state[p] for p in self.parameters]
         rows = [
-            [*(t.data_ptr() for t in (p, p.grad, s["exp_avg"], s["exp_avg_sq"], group["lr"], s["step"])), p.numel()]
-            for group, p, s in zip(self.groups, self.parameters, states, strict=True)
+            [*(t.data_ptr() for t in (p, p.grad, s["exp_avg"], s["exp_avg_sq"], group["lr"], s["step"], f)), p.numel()]
+            for group, p, s, f in zip(self.groups, self.parameters, states, self.factors, strict=True)
         ]
         aligned = all(value % 16 == 0 for row in rows for value in row[:4]) and all(row[-1] % 4 == 0 for row in rows)
         group = self.optimizer.param_groups[0]

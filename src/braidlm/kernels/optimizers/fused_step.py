@@ -1,9 +1,9 @@
 """Clipping and the steps of all of a model's optimizers, by few passes over memory.
 
-The reference is `clip_grad_norm_` followed by `step()` of each optimizer.
+The reference is `clip_grad_norm_`, a product of the weights with their factors, and `step()` of each optimizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ FUSED: dict[type, Any] = {optim.AdamW: FusedAdamW, BatchedMuon: FusedMuon}
 class FusedStep:
     """The steps of optimizers whose learning rates are tensors on the device."""
 
-    def __init__(self, optimizers: Sequence[optim.Optimizer]):
+    def __init__(self, optimizers: Sequence[optim.Optimizer], factors: Mapping[Tensor, Tensor] | None = None):
+        """`factors` are numbers on the device; each step multiplies the parameter by its own before the update."""
         self.optimizers = optimizers
-        self.parts = [FUSED[type(optimizer)](optimizer) for optimizer in optimizers]
+        self.parts = [FUSED[type(optimizer)](optimizer, factors or {}) for optimizer in optimizers]
         parameters = [p for part in self.parts for p in part.parameters]
         self.norm = GradientNorm(parameters)
         self.side = SideStream(parameters[0].device) if parameters[0].is_cuda else None

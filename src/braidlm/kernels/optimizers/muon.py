@@ -1,9 +1,10 @@
 """Clipping and Muon for all matrices of a model: a pass before the products, the products, and a pass after them.
 
-The reference is `clip_grads_with_norm_` followed by the step of BatchedMuon, whose momentum is updated in place.
+The reference is `clip_grads_with_norm_`, a product of the weights with their factors, and the step of BatchedMuon,
+whose momentum is updated in place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +14,16 @@ from torch import Tensor
 
 from braidlm.kernels.optimizers.address_table import AddressTable
 from braidlm.kernels.optimizers.batched_muon import SMALLEST_NORM, BatchedMuon, lr_ratio
+from braidlm.kernels.optimizers.factors import factors_of
 from braidlm.kernels.optimizers.gradient_norm import clip_factor
 from braidlm.kernels.optimizers.newton_schulz import NewtonSchulz
 
 TILE, WARPS = 64, 4
 """Rows and columns that a program reads; blocks of the products are made of whole tiles."""
-COLUMNS = 8
-"""Of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, and in the stack of all
-matrices the offset and the length of rows, negative for a matrix that is stored transposed."""
+COLUMNS = 9
+"""Of the table: addresses of weight, gradient, momentum and learning rate, rows and columns, in the stack of all
+matrices the offset and the length of rows, negative for a matrix that is stored transposed, and the address of the
+weight's factor."""
 
 
 @triton.jit
@@ -85,19 +88,20 @@ def _scales(sums, ends, scales, smallest, BLOCK: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    table, tiles, factors, stack, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr
+    table, tiles, ratios, stack, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr
 ):
-    """Weights take a step in the direction that the stack holds, and decay; `factors` are the rate's: ratio, decay."""
+    """Weights take a step in the direction that the stack holds, and decay; `ratios` of the rate: step, decay."""
     index, entry, row, column, offsets, mask, begin, stride = _tile(table, tiles, ALIGNED, COLUMNS, TILE)
     weights = _address(entry, ALIGNED) + offsets
     lr = tl.load(tl.load(entry + 3).to(tl.pointer_type(tl.float32)))
-    ratio, decay = tl.load(factors + 2 * index), tl.load(factors + 2 * index + 1)
+    ratio, decay = tl.load(ratios + 2 * index), tl.load(ratios + 2 * index + 1)
+    factor = tl.load(tl.load(entry + 8).to(tl.pointer_type(tl.float32)))
     weight = tl.load(weights, mask=mask, other=0.0)
     if stride < 0:
         direction = tl.trans(tl.load(stack + begin - column[:, None] * stride + row[None, :]))
     else:
         direction = tl.load(stack + begin + row[:, None] * stride + column[None, :])
-    weight = weight * (1.0 - lr * decay) - lr * ratio * direction.to(tl.float32)
+    weight = weight * ((1.0 - lr * decay) * factor) - lr * ratio * direction.to(tl.float32)
     tl.store(weights, weight, mask=mask)
 
 
@@ -124,15 +128,16 @@ class Matrix(NamedTuple):
 class FusedMuon:
     """The steps of one optimizer whose learning rates are tensors on the device."""
 
-    def __init__(self, optimizer: BatchedMuon):
+    def __init__(self, optimizer: BatchedMuon, factors: Mapping[Tensor, Tensor]):
         self.optimizer = optimizer
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self.matrices = list(_matrices(optimizer))
         device = self.parameters[0].device
         self.newton_schulz = NewtonSchulz([matrix.shape for matrix in self.matrices], device)
         self.table = AddressTable(len(self.matrices), COLUMNS, device)
-        factors = [(lr_ratio(m.parameter, m.group["adjust_lr_fn"]), m.group["weight_decay"]) for m in self.matrices]
-        self.factors = torch.tensor(factors, dtype=torch.float32, device=device)
+        ratios = [(lr_ratio(m.parameter, m.group["adjust_lr_fn"]), m.group["weight_decay"]) for m in self.matrices]
+        self.ratios = torch.tensor(ratios, dtype=torch.float32, device=device)
+        self.factors = factors_of([matrix.parameter for matrix in self.matrices], factors)
         tiles, ends = self._tiles()
         self.tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
         self.ends = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -166,18 +171,18 @@ class FusedMuon:
         _scales[(len(scales),)](sums, self.ends, scales, SMALLEST_NORM, 128, num_warps=1)
         stack = self.newton_schulz.run(stack, scales, group["ns_steps"])
         _update[(len(self.tiles),)](
-            table, self.tiles, self.factors, stack, aligned, COLUMNS, TILE, num_warps=WARPS
+            table, self.tiles, self.ratios, stack, aligned, COLUMNS, TILE, num_warps=WARPS
         )  # fmt: skip
 
     def _rows(self) -> list[list[int]]:
         rows = []
-        for matrix, place in zip(self.matrices, self.newton_schulz.places, strict=True):
+        for matrix, place, factor in zip(self.matrices, self.newton_schulz.places, self.factors, strict=True):
             parameter, group, first = matrix
             assert parameter.grad is not None
             tensors = (parameter, parameter.grad, self.optimizer.state[parameter]["momentum_buffer"])
             addresses = [tensor.data_ptr() + first * tensor.element_size() for tensor in tensors]
             stride = -place.columns if matrix.is_tall else place.columns
-            rows.append([*addresses, group["lr"].data_ptr(), *matrix.shape, place.offset, stride])
+            rows.append([*addresses, group["lr"].data_ptr(), *matrix.shape, place.offset, stride, factor.data_ptr()])
         return rows
 
 

@@ -108,7 +108,7 @@ class Stepper:
             self.run = torch.compile(self.objective, dynamic=False)
         self.optimizer: Optimizer = optimizers.build(config.optimizer, objective, trained.matrices(), self.use_graph)
         is_fused = self.use_graph and FusedStep is not None and FusedStep.serves(self.optimizer.parts)
-        self.fused = FusedStep(self.optimizer.parts) if is_fused else None
+        self.fused = FusedStep(self.optimizer.parts, self.optimizer.decay_factors) if is_fused else None
         self.nothing = torch.zeros((), device=rank.device)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.dropout_scale = 1.0
@@ -289,7 +289,6 @@ class Stepper:
         """Shorten the gradients to `clip` and let the optimizer step; gives their length before."""
         longest = self.config.clip
         if self.fused is not None and self.fused.ready:
-            self.optimizer.decay_weights()
             return self.fused.step(longest)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
         # On a GPU the comparison would wait for the device, so there the product with 1 is simply computed.

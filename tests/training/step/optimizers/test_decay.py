@@ -84,6 +84,26 @@ def test_at_a_constant_rate_it_is_the_decay_of_the_optimizer(kind: str) -> None:
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_decay_as_the_optimizer_does(kind: str) -> None:
+    fused_step = pytest.importorskip("braidlm.kernels.optimizers.fused_step", reason="it needs Triton")
+    models = [tiny_model(), tiny_model()]
+    options = config(kind, lr=0.01, weight_decay=10.0, decay_schedule={"kind": "linear", "final": 0.0}).optimizer
+    ours, theirs = (optimizers.build(options, model, TrainableBraid(model).matrices(), True) for model in models)
+    fused = fused_step.FusedStep(ours.parts, ours.decay_factors)
+    for step in range(3):
+        for model, optimizer in zip(models, (ours, theirs), strict=True):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.begin_step(step / 3)
+            optimizer.set_rate(0.001 * (step + 1))
+        fused.step(None) if fused.ready else ours.step()
+        theirs.step()
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
 def test_the_factor_keeps_its_memory() -> None:
     """A captured step reads it there."""
     decay = made(tiny_model(), "muon", lr=0.1, weight_decay=1.0, decay_schedule="linear").decay

@@ -68,13 +68,14 @@ class Optimizer:
         if self.decay is not None:
             self.decay.begin_step(share)
 
-    def decay_weights(self) -> None:
-        """The decay that has a schedule of its own; otherwise the parts decay their weights themselves."""
-        if self.decay is not None:
-            self.decay.apply()
+    @property
+    def decay_factors(self) -> dict[Tensor, Tensor]:
+        """What the next step multiplies weights by whose decay has a schedule of its own; parts decay the others."""
+        return {} if self.decay is None else dict.fromkeys(self.decay.parameters, self.decay.factor)
 
     def step(self) -> None:
-        self.decay_weights()
+        if self.decay is not None:
+            self.decay.apply()
         for part in self.parts:
             part.step()
 
