@@ -21,6 +21,7 @@ from braidlm.training.amounts import Pace, never_read, repetition
 from braidlm.training.averaging import WeightAverage, averages
 from braidlm.training.distill.distillation import make_distillation
 from braidlm.training.distill.teachers import Teacher
+from braidlm.training.lengths import length_at, shares_of_lengths
 from braidlm.training.monitoring.progress import Progress, progress_note
 from braidlm.training.monitoring.reporter import Reporter
 from braidlm.training.monitoring.tracking import Tracker
@@ -90,8 +91,9 @@ class Trainer:
         self.progress = Progress()
         self.rate = 0.0
         # A chunk's tokens see half of it on average, and all of the memory.
-        seen = recipe.data.length + 2 * recipe.memory
-        flops = trained.flops_per_token(seen) * recipe.data.length // self.loader.length  # pauses cost too
+        lengths = shares_of_lengths(training.lengths, recipe.data.length)
+        mean = sum(share * trained.flops_per_token(length + 2 * recipe.memory) for share, length in lengths)
+        flops = round(mean * recipe.data.length / self.loader.length)  # pauses cost too
         self.reporter = Reporter(recipe, trained, data, rank, self.dtype, self.stepper.extra, self.average, flops)
         self.saved_at: int | None = None
         self.recorded: int | None = None
@@ -195,6 +197,7 @@ class Trainer:
         before, share = self.progress, self.progress.share(self.budget)
         self.stepper.scale_dropout(self.dropout_schedule(share))
         self.stepper.scale_temperature(self.temperature_schedule(int(share * TEMPERATURE_LEVELS) / TEMPERATURE_LEVELS))
+        self.stepper.cut_rows(length_at(self.recipe.training.lengths, share))
         batch = self.loader.next_batch(share, self._left("words"), self._left("tokens"))
         self.progress = before.plus(batch.token_count, batch.word_count)
         self.rate = self.learning_rate(before, self.progress)

@@ -31,6 +31,7 @@ from braidlm.model.routing.losses import check_losses
 from braidlm.training.amounts import Amount, Pace
 from braidlm.training.averaging import averages
 from braidlm.training.distill.config import DistillConfig
+from braidlm.training.lengths import ShorterRows, check_lengths
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.extra_losses import extra_losses
 from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
@@ -71,6 +72,9 @@ class TrainingConfig:
     """Sequences per process in one forward pass."""
     accumulation: Rows = 1
     """Forward passes per optimizer step."""
+    lengths: list[ShorterRows] = field(default_factory=list)
+    """Shorter sequences at first: `[{until: 0.5, length: 128}]` cuts every sequence of the data into rows of 128 tokens
+    until half of the training is done. A step has the same tokens, so that batch and rate need not change."""
     optimizer: Annotated[Choice, PartOf(optimizers, "adamw")] = field(
         default_factory=lambda: Choice("adamw", OptimizerConfig())
     )
@@ -223,6 +227,12 @@ class Recipe:
             self._check_decoder()
         elif self.training.precision == "pure_bf16":
             raise BraidError("training.precision: pure_bf16 is for decoders; Braid's models train in float32 or bf16")
+        check_lengths(self.training.lengths, self.data.length)
+        if self.training.lengths and self.memory:
+            raise BraidError(
+                "training.lengths: rows with a memory of the text before them keep their length",
+                todo="Leave out training.lengths, or the memory (data.chunking=consecutive, training.memory).",
+            )
         if self.data.pauses and self.training.distill is not None and self.training.distill.top_k is not None:
             raise BraidError(
                 "training.distill.top_k stores what teachers say of text without pauses",

@@ -93,7 +93,7 @@ class StoredDistillation(Distillation):
         # A replayed step needs them in their place. They are no buffers, which data parallelism would make equal.
         self.ids = torch.zeros(shape, dtype=torch.int32, device=model.device)
         self.logs = torch.zeros(shape, device=model.device)
-        self.next_row = 0
+        self.next_token = 0
 
     def read_batch(self, batch: Batch) -> Batch:
         ids, logs = np.empty(self.ids.shape, np.int32), np.empty(self.logs.shape, np.float32)
@@ -105,14 +105,14 @@ class StoredDistillation(Distillation):
             tensor = torch.from_numpy(read)
             # A copy of memory that is not pinned would wait for the step before it.
             place.copy_(tensor.pin_memory() if place.is_cuda else tensor, non_blocking=True)
-        self.next_row = 0
+        self.next_token = 0
         return batch
 
     def soft_targets(self, inputs: Tensor) -> TopTokens:
-        return TopTokens(*self._next(len(inputs)), self.text_weight, self.factor)
+        return TopTokens(*self._next(inputs), self.text_weight, self.factor)
 
     def evaluator(self, done: TrainingPass) -> Evaluator:
-        ids, logs = self._next(len(done.inputs))
+        ids, logs = self._next(done.inputs)
         real, temperature = done.labels != IGNORED, self.config.temperature
 
         def evaluate(rows: Tensor, part: slice) -> Tensor:
@@ -121,10 +121,11 @@ class StoredDistillation(Distillation):
 
         return evaluate
 
-    def _next(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Those of a micro-batch; they come in the order of a step's rows."""
-        begin, self.next_row = self.next_row, self.next_row + rows
-        return self.ids[begin : self.next_row], self.logs[begin : self.next_row]
+    def _next(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of a micro-batch [batch, time]; they come in the order of a step's tokens, whatever their rows."""
+        begin, self.next_token = self.next_token, self.next_token + inputs.numel()
+        here, shape = slice(begin, self.next_token), (*inputs.shape, -1)
+        return self.ids.flatten(0, 1)[here].view(shape), self.logs.flatten(0, 1)[here].view(shape)
 
 
 def hidden_difference(own: Tensor, other: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ class Stepper:
         self.has_dropout, self.records_dropout = bool(dropouts), any(m.is_recorded for m in dropouts)
         self.balanced = {router.address: router for router in routers(model) if _is_balanced(router)}
         self.growing = [router for router in routers(model) if router.opening is not None]
+        self.row_length: int | None = None
         self.temperature_scale = 1.0
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
@@ -140,9 +141,14 @@ class Stepper:
         return None if lowered is None or (taught and not lowered.serves_head) else lowered
 
     def _check_taken_rows(self, given: dict[str, ExtraLoss] | None) -> None:
-        """Rows that see both ways have no memory of the text before, and teachers read forward."""
+        """Rows that see both ways have no memory of the text before, teachers read forward, and rows are counted."""
         takers = [name for name, loss in self.extra.items() if loss.taken_rows]
-        for other, is_there in (("training.memory", self.memory is not None), ("training.distill", bool(given))):
+        others = {
+            "training.memory": self.memory is not None,
+            "training.distill": bool(given),
+            "training.lengths": bool(self.config.lengths),
+        }
+        for other, is_there in others.items():
             if takers and is_there:
                 what = f"the loss '{takers[0]}' and {other} do not go together"
                 raise BraidError(what, "training.losses", "Leave out one of them.")
@@ -163,6 +169,9 @@ class Stepper:
         """
         self.optimizer.set_rate(rate)
         self.steps += 1
+        if self.row_length is not None:
+            inputs, labels = inputs.reshape(-1, self.row_length), labels.reshape(-1, self.row_length)
+            continues = None
         goes_on = np.zeros(len(inputs), np.int64) if continues is None else continues.astype(np.int64)
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
             report = self._replay(inputs, labels, goes_on, count)
@@ -190,6 +199,13 @@ class Stepper:
         scale_temperature(self.model, scale)
         if self.has_temperature:
             self._record_again()
+
+    def cut_rows(self, length: int | None) -> None:
+        """Train rows of this length in place of whole sequences; a captured step is recorded again."""
+        if length == self.row_length:
+            return
+        self.row_length = length
+        self._record_again()
 
     def open_modules(self, share: float) -> None:
         """Open modules that were inserted this far, in place: a captured step reads it."""

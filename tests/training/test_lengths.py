@@ -1,0 +1,109 @@
+"""Shorter sequences at first: the same tokens in more rows, whole ones after, and a run that goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
+
+from braidlm.core.errors import BraidError
+from braidlm.training.amounts import Amount
+from braidlm.training.lengths import ShorterRows, length_at, shares_of_lengths
+from braidlm.training.recipe import TrainingConfig, decode_recipe
+from braidlm.training.step.parallel import Rank
+from braidlm.training.step.step import Stepper
+from braidlm.training.train import train
+from braidlm.training.trainables.braid_model import TrainableBraid
+from tiny_models import tiny_model
+
+PARTS = [{"until": 0.25, "length": 8}, {"until": 0.75, "length": 16}]
+
+
+def recipe(stories: Path, out: Path, parts: list[dict[str, Any]] = PARTS, **changes: Any) -> dict[str, Any]:
+    training = {"lengths": parts, **changes.pop("training", {})}
+    return tiny_recipe({"stories": stories}, out, training=training, **changes)
+
+
+def test_parts_of_the_training_have_their_lengths() -> None:
+    parts = [ShorterRows(0.25, 8), ShorterRows(0.75, 16)]
+    assert [length_at(parts, share) for share in (0.0, 0.24, 0.25, 0.74, 0.75, 1.0)] == [8, 8, 16, 16, None, None]
+    assert shares_of_lengths(parts, 32) == [(0.25, 8), (0.5, 16), (0.25, 32)]
+    assert shares_of_lengths([], 32) == [(1.0, 32)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_step_of_cut_rows_is_one_of_short_sequences(accumulation: int) -> None:
+    tokens = np.random.default_rng(0).integers(1, tiny_model().config.vocab_size, (4, 17))
+    inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    reports = []
+    for length in (4, 16):
+        config = TrainingConfig(budget=Amount(1), batch=4 // accumulation, accumulation=accumulation)
+        stepper = Stepper(TrainableBraid(tiny_model()), config, Rank(0, 1, torch.device("cpu")), torch.float32)
+        stepper.cut_rows(length)
+        cut = stepper.step(inputs, labels, labels.size, 1e-2)
+        whole = Stepper(TrainableBraid(tiny_model()), config, Rank(0, 1, torch.device("cpu")), torch.float32)
+        plain = whole.step(inputs.reshape(-1, length), labels.reshape(-1, length), labels.size, 1e-2)
+        assert torch.equal(cut.loss, plain.loss)
+        assert torch.equal(cut.gradient_norm, plain.gradient_norm)
+        reports.append(cut.loss.item())
+    assert reports[0] != reports[1]  # less text is before a token
+
+
+def test_the_lengths_of_a_run(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int | None] = []
+    cut_rows = Stepper.cut_rows
+
+    def watched(self: Stepper, length: int | None) -> None:
+        lengths.append(length)
+        cut_rows(self, length)
+
+    monkeypatch.setattr(Stepper, "cut_rows", watched)
+    run = train(recipe(stories, tmp_path / "run"))
+    assert lengths == [8] * 3 + [16] * 6 + [None] * 3
+    assert run.progress.tokens == 12 * 4 * 32
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(recipe(stories, tmp_path / "whole"))
+    stopped_after(6, monkeypatch, recipe(stories, tmp_path / "parts"))
+    parts = train(recipe(stories, tmp_path / "parts"))
+    assert weight_bytes(parts.model) == weight_bytes(whole.model)
+    assert records(parts.folder) == records(whole.folder)
+
+
+def test_a_student_reads_what_was_stored_of_its_tokens(stories: Path, tmp_path: Path) -> None:
+    """Stored targets of short rows are those of the same tokens: with the teachers' all, they equal running them."""
+    teacher = train(tiny_recipe({"stories": stories}, tmp_path / "teacher"))
+    found = []
+    for top_k in (None, 300):
+        distill = {"teachers": [str(teacher.model)], "weight": 1.0, "top_k": top_k}
+        parts = [{"until": 1.0, "length": 32}]  # the teacher reads whole sequences for what is stored
+        changes = {"distill": distill, "budget": "2 steps"}
+        data = {"cache": str(tmp_path / "cache")}
+        found.append(train(recipe(stories, tmp_path / f"student-{top_k}", parts, training=changes, data=data)))
+    one, two = ([line["loss"] for line in records(run.folder, "train")] for run in found)
+    assert one == pytest.approx(two, rel=1e-3)
+    short = {"distill": {"teachers": [str(teacher.model)], "top_k": 16}}
+    train(recipe(stories, tmp_path / "short", training=short, data={"cache": str(tmp_path / "cache")}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": [{"until": 0.5, "length": 7}]}, "32 tokens, do not make rows of 7"),
+        ({"parts": [{"until": 0.5, "length": 8}, {"until": 0.5, "length": 16}]}, "must end after the one before"),
+        ({"parts": [{"until": 0, "length": 8}]}, "until"),
+        ({"data": {"chunking": "consecutive"}}, "rows with a memory"),
+    ],
+)
+def test_lengths_that_cannot_be(stories: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BraidError, match=message):
+        decode_recipe(recipe(stories, tmp_path / "run", **changes))
+
+
+def test_rows_that_a_loss_takes_keep_their_length(stories: Path, tmp_path: Path) -> None:
+    losses = {"losses": [{"masked": {"share": 0.5}}]}
+    with pytest.raises(BraidError, match=r"'masked' and training.lengths do not go together"):
+        train(recipe(stories, tmp_path / "run", training=losses))
