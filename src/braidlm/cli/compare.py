@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     recipe_help = "a recipe's name (see `braid list recipes`) or FILE.yaml; or a folder of runs, which are not trained"
     add("recipe", metavar="RECIPE", help=recipe_help)
-    add("overrides", nargs="*", metavar="RECIPE|key=value", help="the others, and changes to all recipes")
+    add("overrides", nargs="*", default=[], metavar="RECIPE|key=value", help="the others, and changes to all recipes")
     add("--out", metavar="DIR", default="runs/compare", help="the folder of the runs and the page (runs/compare)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add("--fresh", action="store_true", help="remove what the run folders hold and start over")

@@ -5,6 +5,7 @@ import argparse
 from braidlm.cli.numbers import number
 from braidlm.cli.settings import add_settings, common_options, options_of
 from braidlm.core import console
+from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Seed
 
 HELP = "make a new model of one: gate, select, insert, prune, share, factorize, quantize, sparsify, upcycle, withdraw"
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.edits.edit import edits, load_edits
 
     load_edits()
-    kinds = parser.add_subparsers(dest="edit", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="edit", metavar="KIND")
     common = common_options(default=argparse.SUPPRESS)
     for name in edits:
         sub = kinds.add_parser(name, help=edits[name].about, description=edits[name].about, parents=[common])
@@ -41,8 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Edit as the arguments say."""
-    from braidlm.edits.edit import edit
+    from braidlm.edits.edit import edit, edits
 
+    if args.edit is None:
+        raise BraidError(
+            "there is no kind of edit", todo=f"Name one: {', '.join(edits)}. `braid edit --help` says what each does."
+        )
     folder = edit(args.edit, **options_of(args, "edit"))
     console.show_json({"model": folder, "source": args.model})
     if folder is not None:

@@ -15,13 +15,15 @@ Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", help=", ".join(WHAT))
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=", ".join(WHAT))
     parser.add_argument(
         "--data", metavar="DIR", help="tasks: the folder in which their data is looked for (default BRAID_DATA or data)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.what is None:
+        raise BraidError("there is nothing to list", todo=f"Say what: {', '.join(WHAT)}.")
     if args.what not in WHAT:
         raise BraidError(f"there is no list of '{args.what}'.{did_you_mean(args.what, WHAT)}")
     collect, display = WHAT[args.what]

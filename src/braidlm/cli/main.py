@@ -112,11 +112,27 @@ def _unknown_verb(argv: list[str]) -> str | None:
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The arguments; `key=value` may also follow an option, where argparse does not look for positionals."""
     args, extra = parser.parse_known_args(argv)
-    if extra and (not hasattr(args, "overrides") or any(word.startswith("-") for word in extra)):
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    unknown = next((word.split("=")[0] for word in extra if word.startswith("-")), None)
+    if unknown is not None:
+        own = _deepest(parser, argv)
+        near = did_you_mean(unknown, [option for option in own._option_string_actions if option.startswith("--")])
+        console.error(
+            [f"{own.prog}: there is no option '{unknown}'.{near}", f"`{own.prog} --help` says what each does."]
+        )
+        raise SystemExit(2)
+    if extra and not hasattr(args, "overrides"):
+        _deepest(parser, argv).error(f"unrecognized arguments: {' '.join(extra)}")
     if extra:
         args.overrides = [*args.overrides, *extra]
     return args
+
+
+def _deepest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.ArgumentParser:
+    """The parser of a command line's verb, or of the kind of edit."""
+    for word in argv:
+        kinds = next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
+        parser = parser if kinds is None else kinds.choices.get(word, parser)
+    return parser
 
 
 if __name__ == "__main__":

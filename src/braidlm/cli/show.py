@@ -25,7 +25,11 @@ MEMORY = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("x", metavar="X", help="a recipe's name or file, or a model, run, study or data folder")
     parser.add_argument(
-        "overrides", nargs="*", metavar="X|key=value", help="others to compare it with, and changes to recipes"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="X|key=value",
+        help="others to compare it with, and changes to recipes",
     )
     parser.add_argument(
         "--length", type=number(Length), metavar="N", help="tokens per text for FLOPs (default: the context)"

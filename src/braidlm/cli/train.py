@@ -11,7 +11,9 @@ HELP = "train a model, or run a whole study, as a recipe says; the same command 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (see `braid list recipes`) or FILE.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes, e.g. training.batch=16 seed=2")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes, e.g. training.batch=16 seed=2"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     parser.add_argument("--fresh", action="store_true", help="remove what the run folder holds and start over")
     parser.add_argument("--multirun", action="store_true", help="one run for each combination of key=a,b,c")
