@@ -170,7 +170,7 @@ def test_a_model_of_another_shape(
     assert f"error: {first.model}: the model to start from has another shape: " in answer.err
     assert "model.width was 16 and is 32" in answer.err
     assert "model.stages[0].block.attention.heads was 2 and is 4" in answer.err
-    assert "Leave out `model` to use the folder's own architecture." in answer.err
+    assert "Leave out `model` to use the folder's own architecture; `~model` on" in answer.err
     answer = braid("train", recipe, "~model", f"start_from={first.model}", "data.length=64")
     assert "data.length is 64 and the model's context only 32" in answer.err
     other = tmp_path / "other"

@@ -162,5 +162,5 @@ def _what_next(composition: Composition, folder: Path) -> str:
     return (
         f"The fresh parts ({fresh}) are not trained yet: train them with "
         f"`braid train RECIPE start_from={folder}` on text of every path's kind. "
-        f"Then `braid routes {folder}` shows who goes where."
+        "Then `braid routes RUN` shows who goes where."
     )

@@ -202,7 +202,7 @@ def _meaning(tally: Tally) -> str:
     assert best is not None
     assert best.p_value is not None
     if best.p_value * len(tally.read) > 0.05:
-        return "no more than chance gives"
+        return "which so few texts may give by chance"
     if (best.information or 0.0) > 0.5 * (best.domain_entropy or 0.0):
         return "so the path says much about what a text is"
     return "more than chance gives, and far from all"

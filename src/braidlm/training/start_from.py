@@ -79,7 +79,7 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
             raise BraidError(
                 "the model to start from has another shape: " + listed(changed),
                 where,
-                "Leave out `model` to use the folder's own architecture.",
+                "Leave out `model` to use the folder's own architecture; `~model` on the command line removes it.",
             )
         config.architecture = wanted.architecture
     check_length(config.max_position_embeddings, loaded.recipe.data.length)
