@@ -54,6 +54,7 @@ VALUES: dict[str, list[Any]] = {
     "new": [["expert_3"], ["path_2"]],
     "join": ["add", "routed"],
     "router": [{}],
+    "stacked": ["with_experts", False],
     "scaling": [{"kind": "yarn", "factor": 4.0, "original_context": 256}],
 }
 """By the option's name, where its type does not tell; anything else is found by `alternatives`."""
@@ -62,6 +63,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "activation": {"hidden": 8},
     "new": {"top_k": 1},
     "share": {"layers": 2},
+    "stacked": {"feed": {"experts": 3}},
 }
 """By the name of an option of a stage, experts, a router or a join, what it needs beside it."""
 SCALARS: dict[Any, list[Any]] = {

@@ -20,6 +20,7 @@ from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
 from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
+STACKED_EXPERTS = {"stacked": "with_experts", "feed": {"experts": {"names": 3, "shared": 8}}}
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "block"): [{}, {"layers": 3}],
     ("stage", "mixture_of_depths"): [
@@ -41,6 +42,14 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("stage", "parallel"): [
         {"paths": 3, "layers": 2},
         {"paths": 3, "layers": 2, "stacked": False},
+        {"paths": 3, "layers": 2, **STACKED_EXPERTS},
+        {
+            "paths": 2,
+            "layers": 2,
+            "stacked": "with_experts",
+            "feed": {"experts": {"names": 4, "router": {"compute": "sparse", "balance_rate": 0.01}}},
+            "share": {"kind": "feeds", "lora": 2},
+        },
         {"paths": ["a"]},
         {"paths": {"a": {"width": 8}, "b": {"attention": {"heads": 2}}}, "layers": 2},
         {"paths": {"a": {"depth": 3}, "b": {"depth": 1}}, "layers": 2},
@@ -140,6 +149,12 @@ WHOLE: dict[str, dict[str, Any]] = {
         "stages": [{"parallel": {"paths": {"b": {"width": 16}, "a": {"width": 8}}, "layers": 2, "join": "concat"}}],
         "norm": {"kind": "per_path", "paths": [{"name": "b", "width": 16}, {"name": "a", "width": 8}]},
         "head": {"kind": "average", "paths": [{"name": "b", "width": 16}, {"name": "a", "width": 8}]},
+    },
+    "averaged with experts": {
+        "width": 16,
+        "stages": [{"parallel": {"paths": ["b", "a"], "join": "concat", **STACKED_EXPERTS}}],
+        "norm": {"kind": "per_path", "paths": HALVES},
+        "head": {"kind": "average", "paths": HALVES},
     },
     "tied bytes": {"embedding": {"kind": "bytes", "width": 8}, "head": {"kind": "bytes_parallel", "width": 8}},
     "mixed stages": {

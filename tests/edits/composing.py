@@ -35,6 +35,15 @@ PAPAFORMER = {
         "feed": {"kind": "swiglu", "hidden": 40, "learned_beta": True},
     },
 }
+EXPERTS = {
+    "block": {
+        "feed": {
+            "kind": "swiglu",
+            "hidden": 8,
+            "experts": {"names": 3, "shared": 8, "router": {"losses": {"switch": 0.1}}},
+        }
+    }
+}
 
 RECIPE: dict[str, Any] = {
     "seed": 3,

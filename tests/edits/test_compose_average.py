@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import GPT2, PAPAFORMER, TOKENIZER, VOCABULARY, blocks, double, ids, parallel_stage, saved_path
+from composing import EXPERTS, GPT2, PAPAFORMER, TOKENIZER, VOCABULARY, blocks, double, ids, parallel_stage, saved_path
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache
@@ -25,17 +25,10 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from tiny_models import tiny_model
 
-EXPERTS = {
-    "block": {
-        "feed": {
-            "kind": "swiglu",
-            "hidden": 8,
-            "experts": {"names": 3, "shared": 8, "router": {"losses": {"switch": 0.1}}},
-        }
-    }
-}
 LAYER_NORM = {"norm": {"kind": "layer", "bias": False}}
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
+SHARED = {"stages": [{"block": {"layers": 3, "share": "blocks"}}]}
+ATTENTION_EXPERTS = {"block": {"attention": {"heads": 2, "experts": 3}}}
 CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "two": ([{}, {}], True),
     "three": ([{}, {}, {}], True),
@@ -48,8 +41,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "one tied, one not": ([{}, {"tie_embeddings": False}], True),
     "biases": ([BIASED, BIASED], True),
     "dense and experts": ([{}, EXPERTS], False),
+    "experts": ([EXPERTS, EXPERTS, EXPERTS], True),
+    "experts and shared layers": ([{**EXPERTS, **blocks(3)}, {**EXPERTS, **SHARED}], True),
+    "experts of attention": ([ATTENTION_EXPERTS, ATTENTION_EXPERTS], False),
     "windows": ([{"block": {"attention": {"heads": 2, "window": 3}}}, {}], False),
-    "shared layers": ([{"stages": [{"block": {"layers": 3, "share": "blocks"}}]}, blocks(3)], True),
+    "shared layers": ([SHARED, blocks(3)], True),
 }
 Case = tuple[list[Path], Path, bool]
 

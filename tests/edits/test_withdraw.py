@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import GPT2, TOKENIZER, blocks, double, ids, saved_path
+from composing import EXPERTS, GPT2, TOKENIZER, blocks, double, ids, saved_path
 from safetensors.torch import load_file
 
 from braidlm.core.errors import BraidError
@@ -21,6 +21,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "learned positions": [GPT2, GPT2, GPT2],
     "biases": [BIASED, BIASED, BIASED],
     "two shapes": [{}, {}, {"width": 24}],
+    "experts": [EXPERTS, EXPERTS, EXPERTS],
     "depths": [blocks(3), blocks(2), blocks(2)],
 }
 

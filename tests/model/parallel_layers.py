@@ -1,5 +1,6 @@
 """Models with a parallel stage, its first layer, and the conversion of stacked weights to a module per path."""
 
+import re
 from typing import Any
 
 import torch
@@ -28,6 +29,28 @@ def first_layer(
     return layer, hidden, span, layer.outputs(hidden, span)[0]
 
 
+def experts(count: int, shared: int | None = None, feed: dict[str, Any] | None = None, **router: Any) -> dict[str, Any]:
+    """Feed-forward experts without routing losses, which are computed in float32."""
+    bank = {"names": count, "shared": shared, "router": {"losses": {}, **router}}
+    return {"stacked": "with_experts", "feed": {"hidden": 12, **(feed or {}), "experts": bank}}
+
+
+def both_forms(options: dict[str, Any], count: int, **architecture: Any) -> tuple[BraidForCausalLM, BraidForCausalLM]:
+    """A model whose paths are stacked, and one with the same weights and a module for each path."""
+    own = {key: options[key] for key in ("width", "depth") if key in options}
+    stage = {key: value for key, value in options.items() if key not in (*own, "stacked")}
+    names = [f"path_{number + 1}" for number in range(count)]
+    untied = {"tie_embeddings": False} if "to" in options else {}
+    stacked, plain = (
+        path_model(architecture=architecture | untied, **stage, paths=dict.fromkeys(names, own), stacked=on)
+        for on in (options.get("stacked", True), False)
+    )
+    assert all(layer.stack is not None for layer in stacked.model.stages[0].layers)
+    assert all(layer.paths is not None for layer in plain.model.stages[0].layers)
+    plain.load_state_dict(unstacked(stacked.state_dict(), names))
+    return stacked, plain
+
+
 def unstacked(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     """Weights (or gradients) of stacked paths with the names and shapes of a model with a module per path."""
     result: dict[str, Tensor] = {}
@@ -35,6 +58,13 @@ def unstacked(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]
         before, part, after = _split_key(key)
         if not part:
             result[key] = tensor
+            continue
+        if router := re.fullmatch(r"(.+\.router)\.([^.]+)\.(.+)", after):  # each path has its own
+            result[f"{before}.paths.{router[2]}.{router[1]}.{router[3]}"] = tensor
+            continue
+        if ".feed.bank." in key:  # a bank of all paths' experts
+            banks = zip(names, tensor.chunk(len(names)), strict=True)
+            result |= {f"{before}.paths.{name}.{after}": own for name, own in banks}
             continue
         for name, own in zip(names, tensor, strict=True):
             new_key = f"{before}.paths.{name}.{after}" if part == "stack" else f"{before}.enter.{name}.{after}"

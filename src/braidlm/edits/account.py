@@ -14,6 +14,7 @@ from braidlm.core.errors import BraidError
 OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "as it is": lambda parts: parts[0],
     "side by side": lambda parts: torch.cat(parts, dim=-1),
+    "one after another": torch.cat,
     "stacked": torch.stack,
     "stacked, transposed": lambda parts: torch.stack([part.t() for part in parts]),
     "added up": lambda parts: torch.stack(parts).sum(0),

@@ -68,6 +68,7 @@ def _parallel(
     stage: dict[str, Any] = {
         "layers": layers,
         "join": encode(join),
+        "stacked": "with_experts" if any(_has_experts(path) for path in paths) else True,
         "paths": [{"name": p.name, "width": p.width, "depth": p.depth, **p.options} for p in paths],
     }
     narrow = paths[0].width
@@ -81,6 +82,10 @@ def _parallel(
         note = f"the join has a residual, so that a projection after the last layer grows the stream to {width}"
         return [project, {"parallel": stage}, {"project": {"to": width}}], [note]
     return [project, {"parallel": {**stage, "to": width}}], []
+
+
+def _has_experts(path: PathShape) -> bool:
+    return any(part.get("experts") is not None for part in path.options.values() if isinstance(part, dict))
 
 
 def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:

@@ -1,11 +1,13 @@
 """The origin of every tensor of a composed model: which tensors of which paths it is made of."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of
 from braidlm.edits.path_models import PathShape
+from braidlm.model.feed.routed_stack import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead, MixtureHead
@@ -90,10 +92,10 @@ def _layer(
     here = {path.name: [path.blocks[i] for i in blocks_in_layer(path.depth, layers, index)] for path in paths}
     if layer.stack is not None:
         for number, block in enumerate(layer.stack):
-            blocks = [here[path.name][number] for path in paths]
-            for name, operation in _stacked_tensors(block):
-                saved = [path.saved(f"{own}.{name}") for path, own in zip(paths, blocks, strict=True)]
-                parts = parts_of([path.name for path in paths], saved)
+            for name in block.state_dict():
+                owners, own, operation = _in_stack(block, name, paths)
+                saved = [path.saved(f"{here[path.name][number]}.{own}") for path in owners]
+                parts = parts_of([path.name for path in owners], saved)
                 yield f"{address}.stack.{number}.{name}", Derived(parts, operation)
     if layer.paths is not None:
         for path in paths:
@@ -108,9 +110,14 @@ def _layer(
             yield from ((f"{fresh.module}.{name}", fresh) for name in module.state_dict())
 
 
-def _stacked_tensors(block: nn.Module) -> Iterator[tuple[str, str]]:
-    """The tensors of a stack of blocks, and the operation that makes each of those of single blocks."""
-    for name in block.state_dict():
-        owner, _, own = name.rpartition(".")
-        is_matrix = own == "weight" and isinstance(block.get_submodule(owner), StackedLinear)
-        yield name, "stacked, transposed" if is_matrix else "stacked"
+def _in_stack(block: Any, name: str, paths: Sequence[PathShape]) -> tuple[Sequence[PathShape], str, str]:
+    """Of a tensor of a stack of blocks: whose it is, its name in a single block, and what it is made by."""
+    routed = isinstance(block.feed, RoutedFeedStack)
+    if routed and name.startswith("feed.bank."):
+        return paths, name, "one after another"
+    if routed and name.startswith("feed.router."):
+        member, _, own = name.removeprefix("feed.router.").partition(".")
+        return [path for path in paths if path.name == member], f"feed.router.{own}", "as it is"
+    owner, _, own = name.rpartition(".")
+    is_matrix = own == "weight" and isinstance(block.get_submodule(owner), StackedLinear)
+    return paths, name, "stacked, transposed" if is_matrix else "stacked"

@@ -26,6 +26,10 @@ from braidlm.model.routing.stacked import StackedLinear
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
 """The tensors whose columns are those of all models side by side."""
 ONE_ROW_EACH = ("head.bias", "head.mixture.bias")
+OF_ROUTER = re.compile(r".+\.stack\.\d+\.feed\.router\..+")
+"""Every model in a stack has routers of its own."""
+OF_EXPERTS = re.compile(r"(?P<feed>.+\.stack\.\d+\.feed)\.bank\..+")
+"""The experts of all models in a stack are one bank, those of each model one after another."""
 
 
 @edits.register("withdraw")
@@ -102,7 +106,7 @@ def _config(source: Source, left: Sequence[str]) -> BraidConfig:
     for choice, built in zip(architecture["stages"], source.plain.model.model.stages, strict=True):
         stage = choice["parallel"]
         stage["paths"] = [path for path in stage["paths"] if path["name"] in left]
-        stage["stacked"] = stage["stacked"] and built.layers[0].stack is not None  # tensors keep their names
+        stage["stacked"] = built.layers[0].stack is not None and stage["stacked"]  # tensors keep their names
     active = None if source.config.paths is None else [name for name in source.config.paths if name in left] or None
     ids = {name: getattr(source.config, name) for name in TOKEN_IDS}
     return BraidConfig(
@@ -113,12 +117,19 @@ def _config(source: Source, left: Sequence[str]) -> BraidConfig:
 def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]) -> Derived:
     if name in SIDE_BY_SIDE:
         return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
-    if name in ONE_ROW_EACH or (name in source.plain.tensors and ".stack." in name):
-        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept))
-    if name in source.plain.tensors:
-        return Derived((Part(SOURCE, name),))
-    # Of a stack one model is left, which has modules of its own.
+    if name in source.plain.tensors and (".stack." not in name or OF_ROUTER.fullmatch(name)):
+        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept) if name in ONE_ROW_EACH else None)
+    # A stack of which one model is left becomes that model's own modules.
     stacked = re.sub(rf"\.paths\.{re.escape(left[0])}\.", ".stack.", name)
+    if routed := OF_EXPERTS.fullmatch(stacked):
+        experts = source.plain.model.get_submodule(routed["feed"]).experts
+        rows = [member * experts + row for member in kept for row in range(experts)]
+        return Derived((Part(SOURCE, stacked),), transform=Transform(partial(_rows, rows), "their experts"))
+    if name in source.plain.tensors:
+        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept))
+    if ".feed.router." in stacked:
+        stacked = stacked.replace(".feed.router.", f".feed.router.{left[0]}.")
+        return Derived((Part(SOURCE, stacked),))
     owner = source.plain.model.get_submodule(stacked.rpartition(".")[0])
     is_matrix = stacked.endswith(".weight") and isinstance(owner, StackedLinear)
     take = Transform(partial(_member, is_matrix), "transposed" if is_matrix else "")
@@ -127,6 +138,10 @@ def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[in
 
 def _columns(columns: Sequence[int], tensor: Tensor) -> Tensor:
     return tensor[:, list(columns)]
+
+
+def _rows(rows: Sequence[int], tensor: Tensor) -> Tensor:
+    return tensor[list(rows)]
 
 
 def _member(transposed: bool, rows: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """One transformer layer: attention and feed-forward, each with a norm before it and a residual around it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -37,13 +38,14 @@ class BlockConfig:
 class Block(nn.Module):
     """Pre-norm residual block, width in = width out; with `stack`, that many blocks of one shape computed as one."""
 
-    def __init__(self, config: BlockConfig, width: int, stack: int | None = None):
+    def __init__(self, config: BlockConfig, width: int, stack: int | None = None, members: Sequence[str] = ()):
+        """`members` are the names of the paths in a stack, which the records of routers in it carry."""
         super().__init__()
         self.config = config
         self.attention_norm = norms.build(config.norm, width, **stack_kwargs(stack))
         self.attention = attention_part(config.attention, width, config.dropout.attention, stack)
         self.feed_norm = norms.build(config.norm, width, **stack_kwargs(stack))
-        self.feed = feed_part(config.feed, width, stack)
+        self.feed = feed_part(config.feed, width, stack, members)
         self.drop = Dropout(config.dropout.residual)
         set_rates(self, config.dropout)
         if config.dropout.feed and not any(getattr(part, "kind", None) == "feed" for part in self.feed.modules()):
@@ -70,9 +72,12 @@ class Block(nn.Module):
         return rows + self.drop(feed_output)
 
 
-def can_stack(config: BlockConfig) -> bool:
+def can_stack(config: BlockConfig, with_experts: bool = False) -> bool:
     """Whether every part of the block can be stacked; experts and parts of other packages may not be."""
-    if any(getattr(part.options, "experts", None) is not None for part in (config.attention, config.feed)):
+    if getattr(config.attention.options, "experts", None) is not None:
+        return False
+    experts = getattr(config.feed.options, "experts", None)
+    if experts is not None and (not with_experts or experts.router.new):  # of inserted modules some rows are trained
         return False
     chosen: list[tuple[Registry, Choice]] = [(norms, config.norm), (attentions, config.attention), (feeds, config.feed)]
     return all(getattr(registry[choice.kind], "stackable", False) for registry, choice in chosen)

@@ -52,9 +52,10 @@ def body_of(reached: frozenset[str]) -> str:
 
 
 def names_in(value: Any) -> frozenset[str]:
-    """Every text in a configuration, as a key or as a value."""
+    """Every text in a configuration, as a key or as a value; and both, for parts whose names alone are also keys."""
     if isinstance(value, dict):
-        return frozenset(value) | names_in(list(value.values()))
+        both = frozenset(f"{key}={own}" for key, own in value.items() if isinstance(own, str))
+        return frozenset(value) | both | names_in(list(value.values()))
     if isinstance(value, list):
         return frozenset().union(*map(names_in, value))
     return frozenset({value} if isinstance(value, str) else ())

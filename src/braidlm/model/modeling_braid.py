@@ -26,7 +26,7 @@ from .heads.losses import IGNORED, next_token_loss, shift_labels
 from .initialisation import Initialisation, ModelShape, initialisations
 from .layer_skip import cache_slots, chosen_exit, run_layers, set_dropout
 from .norms import norms
-from .paths.switches import switch_off_modules, use_paths
+from .paths.switches import address_outside_stack, switch_off_modules, use_paths
 from .precision import compute_dtype
 from .record import LayerRecord
 from .routing.losses import routing_loss
@@ -149,7 +149,7 @@ class BraidModel(BraidPreTrainedModel):
                 (".attention.out", ".feed.out", ".bank.out", ".shared.out")
             )
             if hasattr(module, "address"):
-                module.address = name
+                module.address = address_outside_stack(name)
         self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
         self.head_dims = sorted({a.head_dim for a in self.attentions})
         for head_dim in self.head_dims:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_layers import first_layer, path_model, unstacked
+from parallel_layers import both_forms, experts, first_layer, path_model, unstacked
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -48,24 +48,17 @@ STACKS: dict[str, dict[str, Any]] = {
     "normed and residual": {"join": {"kind": "shared_linear", "norm": "layer", "residual": True}},
     "gumbel": {"layers": 2, "join": {"kind": "gumbel_v1", "losses": {"token_entropy": 0.1}}},
     "grows": {"layers": 2, "to": 24},
+    "experts": {"layers": 2, **experts(3, shared=8)},
+    "experts, sparse": {"layers": 2, **experts(5, compute="sparse", renormalise=False, bias=False, top_k=3)},
+    "experts, concat": {"layers": 2, "depth": 4, "join": "concat", "attention": {"heads": 2}, **experts(3, shared=12)},
+    "experts, gumbel, narrow": {"width": 8, "join": "gumbel_v1", **experts(4, compute="sparse")},
+    "experts, router of two layers": experts(3, norm="rms", hidden=6, silent=2),
+    "experts, silent": experts(3, silent=2, renormalise=False),
+    "experts, balanced without a loss": experts(3, balance_rate=0.01, compute="sparse"),
+    "experts, mlp with biases": experts(3, shared=8, feed={"kind": "mlp", "bias": True}),
+    "experts, learned beta": experts(3, feed={"learned_beta": True}, compute="sparse"),
 }
 """Options of a parallel stage of equal paths; width and depth are each path's own."""
-
-
-def both_forms(options: dict[str, Any], count: int, **architecture: Any) -> tuple[BraidForCausalLM, BraidForCausalLM]:
-    """A model whose paths are stacked, and one with the same weights and a module for each path."""
-    own = {key: options[key] for key in ("width", "depth") if key in options}
-    stage = {key: value for key, value in options.items() if key not in own}
-    names = [f"path_{number + 1}" for number in range(count)]
-    untied = {"tie_embeddings": False} if "to" in options else {}
-    stacked, plain = (
-        path_model(architecture=architecture | untied, **stage, paths=dict.fromkeys(names, own), stacked=on)
-        for on in (True, False)
-    )
-    assert all(layer.stack is not None for layer in stacked.model.stages[0].layers)
-    assert all(layer.paths is not None for layer in plain.model.stages[0].layers)
-    plain.load_state_dict(unstacked(stacked.state_dict(), names))
-    return stacked, plain
 
 
 def gradients(model: BraidForCausalLM) -> dict[str, Tensor]:

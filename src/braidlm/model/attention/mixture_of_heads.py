@@ -21,8 +21,8 @@ from ..span import Span
 from .attention import ABSENT, AttentionExpertsConfig, AttentionHeads, attention_banks, attentions
 
 
-@attention_banks.register("shared")
-@attention_banks.register("stream")
+@attention_banks.register("keys=shared")
+@attention_banks.register("keys=stream")
 class MixtureOfHeads(AttentionHeads):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 

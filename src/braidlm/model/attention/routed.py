@@ -23,10 +23,10 @@ def attention_part(choice: Choice, width: int, dropout: float, stack: int | None
     experts = getattr(choice.options, "experts", None)
     if experts is None:
         return attentions.build(choice, width, dropout=dropout, **stack_kwargs(stack))  # type: ignore[no-any-return]
-    return attention_banks[experts.keys](choice, experts, width, dropout)  # type: ignore[no-any-return]
+    return attention_banks[f"keys={experts.keys}"](choice, experts, width, dropout)  # type: ignore[no-any-return]
 
 
-@attention_banks.register("own")
+@attention_banks.register("keys=own")
 class RoutedAttention(nn.Module):
     """The weighted sum of the attentions chosen for each token. They and the router read the normalised stream."""
 

@@ -1,10 +1,11 @@
 """Feed-forward experts: a bank of parts of one shape, of which a router chooses a few for each token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from ..config.registry import Choice
+from ..config.registry import Choice, Registry
 from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
@@ -13,13 +14,18 @@ from ..routing.routing import Routing, Routings
 from ..routing.stacked import stack_kwargs, weighted_sum
 from .feeds import FeedExpertsConfig, feeds
 
+feed_stacks = Registry("stack of experts")
+"""By what a parallel stage says of its stack: a folder has the code of those in its configuration."""
 
-def feed_part(choice: Choice, width: int, stack: int | None) -> nn.Module:
-    """A feed-forward part, or a bank of them with its router."""
+
+def feed_part(choice: Choice, width: int, stack: int | None, members: Sequence[str] = ()) -> nn.Module:
+    """A feed-forward part, or a bank of them with its router; or a stack of either, for these members."""
     experts = getattr(choice.options, "experts", None)
     if experts is None:
         return feeds.build(choice, width, **stack_kwargs(stack))  # type: ignore[no-any-return]
     check_stackable(feeds, choice)
+    if stack is not None:
+        return feed_stacks["with_experts"](choice, experts, width, members)  # type: ignore[no-any-return]
     return RoutedFeed(choice, experts, width)
 
 

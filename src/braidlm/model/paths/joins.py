@@ -46,6 +46,8 @@ class Join(nn.Module):
     Config: Any = JoinConfig
     keeps_paths_separate = False
     """Whether a path reads only its own slice of the stream in the next layer."""
+    chooses_paths = False
+    """Whether it has a router that chooses among the paths before they are computed."""
 
     def __init__(self, config: Any, shape: JoinShape):
         super().__init__()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..config.registry import Choice
 from ..config.strict import PartOf, decode
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
+from ..feed.routed_stack import RoutedFeedStack  # noqa: F401 (it registers itself)
 from ..routing.dispatch import Compute, is_sparse, sort_by_expert
 from ..routing.experts import set_active_share
 from ..routing.router import RouterConfig, TopKRouter
@@ -25,7 +26,6 @@ from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
 from ..stages import Stage, share_weights, sharings, stage_kinds
 from .joins import JoinShape, joins
-from .routed_join import Routed
 
 BLOCK_OPTIONS = {field.name for field in fields(BlockConfig)}
 
@@ -78,8 +78,10 @@ class ParallelStage(Stage):
         """How the paths become one stream after each layer."""
         to: Size | None = None
         """Width after the last layer; by default that of the stage's input (concat: the sum of the paths' widths)."""
-        stacked: bool = True
-        """Whether paths of one shape are computed as a stack; false keeps a module for each, the plain reference."""
+        stacked: bool | Literal["with_experts"] = True
+        """Whether paths of one shape are computed as a stack: those without experts (true), or also those whose
+        feed-forward parts are experts, unless a router chooses among the paths too (with_experts). False keeps a module
+        for each path, the plain reference."""
         share: Annotated[Choice, PartOf(sharings)] | None = None
         """What the blocks of a path share: `feeds`, `attentions` or `blocks`; by default each has its own weights."""
 
@@ -107,7 +109,7 @@ class ParallelStage(Stage):
         self.names, self.join_kind = tuple(path.name for path in config.paths), config.join.kind
         last = config.layers - 1
         self.layers = nn.ModuleList()
-        if isinstance(config.join.options, Routed.Config) and config.join.options.per == "sublayer":
+        if getattr(config.join.options, "per", None) == "sublayer":
             block = _experts_for_paths(config, paths, width)
             self.layers.extend(Block(block, width) for _ in range(config.layers))
             self.width_out = width
@@ -166,8 +168,9 @@ class ParallelLayer(nn.Module):
         self.stack: nn.ModuleList | None = None
         self.paths: nn.ModuleDict | None = None
         self.enter: nn.Module | None = None
-        if config.stacked and len(paths) > 1 and _of_one_shape(paths):
-            self.stack = _blocks(paths[0], counts[0], stack=len(paths))
+        with_experts = config.stacked == "with_experts" and not join_kind.chooses_paths
+        if config.stacked and len(paths) > 1 and _of_one_shape(paths, with_experts):
+            self.stack = _blocks(paths[0], counts[0], self.names)
             self.enter = without_residual(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
         else:
             self.paths = nn.ModuleDict()
@@ -180,11 +183,11 @@ class ParallelLayer(nn.Module):
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or default_width))
         self.width_out: int = self.join.width_out
         self.compute: Compute = getattr(config.join.options, "compute", "dense")
-        if isinstance(self.join, Routed):
+        if self.join.chooses_paths:
             self._set_active_share(config.join.options.top_k / len(paths))
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        if isinstance(self.join, Routed):
+        if self.join.chooses_paths:
             return self._routed(self.join, hidden, span)
         outputs, routings = self.outputs(hidden, span)
         joined, join_routings = self.join(outputs, hidden)
@@ -193,7 +196,7 @@ class ParallelLayer(nn.Module):
     def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
         """The output of each path."""
         if self.stack is not None:
-            return self._stacked_outputs(hidden, span), ()  # stackable parts have no routers
+            return self._stacked_outputs(hidden, span)
         outputs: list[Tensor] = []
         routings: Routings = ()
         for index, (name, stream) in enumerate(zip(self.names, self._read(hidden), strict=True)):
@@ -204,7 +207,7 @@ class ParallelLayer(nn.Module):
             outputs.append(stream)
         return outputs, routings
 
-    def _routed(self, join: Routed, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+    def _routed(self, join: Any, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         """Run the router first, then the chosen blocks only or all of them."""
         routing = join.router(hidden)
         span = span_for_scope(routing, span, join.scope)
@@ -214,13 +217,13 @@ class ParallelLayer(nn.Module):
         joined = join.weigh(outputs, routing)
         return (hidden + joined if join.residual else joined), (*routings, routing)
 
-    def _can_be_sparse(self, join: Routed) -> bool:
+    def _can_be_sparse(self, join: Any) -> bool:
         """Whether only the chosen blocks can be computed: a second block that reads all tokens needs all outputs."""
         if self.stack is None or self.enter is not None or len(join.leave):
             return False
         return len(self.stack) == 1 or (join.scope == "routed" and len(self.stack) > 1)
 
-    def _sparse(self, join: Routed, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
+    def _sparse(self, join: Any, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
         assert self.stack is not None
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
         rows = permutation.gather(hidden.flatten(0, 1))
@@ -230,7 +233,6 @@ class ParallelLayer(nn.Module):
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
 
     def _set_active_share(self, share: float) -> None:
-        assert isinstance(self.join, Routed)
         if not self._can_be_sparse(self.join):
             return
         assert self.stack is not None
@@ -250,21 +252,24 @@ class ParallelLayer(nn.Module):
         assert isinstance(self.enter, nn.ModuleDict)
         return [self.enter[name](hidden) if name in self.enter else hidden for name in self.names]
 
-    def _stacked_outputs(self, hidden: Tensor, span: Span) -> list[Tensor]:
+    def _stacked_outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
         assert self.stack is not None
         if self.reads_own_slice:
             stream = torch.stack(hidden.split(self.widths, dim=-1))
         else:
             stream = hidden[None] if self.enter is None else self.enter(hidden[None])
+        routings: Routings = ()
         for block in self.stack:
-            stream, _ = block(stream, span)
-        return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0))
+            stream, block_routings = block(stream, span)
+            routings += block_routings
+        return list(stream.expand(len(self.names), *stream.shape[1:]).unbind(0)), routings
 
 
-def _blocks(path: SizedPath, count: int, stack: int | None = None) -> nn.ModuleList:
+def _blocks(path: SizedPath, count: int, members: tuple[str, ...] = ()) -> nn.ModuleList:
     """The blocks of a path, or of a stack of paths like it, in one layer."""
+    stack = len(members) or None
     try:
-        return nn.ModuleList(Block(path.config, path.width, stack) for _ in range(count))
+        return nn.ModuleList(Block(path.config, path.width, stack, members) for _ in range(count))
     except BraidError as error:
         raise BraidError(error.what, f"path '{path.config.name}'", error.todo) from error
 
@@ -300,9 +305,9 @@ def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
     return [SizedPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
 
 
-def _of_one_shape(paths: list[SizedPath]) -> bool:
+def _of_one_shape(paths: list[SizedPath], with_experts: bool = False) -> bool:
     first = paths[0]
-    if not can_stack(first.config):
+    if not can_stack(first.config, with_experts):
         return False
     shape = replace(first.config, width=None, depth=None)
     return all(

@@ -20,6 +20,8 @@ class Routed(SameWidthJoin):
     paths and renormalises the top k; every block attends to all tokens; the loss is Switch Transformer's.
     """
 
+    chooses_paths = True
+
     @dataclass
     class Config(RouterConfig):
         residual: bool = False

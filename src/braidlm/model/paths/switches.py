@@ -1,5 +1,6 @@
 """Switches on an existing model: active paths and modules that are switched off, by name."""
 
+import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -58,6 +59,11 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
             raise BraidError("this switches off every module there", part, "Leave at least one of them.")
     for router, inactive in off.items():
         router.inactive = frozenset(inactive)
+
+
+def address_outside_stack(name: str) -> str:
+    """The name of a module; that of a router in a stack of paths is what it would be with a module for each path."""
+    return re.sub(r"\.stack\.(\d+\.\w+)\.router\.([^.]+)$", r".paths.\2.\1.router", name)
 
 
 def _with_paths(model: nn.Module) -> Iterator[Any]:

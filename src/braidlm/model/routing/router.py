@@ -102,13 +102,16 @@ class TopKRouter(nn.Module):
             self.balance = None
 
     def forward(self, hidden: Tensor) -> Routing:
-        all_scores = self.score(hidden)
+        return self.route(self.score(hidden))
+
+    def route(self, all_scores: Tensor, where: str = "") -> Routing:
+        """The choice by scores, [batch, time, choices and silent ones]; an error says `where` they come from."""
         scores_BTN, inactive_N = all_scores[..., : len(self.choices)], None
         if self.opening is not None:
             opening_N = F.pad(self.opening.to(scores_BTN.dtype), (self.old, 0), value=1.0)
             scores_BTN, inactive_N = scores_BTN + opening_N.log(), opening_N == 0
         if self.inactive:
-            off_N = torch.tensor([name in self.inactive for name in self.choices], device=hidden.device)
+            off_N = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
             inactive_N = off_N if inactive_N is None else off_N | inactive_N
             scores_BTN = scores_BTN.masked_fill(off_N, -torch.inf)
         if self.config.silent:
@@ -116,7 +119,7 @@ class TopKRouter(nn.Module):
             probabilities_BTN = all_scores.softmax(-1)[..., : len(self.choices)]
         else:
             probabilities_BTN = scores_BTN.softmax(-1)
-        self._check(probabilities_BTN)
+        self._check(probabilities_BTN, where or self.address)
         ranked_BTN = scores_BTN.detach()
         if self.training and self.config.noise:
             ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
@@ -173,11 +176,11 @@ class TopKRouter(nn.Module):
         if self.balance is not None:
             self.balance += self.config.balance_rate * (load_N.mean() - load_N).sign()
 
-    def _check(self, probabilities_BTN: Tensor) -> None:
+    def _check(self, probabilities_BTN: Tensor, where: str) -> None:
         """On a CPU, where looking costs nothing; on a GPU the training loop looks at the usage."""
         if probabilities_BTN.is_cpu and not torch.compiler.is_compiling() and bool(probabilities_BTN.isnan().any()):
             raise BraidError(
                 "the router's scores are not numbers",
-                self.address or "router",
+                where or "router",
                 "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that.",
             )
