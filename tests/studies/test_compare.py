@@ -183,7 +183,7 @@ def test_a_comparison_that_was_stopped_goes_on(
         ({"data": {"order": "length"}}, "data.order.kind: shuffled in small, length in other"),
         ({"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}, "data.tokenizer.kind: bytes in small, bpe in"),
         ({"data": {"sets": {"stories": RECIPE["data"]["sets"]["stories"]}}}, "in small, nothing in other"),
-        ({"checkpoints": {"every": "100 tokens"}}, "checkpoints.every: steps in small, 100 tokens in other"),
+        ({"checkpoints": {"every": "100 tokens"}}, "checkpoints.every: some steps in small, 100 tokens in other"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

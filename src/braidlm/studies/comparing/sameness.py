@@ -29,7 +29,7 @@ def _what_makes_batches(loaded: LoadedRecipe) -> dict[str, Any]:
     same = {"seed": recipe.seed, "data": data, "training": training, "validation": held_out}
     # A batch is cut where a checkpoint by words or tokens is due; those by steps cut nothing.
     every = recipe.checkpoints.every
-    return same | {"checkpoints": {"every": "steps" if every.unit == "steps" else encode(every)}}
+    return same | {"checkpoints": {"every": "some steps" if every.unit == "steps" else encode(every)}}
 
 
 def _listed(values: Mapping[str, Any]) -> str:
