@@ -193,11 +193,11 @@ def test_whatever_can_be_frozen_may_be_named(tmp_path: Path) -> None:
 UNBUILDABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "each says which model it is": (
         {"whole": {"dense": WHOLE_MODEL | {"width": 9}, "other": WHOLE_MODEL | {"width": 10}}},
-        ["whole.dense: stages.0: width 9 does not divide", "whole.other: rotary positions need an even head size"],
+        ["whole.dense: stages[0]: width 9 does not divide", "whole.other: rotary positions need an even head size"],
     ),
     "a path": (
         {"paths": {"model": PATH_MODEL | {"width": 7}}, "composed": {}},
-        ["paths.model: stages.0: width 7 does not divide into 2 heads"],
+        ["paths.model: stages[0]: width 7 does not divide into 2 heads"],
     ),
     "too large": (
         {"whole": {"dense": WHOLE_MODEL | {"width": 65_536, "stages": [{"block": {"layers": 100}}]}}, "composed": {}},

@@ -367,5 +367,5 @@ def test_a_model_that_cannot_be_made_is_found_before_its_data(braid: Callable[..
     stages = "model.stages=[{parallel: {layers: 1, paths: 4, join: {kind: routed, top_k: 5}}}]"
     answer = braid("train", recipe, "data.sets={stories: {path: nowhere}}", stages)
     assert answer.code == 2
-    assert "stages.0: top_k is 5, and there are only 4 to choose from" in answer.err
+    assert "stages[0]: top_k is 5, and there are only 4 to choose from" in answer.err
     assert "nowhere" not in answer.err

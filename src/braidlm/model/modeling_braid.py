@@ -132,7 +132,7 @@ class BraidModel(BraidPreTrainedModel):
             try:
                 stage = stage_kinds.build(choice, width)
             except BraidError as error:
-                raise BraidError(error.what, error.where or f"stages.{index}", error.todo) from error
+                raise BraidError(error.what, error.where or f"stages[{index}]", error.todo) from error
             width = stage.width_out
             self.stages.append(stage)
         self.width_out: int = width
