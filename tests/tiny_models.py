@@ -58,6 +58,7 @@ class ToyTokenizer:
         self.backend.pre_tokenizer = pre_tokenizers.Whitespace()
         self.backend.add_special_tokens(["<eos>"])
         self.fingerprint = f"toy-{words}"
+        self.beginning: list[int] = []
         self.vocab_size = words + 1
         self.token_bytes: list[bytes | None] = [*(token.encode() for token in vocabulary if token != "<eos>"), None]
         self.eos_id: int | None = words

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[ROLE=]TOKEN",
         help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
     )
+    group("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
     group(
         "--sample-mb",
         type=number(Positive),

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig, find_splits
-from braidlm.data.loading.open_data import open_data
+from braidlm.data.loading.open_data import OpenData, open_data
+from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 
 
@@ -105,3 +107,22 @@ def test_a_corpus_of_questions_with_answers(tmp_path: Path) -> None:
         assert stream.data.manifest.targets.bytes == sum(len(row["answer"]) for row in rows)
     with pytest.raises(BraidError, match="no effect on a packed folder"):
         DataSetConfig(path=str(stream.data.folder), answer="answer")
+
+
+def test_texts_may_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
+    """With and without it the same text is packed into the same tokens, in folders of their own."""
+    folder = corpus(tmp_path / "corpus", "train", "dev")
+
+    def opened(**tokenizer: object) -> OpenData:
+        sets = {"x": {"folder": str(folder)}}
+        return open_data(decode(DataConfig, {"sets": sets, "tokenizer": tokenizer, "cache": str(tmp_path / "cache")}))
+
+    plain, begun = opened(vocab_size=300), opened(vocab_size=300, begin=True)
+    assert (plain.tokenizer.beginning, begun.tokenizer.beginning) == ([], [begun.tokenizer.eos_id])
+    one, other = (data.train[0].data for data in (plain, begun))
+    assert one.folder != other.folder
+    assert np.array_equal(one.tokens, other.tokens)
+    assert load_tokenizer(one.tokenizer_folder).beginning == []
+    assert load_tokenizer(other.tokenizer_folder).beginning == [begun.tokenizer.eos_id]
+    with pytest.raises(BraidError, match=r"data\.tokenizer\.begin.*is trained here"):
+        opened(kind="bytes", begin=True)

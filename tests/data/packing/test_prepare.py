@@ -345,3 +345,14 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "bytes per token" in shown
     assert str(tmp_path / "out").split("/")[-1] in shown
     assert np.array_equal(PackedData(tmp_path / "out").tokens[:3], list(b"one"))
+
+
+def test_only_a_trained_tokenizer_is_told_how_texts_begin(tmp_path: Path) -> None:
+    data = prepare("stories", tmp_path / "begun", documents=20, vocab_size=300, begin=True, workers=1)
+    tokenizer = load_tokenizer(data.tokenizer_folder)
+    assert tokenizer.beginning == [tokenizer.eos_id]
+    plain = prepare("stories", tmp_path / "plain", documents=20, vocab_size=300, workers=1)
+    assert plain.tokens.tolist() == data.tokens.tolist()
+    with pytest.raises(BraidError, match=r"only a tokenizer that is trained here(.|\n)*Leave out `--begin`: 'bytes'"):
+        prepare("stories", tmp_path / "bytes", tokenizer="bytes", begin=True)
+    assert not (tmp_path / "bytes").exists()

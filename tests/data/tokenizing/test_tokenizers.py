@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import (
@@ -59,6 +60,24 @@ def test_the_pause_is_a_special_token_of_its_name(bpe: BraidTokenizer, tmp_path:
     assert bpe.pause_id is None
 
 
+def test_texts_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
+    tokenizer = BraidTokenizer(train_bpe(TEXTS, 300, SpecialTokens.parse(MOEP).order), SpecialTokens.parse(MOEP))
+    plain = tokenizer.identity()
+    assert tokenizer.beginning == []
+    tokenizer.begin_texts()
+    tokenizer.save(tmp_path)
+    for one in (tokenizer, load_tokenizer(tmp_path)):
+        assert one.beginning == [one.eos_id]
+        assert one.encode("a fox") == one.backend.encode("a fox").ids[1:]
+        assert (one.fingerprint, one.identity() == plain) == (plain["fingerprint"], False)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    ids = opened("a fox").input_ids
+    assert ids == [tokenizer.eos_id, *tokenizer.encode("a fox")]
+    assert opened.decode(ids, skip_special_tokens=True) == "a fox"
+    with pytest.raises(BraidError, match="no token has the role 'eos'"):
+        bytes_tokenizer(SpecialTokens.parse(["<x>"])).begin_texts()
+
+
 def test_plain_bytes_have_their_own_value() -> None:
     tokenizer = bytes_tokenizer()
     assert tokenizer.encode("Aé\n") == list("Aé\n".encode())
@@ -100,8 +119,6 @@ def test_vocabulary_too_small() -> None:
 
 
 def test_saved_folder_opens_in_transformers(bpe: BraidTokenizer, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
     moep = SpecialTokens.parse(MOEP)
     for number, tokenizer in enumerate(
         (bpe, bytes_tokenizer(), BraidTokenizer(train_bpe(TEXTS, 300, moep.order), moep)),

@@ -137,7 +137,8 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str], pauses: int = 0
         if any("\ud800" <= character <= "\udfff" for character in prompt):  # invalid bytes of arguments
             raise BraidError(f"the prompt {prompt!a} is not valid UTF-8")
     start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
-    encoded = [tokenizer.encode(prompt) or ([] if start is None else [start]) for prompt in prompts]
+    beginning = tokenizer.beginning
+    encoded = [[*beginning, *tokenizer.encode(prompt)] or ([] if start is None else [start]) for prompt in prompts]
     if not all(encoded):
         raise BraidError("an empty prompt needs a tokenizer with a token that begins or ends a text")
     return [[*ids, *pause_tokens(tokenizer, pauses)] for ids in encoded]

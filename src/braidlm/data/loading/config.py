@@ -28,6 +28,9 @@ class TokenizerConfig:
     """For `bpe`: how many tokens."""
     special_tokens: list[str] | None = None
     """For `bpe`: `role=token` in the order of their ids, e.g. [unk=<unk>, bos=<s>, eos=</s>, pad=<pad>]."""
+    begin: bool = False
+    """For `bpe`: put the token that ends a text before every text too, as it stands before every document that is
+    trained on. Then a model knows where a text begins, and its first word is scored too."""
 
     @classmethod
     def from_shorthand(cls, kind: Any) -> dict[str, Any]:

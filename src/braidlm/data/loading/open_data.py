@@ -106,6 +106,9 @@ def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> Brai
             _check_tokenizer(data, tokenizer, name, first)
         return tokenizer
     kind = config.tokenizer.kind
+    if kind != "bpe" and config.tokenizer.begin:
+        todo = "Leave it out; a tokenizer that is not trained here begins texts as its own files say."
+        raise BraidError("`begin` is of a tokenizer that is trained here", "data.tokenizer.begin", todo)
     return _trained_tokenizer(config) if kind == "bpe" else load_tokenizer(kind)
 
 
@@ -132,7 +135,7 @@ def _prepare(
     section_bytes: int | None = None,
 ) -> PackedData:
     options = replace(data_set.read_options(), section_bytes=section_bytes)
-    key = _key({"source": source, "reading": options.facts(), "tokenizer": tokenizer.fingerprint})
+    key = _key({"source": source, "reading": options.facts(), "tokenizer": _tokenizer_key(tokenizer)})
     folder = Path(config.cache) / f"{name}-{key}"
     tokenizer_folder = _save_tokenizer(tokenizer, config)
     return prepare(source, folder, name=name, tokenizer=tokenizer_folder, replace=True, wait=True, **asdict(options))
@@ -165,6 +168,8 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
             yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
 
     tokenizer = BraidTokenizer(train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order), special)
+    if spec.begin:
+        tokenizer.begin_texts()
     if tokenizer.vocab_size < size:
         warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {size:,} asked for")
     return tokenizer
@@ -184,9 +189,13 @@ def _source_list(data_set: DataSetConfig) -> list[str]:
     return [data_set.source] if isinstance(data_set.source, str) else list(data_set.source or [])
 
 
+def _tokenizer_key(tokenizer: BraidTokenizer, digits: int | None = None) -> str:
+    return f"{'begin-' if tokenizer.beginning else ''}{tokenizer.fingerprint[:digits]}"
+
+
 def _save_tokenizer(tokenizer: BraidTokenizer, config: DataConfig) -> Path:
     """The folder of the tokenizer, from which the packing workers load it."""
-    folder = Path(config.cache) / f"tokenizer-{tokenizer.fingerprint[:12]}"
+    folder = Path(config.cache) / f"tokenizer-{_tokenizer_key(tokenizer, 12)}"
     if not _is_saved(folder):
         tokenizer.save(folder)
     return folder

@@ -43,6 +43,7 @@ def prepare(
     tokenizer: str | Path = "bpe",
     vocab_size: int | None = None,
     special_tokens: Mapping[str, str] | Sequence[str] | None = None,
+    begin: bool = False,
     fields: str | Sequence[str] = ("text",),
     joiner: str = "\n",
     answer: str | None = None,
@@ -67,9 +68,9 @@ def prepare(
     """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
-    folder or file, or a name on the Hub. See `ReadOptions` for how documents are read. With a limit, only documents
-    within it are read, also for training the tokenizer. Where another process prepares this folder, `wait` waits for
-    it and takes what it made.
+    folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
+    too. See `ReadOptions` for how documents are read. With a limit, only documents within it are read, also for
+    training the tokenizer. Where another process prepares this folder, `wait` waits for it and takes what it made.
     """
     options = ReadOptions(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
@@ -91,7 +92,7 @@ def prepare(
     out = given_path(out)
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
         check_utf8(text)
-    choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb)
+    choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin)
     plan = _plan(source_list, options, shard_mb)
     limit = Limit(limit_documents, limit_words)
     work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)

@@ -52,5 +52,5 @@ def prepare_sets(
     for name, sources in sets.items():
         packed[name] = prepare(sources, out / name, tokenizer=tokenizer, **options)
         tokenizer = packed[name].tokenizer_folder
-        options |= {"vocab_size": None, "special_tokens": None}  # both are of the first set's tokenizer
+        options |= {"vocab_size": None, "special_tokens": None, "begin": False}  # all are of the first set's tokenizer
     return packed

@@ -28,12 +28,14 @@ class TokenizerChoice:
     special: SpecialTokens
     vocab_size: int
     sample_bytes: int
+    begin: bool = False
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         if self.existing is not None:
             return self.existing.identity()
-        return {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
+        facts = {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
+        return facts | ({"begin": True} if self.begin else {})
 
 
 def choose_tokenizer(
@@ -41,6 +43,7 @@ def choose_tokenizer(
     vocab_size: int | None,
     special_tokens: Mapping[str, str] | Sequence[str] | None,
     sample_mb: float,
+    begin: bool = False,
 ) -> TokenizerChoice:
     """What was asked for, checked."""
     decode(VocabularySize | None, vocab_size, "vocab_size")
@@ -57,7 +60,12 @@ def choose_tokenizer(
             f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
             todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
         )
-    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE))
+    if existing is not None and begin:
+        raise BraidError(
+            "only a tokenizer that is trained here can be told how texts begin",
+            todo=f"Leave out `--begin`: '{tokenizer}' begins texts as its own files say.",
+        )
+    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE), begin)
 
 
 def make_tokenizer(
@@ -78,6 +86,8 @@ def make_tokenizer(
                 choice.special.order,
             )
         tokenizer = BraidTokenizer(backend, choice.special)
+        if choice.begin:
+            tokenizer.begin_texts()
         say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
         if tokenizer.vocab_size < choice.vocab_size:
             warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")

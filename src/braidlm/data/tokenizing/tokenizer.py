@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import write_json, write_text
@@ -81,6 +81,21 @@ class BraidTokenizer:
                 raise BraidError(f"the tokenizer has no token '{token}' for the role '{role}'")
         added = sorted(backend.get_added_tokens_decoder().items())
         self.special = replace(special, order=tuple(token.content for _, token in added if token.special))
+
+    def begin_texts(self) -> None:
+        """Put the token that ends a text before every text too, as it stands before every packed document."""
+        if self.special.eos is None:
+            raise BraidError("texts cannot begin with the token that ends one: no token has the role 'eos'")
+        eos, index = self.special.eos, self.backend.token_to_id(self.special.eos)
+        self.backend.post_processor = processors.TemplateProcessing(
+            single=f"{eos} $A", pair=f"{eos} $A {eos} $B", special_tokens=[(eos, index)]
+        )
+
+    @property
+    def beginning(self) -> list[int]:
+        """The special tokens that the tokenizer puts before a text; `encode` leaves them out."""
+        encoding = self.backend.encode("a")
+        return encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""
@@ -191,8 +206,10 @@ class BraidTokenizer:
         return BraidTokenizer(self.backend, merged, self.settings)
 
     def identity(self) -> dict[str, Any]:
-        """Fingerprint and roles: two tokenizers with the same identity pack a text into the same tokens."""
-        return {"fingerprint": self.fingerprint, "roles": {k: v for k, v in asdict(self.special).items() if k in ROLES}}
+        """Fingerprint, roles and how texts begin: what a packed folder has of the tokenizer that it keeps."""
+        roles = {role: token for role, token in asdict(self.special).items() if role in ROLES}
+        facts = {"fingerprint": self.fingerprint, "roles": roles}
+        return facts | ({"beginning": self.beginning} if self.beginning else {})
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)

@@ -13,7 +13,7 @@ def pronoun_accuracy(model: BraidForCausalLM, tokenizer: BraidTokenizer, pairs: 
     """The share of pairs in which the agreeing pronoun is more probable than the other."""
     requests = []
     for pair in pairs:
-        prefix = tokenizer.encode(pair.prefix)
+        prefix = [*tokenizer.beginning, *tokenizer.encode(pair.prefix)]
         requests += [Request([*prefix, *tokenizer.encode(word)], len(prefix)) for word in (pair.right, pair.wrong)]
     sums = Scorer(model).score(requests).sums
     return float((sums[0::2] > sums[1::2]).mean())
