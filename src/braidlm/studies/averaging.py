@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from braidlm.core import console
 from braidlm.edits.compose import compose
 from braidlm.studies.editing import is_made_of, remove_made
 from braidlm.studies.members import member_names
@@ -50,4 +51,6 @@ def _compose(out: Path, members: Sequence[TrainedModel], names: Sequence[str]) -
         if is_made_of(out, sources):
             return
         remove_made(out)  # its members were trained again since, or are others
-    compose(sources, out, names=list(names), join="average")
+    console.say(f"\n{out.name}: braid compose --join average of {', '.join(names)}")
+    with console.silence():  # its account of every tensor is in the lineage
+        compose(sources, out, names=list(names), join="average")

@@ -39,7 +39,9 @@ def study(
     """
     loaded = recipe if isinstance(recipe, Study) else load_study(str(recipe), overrides)
     results = measure(loaded, run_study(loaded, device, fresh), device)
-    routed = study_routes(results, open_data(loaded.data_config, loaded.validation.half), loaded.folder / ROUTES)
+    with console.silence():  # all of it is prepared
+        data = open_data(loaded.data_config, loaded.validation.half)
+    routed = study_routes(results, data, loaded.folder / ROUTES)
     write_report(results, routed, loaded.folder)
     return results
 

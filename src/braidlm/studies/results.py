@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple, get_args
 
+from braidlm.core import console
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
@@ -157,10 +158,9 @@ def measure(study: Study, models: list[TrainedModel], device: str | None = None)
 
 
 def _texts(study: Study, half: Half | None) -> Texts:
-    return {
-        stream.name: validation_windows(stream, study.data.length, study.validation.tokens)
-        for stream in open_data(study.data_config, half).validation
-    }
+    with console.silence():  # all of it is prepared
+        streams = open_data(study.data_config, half).validation
+    return {stream.name: validation_windows(stream, study.data.length, study.validation.tokens) for stream in streams}
 
 
 def _measured(trained: TrainedModel, texts: Texts, halves: dict[str, Texts], device: str) -> ModelResult:
