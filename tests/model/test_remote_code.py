@@ -149,6 +149,12 @@ def test_a_folder_carries_the_parts_that_it_names() -> None:
     assert "class GumbelJoin" not in bundle(dense)
 
 
+def test_paths_chosen_per_sublayer_have_the_code_of_their_experts() -> None:
+    """They become attention experts, whose names are not in the configuration."""
+    model = tiny_model(stages=[{"parallel": {"paths": 2, "join": {"kind": "routed", "per": "sublayer"}}}])
+    assert "class RoutedAttention" in bundle(names_in(model.config.architecture))
+
+
 def test_the_model_names_no_kernel() -> None:
     for path in Path(bundling.__file__).parent.rglob("*.py"):
         assert not re.search(r"\btriton\b|braidlm\.kernels", path.read_text(), re.IGNORECASE), path

@@ -338,5 +338,5 @@ lowers(
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
 lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
 lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
-lowers(ParallelLayer, {"paths", "layers", "join", "to", "share"}, _rejects_parallel)
+lowers(ParallelLayer, {"paths", "layers", "join", "to", "share", "stacked"}, _rejects_parallel)
 lowers(LinearHead)

@@ -12,6 +12,7 @@ from ..errors import BraidError
 from ..norms import norms
 from ..routing.routing import Routings
 from ..routing.stacked import without_residual
+from ..span import Span
 
 joins = Registry("join", third_party=True)
 
@@ -71,6 +72,15 @@ class Join(nn.Module):
             outputs = [norm(x).to(x.dtype) for norm, x in zip(self.norms, outputs, strict=True)]
         joined, routings = self.join(outputs, stream)
         return (stream + joined if self.residual else joined), routings
+
+    def run(self, layer: Any, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """The paths of a layer, joined."""
+        outputs, routings = layer.outputs(hidden, span)
+        joined, own = self(outputs, hidden)
+        return joined, routings + own
+
+    def set_costs(self, layer: Any) -> None:
+        """Say which share of a layer's paths is active for a token; by default all."""
 
     def join(self, outputs: list[Tensor], stream: Tensor) -> tuple[Tensor, Routings]:
         raise NotImplementedError("each join implements this")

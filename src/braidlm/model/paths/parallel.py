@@ -8,20 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..attention.attention import AttentionExpertsConfig
-from ..attention.routed import set_active_attention_share, span_for_scope
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
 from ..config.registry import Choice
 from ..config.strict import PartOf, decode
 from ..errors import BraidError
-from ..feed.feeds import FeedExpertsConfig
 from ..feed.routed_stack import RoutedFeedStack  # noqa: F401 (it registers itself)
-from ..routing.dispatch import Compute, is_sparse, sort_by_expert
-from ..routing.experts import set_active_share
-from ..routing.router import RouterConfig, TopKRouter
-from ..routing.routing import Routing, Routings
+from ..routing.dispatch import Compute
+from ..routing.router import TopKRouter
+from ..routing.routing import Routings
 from ..routing.stacked import StackedLinear, without_residual
 from ..span import Span
 from ..stages import Stage, share_weights, sharings, stage_kinds
@@ -110,7 +106,7 @@ class ParallelStage(Stage):
         last = config.layers - 1
         self.layers = nn.ModuleList()
         if getattr(config.join.options, "per", None) == "sublayer":
-            block = _experts_for_paths(config, paths, width)
+            block = joins[config.join.kind].experts_for_paths(config, paths, width)
             self.layers.extend(Block(block, width) for _ in range(config.layers))
             self.width_out = width
             share_weights(config.share, [list(self.layers)])
@@ -169,7 +165,7 @@ class ParallelLayer(nn.Module):
         self.paths: nn.ModuleDict | None = None
         self.enter: nn.Module | None = None
         with_experts = config.stacked == "with_experts" and not join_kind.chooses_paths
-        if config.stacked and len(paths) > 1 and _of_one_shape(paths, with_experts):
+        if config.stacked and len(paths) > 1 and of_one_shape(paths, with_experts):
             self.stack = _blocks(paths[0], counts[0], self.names)
             self.enter = without_residual(StackedLinear(len(paths), width, paths[0].width)) if sizes else None
         else:
@@ -183,15 +179,10 @@ class ParallelLayer(nn.Module):
         self.join = joins.build(config.join, JoinShape(self.names, self.widths, width, to or default_width))
         self.width_out: int = self.join.width_out
         self.compute: Compute = getattr(config.join.options, "compute", "dense")
-        if self.join.chooses_paths:
-            self._set_active_share(config.join.options.top_k / len(paths))
+        self.join.set_costs(self)
 
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        if self.join.chooses_paths:
-            return self._routed(self.join, hidden, span)
-        outputs, routings = self.outputs(hidden, span)
-        joined, join_routings = self.join(outputs, hidden)
-        return joined, routings + join_routings
+        return self.join.run(self, hidden, span)  # type: ignore[no-any-return]
 
     def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
         """The output of each path."""
@@ -206,39 +197,6 @@ class ParallelLayer(nn.Module):
                 routings += block_routings
             outputs.append(stream)
         return outputs, routings
-
-    def _routed(self, join: Any, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
-        """Run the router first, then the chosen blocks only or all of them."""
-        routing = join.router(hidden)
-        span = span_for_scope(routing, span, join.scope)
-        if self._can_be_sparse(join) and is_sparse(self.compute, hidden) and not span.needs_weights:
-            return join.finish(self._sparse(join, hidden, routing, span), hidden), (routing,)
-        outputs, routings = self.outputs(hidden, span)
-        joined = join.weigh(outputs, routing)
-        return (hidden + joined if join.residual else joined), (*routings, routing)
-
-    def _can_be_sparse(self, join: Any) -> bool:
-        """Whether only the chosen blocks can be computed: a second block that reads all tokens needs all outputs."""
-        if self.stack is None or self.enter is not None or len(join.leave):
-            return False
-        return len(self.stack) == 1 or (join.scope == "routed" and len(self.stack) > 1)
-
-    def _sparse(self, join: Any, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
-        assert self.stack is not None
-        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
-        rows = permutation.gather(hidden.flatten(0, 1))
-        for block in self.stack:
-            assert isinstance(block, Block)
-            rows = block.forward_routed(rows, permutation, span, hidden if join.scope == "all" else None)
-        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
-
-    def _set_active_share(self, share: float) -> None:
-        if not self._can_be_sparse(self.join):
-            return
-        assert self.stack is not None
-        for block in self.stack:
-            set_active_share(block, share)
-            set_active_attention_share(block.attention, share, self.join.scope)
 
     def blocks(self, name: str) -> Iterator[nn.Module]:
         """The blocks of one path in this layer, where paths are not stacked."""
@@ -274,28 +232,6 @@ def _blocks(path: SizedPath, count: int, members: tuple[str, ...] = ()) -> nn.Mo
         raise BraidError(error.what, f"path '{path.config.name}'", error.todo) from error
 
 
-def _experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], width: int) -> BlockConfig:
-    """A block whose attention experts and feed-forward experts are those of the paths."""
-    join, first = config.join.options, paths[0]
-    if not _of_one_shape(paths):
-        raise BraidError("paths chosen per sublayer must be of one shape: give them the same options")
-    if first.width != width or (config.to or width) != width:
-        todo = "Leave out width and `to`; heads, head_dim and hidden make the paths narrow."
-        raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
-    if first.depth != config.layers:
-        raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
-    names = [path.config.name for path in paths]
-    router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
-    attention = replace(first.config.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
-    feed = replace(first.config.feed.options, experts=FeedExpertsConfig(names, router))
-    return BlockConfig(
-        norm=first.config.norm,
-        attention=Choice(first.config.attention.kind, attention),
-        feed=Choice(first.config.feed.kind, feed),
-        dropout=first.config.dropout,
-    )
-
-
 def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
     share = width
     if joins[config.join.kind].keeps_paths_separate:
@@ -305,7 +241,8 @@ def _sized(config: ParallelStage.Config, width: int) -> list[SizedPath]:
     return [SizedPath(path, path.width or share, path.depth or config.layers) for path in config.paths]
 
 
-def _of_one_shape(paths: list[SizedPath], with_experts: bool = False) -> bool:
+def of_one_shape(paths: list[SizedPath], with_experts: bool = False) -> bool:
+    """Whether paths differ in their names only, and can be stacked."""
     first = paths[0]
     if not can_stack(first.config, with_experts):
         return False

@@ -1,15 +1,24 @@
 """The routed join: the top k of the paths' blocks for each token, chosen before they are computed (MoEP)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..attention.attention import Scope
+from ..attention.attention import AttentionExpertsConfig, Scope
+from ..attention.routed import RoutedAttention, set_active_attention_share, span_for_scope
+from ..block import Block, BlockConfig
+from ..config.registry import Choice
+from ..errors import BraidError
+from ..feed.feeds import FeedExpertsConfig
+from ..routing.dispatch import is_sparse, sort_by_expert
+from ..routing.experts import set_active_share
 from ..routing.router import RouterConfig, TopKRouter
 from ..routing.routing import Routing, Routings
+from ..span import Span
 from .joins import JoinConfig, JoinShape, SameWidthJoin, joins
+from .parallel import ParallelLayer, ParallelStage, SizedPath, of_one_shape
 
 
 @joins.register("routed")
@@ -21,6 +30,8 @@ class Routed(SameWidthJoin):
     """
 
     chooses_paths = True
+    attention_experts = RoutedAttention
+    """What attentions become with `per: sublayer`: a folder has its code because it is named here."""
 
     @dataclass
     class Config(RouterConfig):
@@ -46,7 +57,63 @@ class Routed(SameWidthJoin):
         stacked = torch.stack(self.to_stream_width(outputs))
         return self.to_width_out(torch.einsum("pbtw,btp->btw", stacked, routing.weights_BTN.to(stacked.dtype)))
 
+    def run(self, layer: ParallelLayer, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
+        """Run the router first, then the chosen blocks only or all of them."""
+        routing = self.router(hidden)
+        span = span_for_scope(routing, span, self.scope)
+        if self._can_be_sparse(layer) and is_sparse(layer.compute, hidden) and not span.needs_weights:
+            return self.finish(self._sparse(layer, hidden, routing, span), hidden), (routing,)
+        outputs, routings = layer.outputs(hidden, span)
+        joined = self.weigh(outputs, routing)
+        return (hidden + joined if self.residual else joined), (*routings, routing)
+
+    def _can_be_sparse(self, layer: ParallelLayer) -> bool:
+        """Whether only the chosen blocks can be computed: a second block that reads all tokens needs all outputs."""
+        if layer.stack is None or layer.enter is not None or len(self.leave):
+            return False
+        return len(layer.stack) == 1 or (self.scope == "routed" and len(layer.stack) > 1)
+
+    def _sparse(self, layer: ParallelLayer, hidden: Tensor, routing: Routing, span: Span) -> Tensor:
+        assert layer.stack is not None
+        permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
+        rows = permutation.gather(hidden.flatten(0, 1))
+        for block in layer.stack:
+            assert isinstance(block, Block)
+            rows = block.forward_routed(rows, permutation, span, hidden if self.scope == "all" else None)
+        return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
+
+    def set_costs(self, layer: ParallelLayer) -> None:
+        if not self._can_be_sparse(layer):
+            return
+        assert layer.stack is not None
+        share = self.config.top_k / len(self.names)
+        for block in layer.stack:
+            set_active_share(block, share)
+            set_active_attention_share(block.attention, share, self.scope)
+
     def finish(self, joined: Tensor, stream: Tensor) -> Tensor:
         """Project the weighted sum of the chosen paths to the output width and add the residual."""
         joined = self.to_width_out(joined)
         return stream + joined if self.residual else joined
+
+    @staticmethod
+    def experts_for_paths(config: ParallelStage.Config, paths: list[SizedPath], width: int) -> BlockConfig:
+        """A block whose attention experts and feed-forward experts are those of the paths."""
+        join, first = config.join.options, paths[0]
+        if not of_one_shape(paths):
+            raise BraidError("paths chosen per sublayer must be of one shape: give them the same options")
+        if first.width != width or (config.to or width) != width:
+            todo = "Leave out width and `to`; heads, head_dim and hidden make the paths narrow."
+            raise BraidError("paths chosen per sublayer read and write the stream as it is", todo=todo)
+        if first.depth != config.layers:
+            raise BraidError("paths chosen per sublayer have one block in each layer: leave out depth")
+        names = [path.config.name for path in paths]
+        router = RouterConfig(**{field.name: getattr(join, field.name) for field in fields(RouterConfig)})
+        attention = replace(first.config.attention.options, experts=AttentionExpertsConfig(names, router, join.scope))
+        feed = replace(first.config.feed.options, experts=FeedExpertsConfig(names, router))
+        return BlockConfig(
+            norm=first.config.norm,
+            attention=Choice(first.config.attention.kind, attention),
+            feed=Choice(first.config.feed.kind, feed),
+            dropout=first.config.dropout,
+        )
