@@ -50,12 +50,13 @@ class Vocabulary:
         writer.add_token_merges(self.merges or [f"{tokenizer.special.eos} {tokenizer.special.eos}"])
         writer.add_eos_token_id(tokenizer.eos_id)
         # Without the key llama.cpp would take token 11; texts begin as in `braid generate`.
-        writer.add_bos_token_id(tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id)
+        named = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        writer.add_bos_token_id(tokenizer.beginning[0] if tokenizer.beginning else named)
         if tokenizer.pad_id is not None:
             writer.add_pad_token_id(tokenizer.pad_id)
         if tokenizer.pause_id is not None:  # no model was trained to predict it
             writer.add_array("tokenizer.ggml.suppress_tokens", [tokenizer.pause_id])
-        writer.add_add_bos_token(False)
+        writer.add_add_bos_token(bool(tokenizer.beginning))
         writer.add_add_eos_token(False)
         if isinstance(template := tokenizer.settings.get("chat_template"), str):
             writer.add_chat_template(template)
