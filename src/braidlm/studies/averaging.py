@@ -51,6 +51,6 @@ def _compose(out: Path, members: Sequence[TrainedModel], names: Sequence[str]) -
         if is_made_of(out, sources):
             return
         remove_made(out)  # its members were trained again since, or are others
-    console.say(f"\n{out.name}: braid compose --join average of {', '.join(names)}")
+    console.say(f"\n{out.name}: the average of {', '.join(names)}")
     with console.silence():  # its account of every tensor is in the lineage
         compose(sources, out, names=list(names), join="average")

@@ -214,7 +214,8 @@ class _SeedRuns:
             if is_made_of(out, sources, options):
                 return out, False
             remove_made(out)  # its paths were trained again since, or the recipe changed
-        console.say(f"\n{out.name}, seed {self.seed}: braid compose --join {spec.join.kind}")
+        named = ", ".join(path.name for path in paths)
+        console.say(f"\n{name}, seed {self.seed}: composed of {named}, joined by {spec.join.kind}")
         with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
             compose(sources, out, names=[path.name for path in paths], **options)
         return out, True
