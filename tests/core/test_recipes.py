@@ -162,7 +162,6 @@ def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) 
     [
         ("~no.such.key", "there is no key 'no'. There are: label, model, steps."),
         ("~model.widht", "there is no key 'widht' in 'model'. Did you mean 'width'?"),
-        ("~model.widht=8", "there is no key 'widht' in 'model'. Did you mean 'width'?"),
         ("~model.stages[0].blok", "there is no key 'blok' in 'model.stages[0]'. Did you mean 'block'?"),
         ("~steps.more", "'steps' is 10 and has no keys"),
         ("~model.stages[0]", "an element of a list cannot be removed; write the list anew: model.stages=[...]"),
@@ -172,6 +171,10 @@ def test_an_override_that_cannot_be_applied_is_shown(root: Path, override: str) 
 )
 def test_an_override_of_what_is_not_there_names_what_is(root: Path, override: str, problem: str) -> None:
     assert refused("tiny/gpt2", override) == f"{root / 'tiny' / 'gpt2.yaml'}: {override}: {problem}"
+
+
+def test_what_is_removed_is_named_without_its_value(root: Path) -> None:
+    assert ": ~model.widht: there is no key" in refused("tiny/gpt2", "~model.widht=null")
 
 
 def test_all_overrides_of_what_is_not_there_are_told_at_once(root: Path) -> None:

@@ -59,6 +59,7 @@ def missing(override: str, recipe: Any) -> str | None:
     parsed = _parsed(override)
     if parsed is None:
         return None
+    named = override.partition("=")[0] if parsed.removes else override  # Hydra's sweeps write ~key=null
     node, where, steps = recipe, "", parsed.key.split(".")
     for at, step in enumerate(steps):
         is_last = at + 1 == len(steps)
@@ -66,17 +67,17 @@ def missing(override: str, recipe: Any) -> str | None:
             children = {str(key): value for key, value in node.items()}
             if step not in children:
                 inside = f" in '{where}'" if where else ""
-                problem = f"{override}: there is no key '{step}'{inside}.{did_you_mean(step, children)}"
+                problem = f"{named}: there is no key '{step}'{inside}.{did_you_mean(step, children)}"
                 return problem if parsed.removes else None  # others make the key
             node, where = children[step], f"{where}.{step}" if where else step
         elif isinstance(node, list):
             if not step.isdigit() or int(step) >= len(node):
-                return f"{override}: '{where}' is a list of {len(node)} and has no [{step}]"
+                return f"{named}: '{where}' is a list of {len(node)} and has no [{step}]"
             if is_last and parsed.removes:
-                return f"{override}: an element of a list cannot be removed; write the list anew: {where}=[...]"
+                return f"{named}: an element of a list cannot be removed; write the list anew: {where}=[...]"
             node, where = node[int(step)], f"{where}[{step}]"
         elif parsed.removes:
-            return f"{override}: '{where}' is {node!r} and has no keys"
+            return f"{named}: '{where}' is {node!r} and has no keys"
         else:
             return None
     return None
