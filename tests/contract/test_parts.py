@@ -50,6 +50,12 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
             "feed": {"experts": {"names": 4, "router": {"compute": "sparse", "balance_rate": 0.01}}},
             "share": {"kind": "feeds", "lora": 2},
         },
+        {
+            "paths": 2,
+            "stacked": "with_experts",
+            "attention": {"heads": 2, "experts": {"names": 3, "keys": "shared"}},
+            "feed": {"experts": 3},
+        },
         {"paths": ["a"]},
         {"paths": {"a": {"width": 8}, "b": {"attention": {"heads": 2}}}, "layers": 2},
         {"paths": {"a": {"depth": 3}, "b": {"depth": 1}}, "layers": 2},

@@ -44,6 +44,8 @@ EXPERTS = {
         }
     }
 }
+ATTENTION_EXPERTS = {"block": {"attention": {"heads": 2, "experts": 3}}}
+MODULES = {"block": {"attention": {"heads": 2, "experts": {"names": 3, "keys": "shared"}}, **EXPERTS["block"]}}
 
 RECIPE: dict[str, Any] = {
     "seed": 3,

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from composing import EXPERTS, GPT2, PAPAFORMER, TOKENIZER, VOCABULARY, blocks, double, ids, parallel_stage, saved_path
+from composing import (
+    ATTENTION_EXPERTS,
+    EXPERTS,
+    GPT2,
+    MODULES,
+    PAPAFORMER,
+    TOKENIZER,
+    VOCABULARY,
+    blocks,
+    double,
+    ids,
+    parallel_stage,
+    saved_path,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache
@@ -28,7 +41,6 @@ from tiny_models import tiny_model
 LAYER_NORM = {"norm": {"kind": "layer", "bias": False}}
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
 SHARED = {"stages": [{"block": {"layers": 3, "share": "blocks"}}]}
-ATTENTION_EXPERTS = {"block": {"attention": {"heads": 2, "experts": 3}}}
 CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "two": ([{}, {}], True),
     "three": ([{}, {}, {}], True),
@@ -43,7 +55,8 @@ CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "dense and experts": ([{}, EXPERTS], False),
     "experts": ([EXPERTS, EXPERTS, EXPERTS], True),
     "experts and shared layers": ([{**EXPERTS, **blocks(3)}, {**EXPERTS, **SHARED}], True),
-    "experts of attention": ([ATTENTION_EXPERTS, ATTENTION_EXPERTS], False),
+    "experts of attention": ([ATTENTION_EXPERTS, ATTENTION_EXPERTS], True),
+    "a mixture of heads": ([MODULES, MODULES], True),
     "windows": ([{"block": {"attention": {"heads": 2, "window": 3}}}, {}], False),
     "shared layers": ([SHARED, blocks(3)], True),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import EXPERTS, GPT2, TOKENIZER, blocks, double, ids, saved_path
+from composing import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
 from safetensors.torch import load_file
 
 from braidlm.core.errors import BraidError
@@ -22,6 +22,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "biases": [BIASED, BIASED, BIASED],
     "two shapes": [{}, {}, {"width": 24}],
     "experts": [EXPERTS, EXPERTS, EXPERTS],
+    "modules": [MODULES, MODULES, MODULES],
     "depths": [blocks(3), blocks(2), blocks(2)],
 }
 

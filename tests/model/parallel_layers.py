@@ -35,6 +35,11 @@ def experts(count: int, shared: int | None = None, feed: dict[str, Any] | None =
     return {"stacked": "with_experts", "feed": {"hidden": 12, **(feed or {}), "experts": bank}}
 
 
+def attention_experts(keys: str = "own", **router: Any) -> dict[str, Any]:
+    """Attention experts without routing losses."""
+    return {"attention": {"heads": 2, "experts": {"names": 3, "keys": keys, "router": {"losses": {}, **router}}}}
+
+
 def both_forms(options: dict[str, Any], count: int, **architecture: Any) -> tuple[BraidForCausalLM, BraidForCausalLM]:
     """A model whose paths are stacked, and one with the same weights and a module for each path."""
     own = {key: options[key] for key in ("width", "depth") if key in options}
@@ -59,16 +64,17 @@ def unstacked(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]
         if not part:
             result[key] = tensor
             continue
-        if router := re.fullmatch(r"(.+\.router)\.([^.]+)\.(.+)", after):  # each path has its own
-            result[f"{before}.paths.{router[2]}.{router[1]}.{router[3]}"] = tensor
+        own = re.fullmatch(rf"(\d+\.(?:feed\.router|attention))\.({'|'.join(names)})\.(.+)", after)
+        if own is not None:  # each path has its own
+            result[f"{before}.paths.{own[2]}.{own[1]}.{own[3]}"] = tensor
             continue
         if ".feed.bank." in key:  # a bank of all paths' experts
             banks = zip(names, tensor.chunk(len(names)), strict=True)
-            result |= {f"{before}.paths.{name}.{after}": own for name, own in banks}
+            result |= {f"{before}.paths.{name}.{after}": bank for name, bank in banks}
             continue
-        for name, own in zip(names, tensor, strict=True):
+        for name, member in zip(names, tensor, strict=True):
             new_key = f"{before}.paths.{name}.{after}" if part == "stack" else f"{before}.enter.{name}.{after}"
-            result[new_key] = own.T if own.ndim == 2 else own  # [in, out] in a stack, [out, in] in torch
+            result[new_key] = member.T if member.ndim == 2 else member  # [in, out] in a stack, [out, in] in torch
     return result
 
 

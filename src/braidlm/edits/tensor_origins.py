@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of
 from braidlm.edits.path_models import PathShape
+from braidlm.model.attention.member_experts import MemberAttentionExperts
 from braidlm.model.feed.routed_stack import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -93,7 +94,8 @@ def _layer(
     if layer.stack is not None:
         for number, block in enumerate(layer.stack):
             for name in block.state_dict():
-                owners, own, operation = _in_stack(block, name, paths)
+                member, own, operation = in_stack(block, name)
+                owners = [path for path in paths if member in (None, path.name)]
                 saved = [path.saved(f"{here[path.name][number]}.{own}") for path in owners]
                 parts = parts_of([path.name for path in owners], saved)
                 yield f"{address}.stack.{number}.{name}", Derived(parts, operation)
@@ -110,14 +112,20 @@ def _layer(
             yield from ((f"{fresh.module}.{name}", fresh) for name in module.state_dict())
 
 
-def _in_stack(block: Any, name: str, paths: Sequence[PathShape]) -> tuple[Sequence[PathShape], str, str]:
-    """Of a tensor of a stack of blocks: whose it is, its name in a single block, and what it is made by."""
+def in_stack(block: Any, name: str) -> tuple[str | None, str, str]:
+    """Of a tensor of a stack of blocks: whose it is if not all members', its name in a single block, and what it is
+    made by.
+    """
     routed = isinstance(block.feed, RoutedFeedStack)
     if routed and name.startswith("feed.bank."):
-        return paths, name, "one after another"
-    if routed and name.startswith("feed.router."):
-        member, _, own = name.removeprefix("feed.router.").partition(".")
-        return [path for path in paths if path.name == member], f"feed.router.{own}", "as it is"
+        return None, name, "one after another"
+    for part, is_by_member in (
+        ("feed.router", routed),
+        ("attention", isinstance(block.attention, MemberAttentionExperts)),
+    ):
+        if is_by_member and name.startswith(f"{part}."):
+            member, _, own = name.removeprefix(f"{part}.").partition(".")
+            return member, f"{part}.{own}", "as it is"
     owner, _, own = name.rpartition(".")
     is_matrix = own == "weight" and isinstance(block.get_submodule(owner), StackedLinear)
-    return paths, name, "stacked, transposed" if is_matrix else "stacked"
+    return None, name, "stacked, transposed" if is_matrix else "stacked"

@@ -16,20 +16,17 @@ from braidlm.edits.account import Account, Derived, Part, Transform, account_tab
 from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
+from braidlm.edits.tensor_origins import in_stack, targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.switches import use_paths
-from braidlm.model.routing.stacked import StackedLinear
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
 """The tensors whose columns are those of all models side by side."""
 ONE_ROW_EACH = ("head.bias", "head.mixture.bias")
-OF_ROUTER = re.compile(r".+\.stack\.\d+\.feed\.router\..+")
-"""Every model in a stack has routers of its own."""
-OF_EXPERTS = re.compile(r"(?P<feed>.+\.stack\.\d+\.feed)\.bank\..+")
-"""The experts of all models in a stack are one bank, those of each model one after another."""
+IN_BLOCK = re.compile(r"(?P<layer>.+\.layers\.\d+)\.(?:stack|paths\.(?P<path>[^.]+))\.(?P<number>\d+)\.(?P<own>.+)")
+"""The name of a tensor in a block of a stack, or of one path."""
 
 
 @edits.register("withdraw")
@@ -117,23 +114,28 @@ def _config(source: Source, left: Sequence[str]) -> BraidConfig:
 def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]) -> Derived:
     if name in SIDE_BY_SIDE:
         return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
-    if name in source.plain.tensors and (".stack." not in name or OF_ROUTER.fullmatch(name)):
+    block = IN_BLOCK.fullmatch(name)
+    if name in source.plain.tensors and (block is None or block["path"]):
         return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept) if name in ONE_ROW_EACH else None)
-    # A stack of which one model is left becomes that model's own modules.
-    stacked = re.sub(rf"\.paths\.{re.escape(left[0])}\.", ".stack.", name)
-    if routed := OF_EXPERTS.fullmatch(stacked):
-        experts = source.plain.model.get_submodule(routed["feed"]).experts
-        rows = [member * experts + row for member in kept for row in range(experts)]
-        return Derived((Part(SOURCE, stacked),), transform=Transform(partial(_rows, rows), "their experts"))
-    if name in source.plain.tensors:
-        return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept))
-    if ".feed.router." in stacked:
-        stacked = stacked.replace(".feed.router.", f".feed.router.{left[0]}.")
-        return Derived((Part(SOURCE, stacked),))
-    owner = source.plain.model.get_submodule(stacked.rpartition(".")[0])
-    is_matrix = stacked.endswith(".weight") and isinstance(owner, StackedLinear)
-    take = Transform(partial(_member, is_matrix), "transposed" if is_matrix else "")
-    return Derived((Part(SOURCE, stacked),), chosen_rows=tuple(kept), transform=take)
+    assert block is not None
+    address = f"{block['layer']}.stack.{block['number']}"
+    stack = source.plain.model.get_submodule(address)
+    own = block["own"]
+    if block["path"]:  # of a stack one model is left, which has modules of its own
+        own = next(other for other in stack.state_dict() if in_stack(stack, other)[:2] in ((None, own), (left[0], own)))
+    member, _, operation = in_stack(stack, own)
+    parts = (Part(SOURCE, f"{address}.{own}"),)
+    if member is not None:
+        return Derived(parts)
+    if operation == "one after another":
+        experts = stack.feed.experts
+        rows = [index * experts + row for index in kept for row in range(experts)]
+        return Derived(parts, transform=Transform(partial(_rows, rows), "their experts"))
+    if not block["path"]:
+        return Derived(parts, chosen_rows=tuple(kept))
+    transposed = operation == "stacked, transposed"
+    take = Transform(partial(_member, transposed), "transposed" if transposed else "")
+    return Derived(parts, chosen_rows=tuple(kept), transform=take)
 
 
 def _columns(columns: Sequence[int], tensor: Tensor) -> Tensor:

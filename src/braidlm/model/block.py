@@ -43,7 +43,7 @@ class Block(nn.Module):
         super().__init__()
         self.config = config
         self.attention_norm = norms.build(config.norm, width, **stack_kwargs(stack))
-        self.attention = attention_part(config.attention, width, config.dropout.attention, stack)
+        self.attention = attention_part(config.attention, width, config.dropout.attention, stack, members)
         self.feed_norm = norms.build(config.norm, width, **stack_kwargs(stack))
         self.feed = feed_part(config.feed, width, stack, members)
         self.drop = Dropout(config.dropout.residual)
@@ -74,10 +74,9 @@ class Block(nn.Module):
 
 def can_stack(config: BlockConfig, with_experts: bool = False) -> bool:
     """Whether every part of the block can be stacked; experts and parts of other packages may not be."""
-    if getattr(config.attention.options, "experts", None) is not None:
-        return False
-    experts = getattr(config.feed.options, "experts", None)
-    if experts is not None and (not with_experts or experts.router.new):  # of inserted modules some rows are trained
-        return False
+    banks = [getattr(part.options, "experts", None) for part in (config.attention, config.feed)]
+    for experts in filter(None, banks):
+        if not with_experts or experts.router.new:  # of inserted modules some rows are trained
+            return False
     chosen: list[tuple[Registry, Choice]] = [(norms, config.norm), (attentions, config.attention), (feeds, config.feed)]
     return all(getattr(registry[choice.kind], "stackable", False) for registry, choice in chosen)

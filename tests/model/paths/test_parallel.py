@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_layers import both_forms, experts, first_layer, path_model, unstacked
+from parallel_layers import attention_experts, both_forms, experts, first_layer, path_model, unstacked
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -56,6 +56,9 @@ STACKS: dict[str, dict[str, Any]] = {
     "experts, silent": experts(3, silent=2, renormalise=False),
     "experts, balanced without a loss": experts(3, balance_rate=0.01, compute="sparse"),
     "experts, mlp with biases": experts(3, shared=8, feed={"kind": "mlp", "bias": True}),
+    "attention experts": {"layers": 2, "stacked": "with_experts", **attention_experts()},
+    "attention experts, sparse": {**experts(3, compute="sparse"), **attention_experts(compute="sparse")},
+    "mixture of heads": {**experts(3, shared=4), **attention_experts("shared", compute="sparse")},
     "experts, learned beta": experts(3, feed={"learned_beta": True}, compute="sparse"),
 }
 """Options of a parallel stage of equal paths; width and depth are each path's own."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parallel_layers import both_forms, experts, path_model, unstacked
+from parallel_layers import attention_experts, both_forms, experts, path_model, unstacked
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
@@ -67,10 +67,11 @@ def test_routers_choose_together_as_they_do_one_by_one(
 
 @pytest.mark.parametrize("compute", ["sparse", "dense"])
 def test_each_path_has_its_routings_under_the_names_that_it_has_alone(compute: str) -> None:
-    stacked, plain = both_forms({"layers": 2, **experts(3, compute=compute, losses={"switch": 0.1})}, 2)
+    switch = {"compute": compute, "losses": {"switch": 0.1}}
+    stacked, plain = both_forms({"layers": 2, **experts(3, **switch), **attention_experts(**switch)}, 2)
     found, wanted = routings_of(stacked), routings_of(plain)
     assert set(found) == set(wanted)
-    assert "stages.0.layers.1.paths.path_2.0.feed.router" in found
+    assert {f"stages.0.layers.1.paths.path_2.0.{part}.router" for part in ("attention", "feed")} <= set(found)
     for name, routing in wanted.items():
         assert found[name].losses == routing.losses
         assert torch.equal(found[name].chosen_BTK, routing.chosen_BTK)
@@ -83,7 +84,7 @@ def test_each_path_has_its_routings_under_the_names_that_it_has_alone(compute: s
     "names", [["expert_2"], ["stages.0.layers.1:expert_3"], ["stages.0.layers.0.paths.path_2*:expert_1"]], ids=str
 )
 def test_modules_are_switched_off_by_name(names: list[str]) -> None:
-    stacked, plain = both_forms({"layers": 2, **experts(3, shared=4)}, 2)
+    stacked, plain = both_forms({"layers": 2, **experts(3, shared=4), **attention_experts("shared")}, 2)
     ids, whole = random_ids(2, 7), stacked(random_ids(2, 7)).logits
     for model in (stacked, plain):
         model.switch_off(*names)
@@ -137,7 +138,8 @@ def test_what_is_not_stacked_runs_one_by_one() -> None:
     assert not has_stack(**{**experts(3), "stacked": True}), "as folders were before experts could be stacked"
     assert not has_stack(**experts(3, top_k=1, new=["expert_3"])), "of inserted modules some rows are trained"
     assert not has_stack(**experts(3), join="routed"), "a router chooses among the paths"
-    assert not has_stack(**experts(3), attention={"heads": 2, "experts": 2})
+    assert has_stack(**experts(3), attention={"heads": 2, "experts": 2})
+    assert not has_stack(paths=3, attention={"heads": 2, "experts": 2})
     assert has_stack(paths=3, stacked="with_experts", join={"kind": "routed", "compute": "sparse"}), "no experts inside"
 
 
@@ -153,6 +155,7 @@ def test_a_folder_carries_the_stack_only_if_it_has_one(tmp_path: Path) -> None:
     folder = save_model(model.float(), tmp_path / "m", None, {"made_by": "a test"})
     code = (folder / "modeling_braid.py").read_text()
     assert "class RoutedFeedStack" in code
+    assert "class CompactAttention" not in code, "no router chooses among attentions"
     assert len(code.encode()) < 200_000
     assert "class MixtureOfHeads" not in code, "`shared` is also a key of feed-forward experts"
     assert torch.equal(load_model(folder)(random_ids(2, 5)).logits, model(random_ids(2, 5)).logits)

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..config.registry import Registry
 from ..routing.dispatch import Permutation
 
 CHUNK = 64
 """Number of queries computed at once: their scores fit in the processor's cache, and later keys are left out."""
 MIN_LENGTH = 128
 """In shorter sequences there is little to leave out, and one call for all queries is faster."""
+
+
+row_attentions = Registry("attention of routed rows")
+"""By what routes tokens to attentions, experts or paths: a folder without such routers does not carry the code."""
 
 
 class QueryChunk(NamedTuple):
@@ -36,6 +41,8 @@ def supports_compact_attention(query: Tensor, time: int) -> bool:
     return query.is_cpu and wide and time >= MIN_LENGTH and not torch.compiler.is_compiling()
 
 
+@row_attentions.register("keys=own")
+@row_attentions.register("routed")
 def compact_attention(query_RNH: Tensor, key_STNH: Tensor, value_STNH: Tensor, permutation: Permutation) -> Tensor:
     """Attention of each row's query [row, head, dim] to the tokens up to its own in its sequence S."""
     output: Tensor = CompactAttention.apply(query_RNH * query_RNH.shape[-1] ** -0.5, key_STNH, value_STNH, permutation)

@@ -1,12 +1,13 @@
 """Attention experts: a bank of attentions of one shape, of which a router chooses a few for each token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config.registry import Choice
+from ..config.registry import Choice, Registry
 from ..dropout import Dropout
 from ..routing.dispatch import is_sparse, sort_by_expert
 from ..routing.experts import check_stackable, set_active_share
@@ -17,12 +18,24 @@ from ..span import Span
 from .attention import AttentionExpertsConfig, attention_banks, attentions
 from .mixture_of_heads import MixtureOfHeads  # noqa: F401 (it registers itself)
 
+attention_stacks = Registry("stack of attention experts")
+"""By what a parallel stage says of its stack, as `feed_stacks`."""
 
-def attention_part(choice: Choice, width: int, dropout: float, stack: int | None) -> nn.Module:
-    """An attention, or a bank of them with its router."""
+
+def attention_part(
+    choice: Choice, width: int, dropout: float, stack: int | None, members: Sequence[str] = ()
+) -> nn.Module:
+    """An attention, or a bank of them with its router; or a stack of either, for these members."""
     experts = getattr(choice.options, "experts", None)
     if experts is None:
         return attentions.build(choice, width, dropout=dropout, **stack_kwargs(stack))  # type: ignore[no-any-return]
+    if stack is not None:
+        return attention_stacks["with_experts"](choice, experts, width, dropout, members)  # type: ignore[no-any-return]
+    return attention_bank(choice, experts, width, dropout)
+
+
+def attention_bank(choice: Choice, experts: AttentionExpertsConfig, width: int, dropout: float) -> nn.Module:
+    """A bank of attentions with its router."""
     return attention_banks[f"keys={experts.keys}"](choice, experts, width, dropout)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..routing.dispatch import Permutation
 from ..span import Span
 from .attention import Attention, AttentionConfig, AttentionRule, attentions
-from .compact import compact_attention, supports_compact_attention
+from .compact import row_attentions, supports_compact_attention
 from .eager import eager_attention
 
 
@@ -59,4 +59,5 @@ class SoftmaxAttention(Attention):
             key = rotate(key)
             query_STNH = rotate(permutation.scatter_per_expert(query_RW).view_as(key))
             query_RW = permutation.gather_per_expert(query_STNH.reshape(len(kv_MBTW), -1, query_RW.shape[1]))
-        return compact_attention(query_RW.unflatten(1, (self.heads, -1)), key, value, permutation).flatten(1)
+        output: Tensor = row_attentions["routed"](query_RW.unflatten(1, (self.heads, -1)), key, value, permutation)
+        return output.flatten(1)

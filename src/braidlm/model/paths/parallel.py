@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..attention.member_experts import MemberAttentionExperts  # noqa: F401 (it registers itself)
 from ..block import Block, BlockConfig, can_stack
 from ..config.inheritance import inherit
 from ..config.ranges import MAX_ITEMS, Choices, Layers, Size
@@ -75,9 +76,9 @@ class ParallelStage(Stage):
         to: Size | None = None
         """Width after the last layer; by default that of the stage's input (concat: the sum of the paths' widths)."""
         stacked: bool | Literal["with_experts"] = True
-        """Whether paths of one shape are computed as a stack: those without experts (true), or also those whose
-        feed-forward parts are experts, unless a router chooses among the paths too (with_experts). False keeps a module
-        for each path, the plain reference."""
+        """Whether paths of one shape are computed as a stack: those without experts (true), or also those with experts,
+        unless a router chooses among the paths too (with_experts). False keeps a module for each path, the plain
+        reference."""
         share: Annotated[Choice, PartOf(sharings)] | None = None
         """What the blocks of a path share: `feeds`, `attentions` or `blocks`; by default each has its own weights."""
 
