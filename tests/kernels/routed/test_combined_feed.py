@@ -51,6 +51,10 @@ def test_combined_feed_equals_torch(
     check(permuted(case, device)[0], (24, 40), kind, gated, biased, biased == gated, dtype)
 
 
+def test_projections_on_several_blocks_of_channels_are_added_up(device: str, dtype: torch.dtype) -> None:
+    check(permuted("top 2", device)[0], (24, 136), "gelu_new", False, True, False, dtype)
+
+
 def test_padding_rows_are_never_read(device: str, dtype: torch.dtype) -> None:
     permutation, _ = permuted("top 2, an empty expert", device)
     with nan_in_new_memory():

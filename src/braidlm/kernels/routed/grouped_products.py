@@ -27,11 +27,11 @@ class Blocks:
     warps: int
     stages: int
     max_registers: int | None = None
-    """Per thread, where a limit lets a multiprocessor run two programs at once."""
+    """Per thread, where a limit lets a multiprocessor run more programs at once. Only NVIDIA's compiler knows it."""
 
     @property
     def launch(self) -> dict[str, int]:
-        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
+        limit = {"maxnreg": self.max_registers} if self.max_registers and torch.version.cuda else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
@@ -265,8 +265,9 @@ def combined_backward(
     `weighted` [R, in] gets the activation's value times the weight.
     """
     assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
+    blocks = _combined_blocks(weight.shape[1], weight.shape[2], gradient.dtype, gated)
     sums, projections = _backward(
-        gradient, weight, permutation, inner, activation, gated, None, out, summed, row_weights, weighted
+        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, row_weights, weighted
     )
     assert projections is not None
     return sums, projections
@@ -308,12 +309,14 @@ def _backward(
 
 
 # These blocks were the fastest of twelve or more on an H200 for banks of 192-768, 384-768 and 384-248 channels, and of
-# ten for banks of 1024-2048 channels and more.
+# ten for banks of 1024-2048 channels and more. "Uneven" is what was measured at 248 channels: no multiple of a block.
 LARGE = 1024
 """Channels from which on a program can hold a large block, and a product is long enough to fill the device with it."""
 LARGE_BLOCKS = Blocks(128, 256, 64, 8, 4)
 LARGE_BACKWARD_BLOCKS = Blocks(128, 128, 64, 8, 3)
 """With an activation's derivative, or sums, a program holds twice the elements."""
+UNEVEN_BLOCKS = Blocks(128, 128, 64, 8, 3, 128)
+UNEVEN_COMBINED_BLOCKS = Blocks(64, 64, 64, 4, 3, 128)
 
 
 def _is_large(columns: int, inner: int) -> bool:
@@ -327,7 +330,7 @@ def _product_blocks(columns: int, inner: int, dtype: torch.dtype, summed: bool =
         return LARGE_BACKWARD_BLOCKS if summed else LARGE_BLOCKS
     if not _fits(columns, 128) or (summed and columns % 128 == 0):
         return Blocks(128, 64, 64, 4, 3)
-    return Blocks(128, 128, 64, 8, 3) if inner % 64 and not summed else Blocks(64, 128, 64, 4, 3)
+    return UNEVEN_BLOCKS if inner % 64 and not summed else Blocks(64, 128, 64, 4, 3)
 
 
 def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
@@ -337,7 +340,13 @@ def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
         return LARGE_BLOCKS
     if not _fits(columns, 128):
         return Blocks(128, 64, 64, 8, 3)
-    return Blocks(128, 128, 64, 4 if columns % 128 else 8, 3)
+    return UNEVEN_BLOCKS if columns % 128 else Blocks(128, 128, 64, 8, 3)
+
+
+def _combined_blocks(columns: int, inner: int, dtype: torch.dtype, gated: bool) -> Blocks:
+    if dtype == torch.float32 or gated or columns % 128 == 0 or not _fits(columns, 128):
+        return _product_blocks(columns, inner, dtype, summed=True)
+    return UNEVEN_COMBINED_BLOCKS
 
 
 def _fits(columns: int, block: int) -> bool:
