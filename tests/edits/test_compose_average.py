@@ -32,6 +32,7 @@ from braidlm.core.models.folders import load_config, load_lineage, load_model, s
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
+from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -189,6 +190,20 @@ def test_plain_transformers_opens_it(pair: list[Path], tmp_path: Path) -> None:
     text = opened.generate(ids(), max_new_tokens=4, do_sample=False)
     assert text.shape[1] <= ids().shape[1] + 4
     AutoModelForSequenceClassification.from_pretrained(made, trust_remote_code=True, num_labels=2)
+
+
+@torch.no_grad()
+def test_experts_are_switched_off_by_model_and_name(tmp_path: Path) -> None:
+    folders = [saved_path(tmp_path / name, i, **EXPERTS) for i, name in enumerate("ab")]
+    made, off = compose(folders, tmp_path / "made", join="average"), "stages.0.layers.0"
+    assert (made / "modeling_braid.py").stat().st_size < 200_000
+    alone = load_model(folders[1], without=[f"{off}:expert_2"]).double()
+    averaged = load_model(made, without=[f"{off}.paths.b.0.feed:expert_2"]).double()
+    wanted = [double(folders[0])(ids()).logits, alone(ids()).logits]
+    close(averaged(ids()).logits, torch.logaddexp(*(x.log_softmax(-1) for x in wanted)) - math.log(2))
+    assert (averaged(ids()).logits - average(folders, input_ids=ids())).abs().max() > 1e-3
+    with pytest.raises(BraidError, match="Experts of paths and projections cannot be pruned; `--without`"):
+        edit("prune", made, tmp_path / "pruned", text="unread", threshold=0.1)
 
 
 def test_evaluation_scores_the_average(pair: list[Path], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from braidlm.edits.criteria import Criterion
 from braidlm.edits.modules import Modules, layers_of, modules_of
 from braidlm.edits.sources import Source
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.routing.router import TopKRouter
 from braidlm.routes.texts import DataSource
 from braidlm.routes.windows import windows_of
 
@@ -40,7 +41,12 @@ def all_modules(source: Source) -> list[Modules]:
     """The modules of all blocks, or an error if there are none."""
     modules = [one for layer in layers_of(source.plain) for one in modules_of(layer)]
     if not modules:
-        raise BraidError("this model has no experts in its blocks: there is nothing to prune", source.model.title)
+        in_paths = any(isinstance(module, TopKRouter) for module in source.plain.model.modules())
+        raise BraidError(
+            "this model has no experts in its blocks: there is nothing to prune",
+            source.model.title,
+            "Experts of paths and projections cannot be pruned; `--without` switches them off." if in_paths else None,
+        )
     return modules
 
 
