@@ -297,8 +297,9 @@ def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
         DENSE["gpt2"],
         ROUTED["moep"] | {"stages": ROUTED["moep"]["stages"][1:3], "tie_embeddings": False},
         ROUTED["depths alone, with biases"],
+        ROUTED["a shared part, and more choices than a norm's kernel holds"],
     ],
-    ids=["gpt2", "moep's projection and parallel layers", "depths"],
+    ids=["gpt2", "moep's projection and parallel layers", "depths", "experts beside a shared part"],
 )
 def test_a_layer_that_is_computed_again_drops_the_same(architecture: dict[str, Any], device: str) -> None:
     """With activation checkpointing."""

@@ -17,7 +17,7 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
-from braidlm.kernels.routed.combine import Combine
+from braidlm.kernels.routed.combine import Combine, DeferredDispatch
 from braidlm.kernels.routed.combined_feed import CombinedFeed
 from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
@@ -41,6 +41,8 @@ class Dispatch:
     permutation: Permutation
     ready: torch.cuda.Event | None = None
     """The event to wait for before the permutation is read, where the side stream computes it."""
+    deferred: DeferredDispatch | None = None
+    """For experts that read the rows which the router passed on, where its backward pass takes gradients from here."""
 
     def wait(self) -> None:
         """Wait for the permutation."""
@@ -143,7 +145,7 @@ def routed_feed_sublayer(
     delta = CombinedFeed.apply(
         normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
         None if shared is None else shared.delta, dispatch.permutation, kind, gated,
-        context.slots.get(reader), out_slot,
+        context.slots.get(reader), out_slot, dispatch.deferred,
     )  # fmt: skip
     return stream, PendingAdd(delta, None if shared is None else shared.bias, out_slot), (dispatch.routing,)
 
@@ -205,13 +207,16 @@ def _route(
     """
     config = router.config
     inner, read = router.inner, rows
+    deferred = DeferredDispatch() if inner is None else None  # else others read the rows beside the router
     if inner is not None:
         read = RouterInner.apply(rows, inner.weight, inner.bias, config.activation)
     passed_on, *choice = Route.apply(
         read, *_scores_of(router), router.balance, config.top_k, config.renormalise,
-        context.sums_of(router), slot if inner is None else None,
+        context.sums_of(router), slot if inner is None else None, deferred,
     )  # fmt: skip
-    return _dispatch(router, choice, context, permute_on_side), passed_on if inner is None else rows
+    dispatch = _dispatch(router, choice, context, permute_on_side)
+    dispatch.deferred = deferred
+    return dispatch, passed_on if inner is None else rows
 
 
 def _scores_of(router: TopKRouter) -> tuple[Tensor, Tensor | None]:

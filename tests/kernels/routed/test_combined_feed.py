@@ -7,13 +7,16 @@ import pytest
 pytest.importorskip("triton")
 import torch
 from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
-from sorted_rows import choices, matrices, permuted
+from sorted_rows import TILE, choices, matrices, permuted
 from torch import Tensor
 
 from braidlm.kernels.gradient_stacks import StackedRows
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.routed.combine import DeferredDispatch
 from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.permutation import Permutation, permute
+from braidlm.kernels.routed.router import Route, plain_route
 from braidlm.kernels.side_stream import use_side_stream
 
 
@@ -93,6 +96,47 @@ def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: t
 
     for ours, theirs in zip(run(stacked=True), run(stacked=False), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("experts", [4, 17])
+@pytest.mark.parametrize("weights_read", [False, True], ids=["", "weights read by a loss"])
+def test_gradients_handed_to_the_router_equal_those_of_autograd(
+    experts: int, weights_read: bool, device: str, dtype: torch.dtype
+) -> None:
+    """Another part reads the same tokens, as a shared part beside the experts does."""
+    width, hidden, tokens, top_k = 24, 40, 70, 3
+    up, up_cast, up_rounding = matrices(experts, width, hidden, dtype=dtype, device=device)
+    out, out_cast, out_rounding = matrices(experts, hidden, width, dtype=dtype, device=device)
+    stream, router = torch.randn(tokens, width, device=device).to(dtype), torch.randn(experts, width, device=device)
+    bias, out_bias = torch.randn(experts, device=device), torch.randn(experts, width, device=device)
+    permutation = permute(plain_route(stream, router.to(dtype), bias.to(dtype), None, top_k, True)[3], experts, 2, TILE)
+    side = side_stream(device)
+
+    def fused(s: Tensor, r: Tensor, b: Tensor, u: Tensor, o: Tensor, ob: Tensor) -> tuple[Tensor, ...]:
+        deferred = DeferredDispatch()
+        with use_side_stream(side):
+            passed_on, _, _, _, weights = Route.apply(s, r, b, None, top_k, True, ColumnSums(1), None, deferred)
+            fed = CombinedFeed.apply(
+                passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on, permutation, "gelu_new", False,
+                None, None, deferred,
+            )  # fmt: skip
+        return (fed, weights) if weights_read else (fed,)
+
+    def plain(s: Tensor, r: Tensor, b: Tensor, u: Tensor, o: Tensor, ob: Tensor) -> tuple[Tensor, ...]:
+        weights = plain_route(s, r, b, None, top_k, True)[4]
+        u, o = u + up_rounding, o + out_rounding
+        fed = plain_combined_feed(s, u, None, o, ob, weights, 2 * s, permutation, "gelu_new", False)
+        return (fed, weights) if weights_read else (fed,)
+
+    assert_equal_with_gradients(fused, plain, [stream, router, bias, up, out, out_bias], dtype, roundings=2)
+
+
+def test_a_router_whose_experts_get_no_gradient(device: str) -> None:
+    """Such as that of a loss of the router alone."""
+    stream, router = torch.randn(20, 24, device=device), torch.randn(4, 24, device=device, requires_grad=True)
+    _, scores, *_ = Route.apply(stream, router, None, None, 2, True, ColumnSums(1), None, DeferredDispatch())
+    (gradient,) = torch.autograd.grad(scores.sum(), router)
+    torch.testing.assert_close(gradient, stream.sum(0).expand(4, -1))
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.routed.permutation import Permutation
+from braidlm.kernels.side_stream import DeferredGradient
 
 ELEMENTS, WARPS = 4096, 4
 """Elements of a program's block, and its warps."""
@@ -83,6 +84,23 @@ def _combine_backward(  # type: ignore[no-untyped-def]
     tl.store(weights_gradient + offset, projection, mask=choice_mask)
     dy *= weight[:, None]
     tl.store(rows_gradient + offsets, dy.to(rows_gradient.dtype.element_ty), mask=column < WIDTH)
+
+
+class DeferredDispatch:
+    """Gradients that experts' backward pass hands to that of their router, past autograd.
+
+    Those of weights [N, K] are computed on the side stream, beside products that would else wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.weights = DeferredGradient()
+
+    def add_weights(self, others: Tensor | None) -> Tensor | None:
+        """The gradient of the weights, with what autograd brings from their other readers."""
+        if self.weights.gradient is None:  # the loss does not depend on what the experts compute
+            return others
+        gradient = self.weights.read()
+        return gradient if others is None else gradient + others
 
 
 class Combine(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.routed.combine import combine, plain_combine
+from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
 from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
 from braidlm.kernels.routed.grouped_products import MIN_BLOCK, combined_backward, grouped_forward
 from braidlm.kernels.routed.grouped_sums import expert_sums
@@ -66,7 +66,8 @@ def _weights_gradient(  # type: ignore[no-untyped-def]
 class CombinedFeed(Function):
     """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
 
-    Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices.
+    Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices. With `deferred`, which the router
+    has that passed the tokens on, their gradient is left there.
     """
 
     @staticmethod
@@ -86,6 +87,7 @@ class CombinedFeed(Function):
         gated: bool,
         up_slot: GradientSlot | None = None,
         out_slot: GradientSlot | None = None,
+        deferred: DeferredDispatch | None = None,
     ) -> Tensor:
         check_slot(up_slot, tokens)
         trains = any(ctx.needs_input_grad)
@@ -95,7 +97,8 @@ class CombinedFeed(Function):
         combined = combine(rows, weights.contiguous(), permutation, base, row_weights)
         ctx.save_for_backward(tokens, inner, up_cast, out_cast, out_bias, row_weights)
         ctx.permutation, ctx.kind, ctx.gated, ctx.side = permutation, kind, gated, current_side_stream()
-        ctx.up_slot, ctx.out_slot, ctx.weights_type, ctx.has_base = up_slot, out_slot, weights.dtype, base is not None
+        ctx.up_slot, ctx.out_slot, ctx.deferred = up_slot, out_slot, deferred
+        ctx.weights_type, ctx.has_base = weights.dtype, base is not None
         return combined
 
     @staticmethod
@@ -131,12 +134,17 @@ class CombinedFeed(Function):
         if sums is not None:
             with on_side(ctx.side, sums, permutation.expert_offsets, priority=True):
                 bias_gradient = expert_sums(sums, permutation)
-        if needs_weights:
+        if needs_weights and ctx.deferred is None:
             weights_gradient = weights_of(projections, gradient, out_bias, permutation).to(ctx.weights_type)
+        elif needs_weights:
+            read = (projections, gradient, permutation.row_of_choice, permutation.tile_expert)
+            with on_side(ctx.side, *read, priority=True):
+                deferred_gradient = weights_of(projections, gradient, out_bias, permutation)
+            ctx.deferred.weights.write(deferred_gradient, ctx.side)
         if needs_tokens:
             tokens_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, True)
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
-        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 5
+        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 6
 
 
 def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permutation: Permutation) -> Tensor:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
+from braidlm.kernels.routed.combine import DeferredDispatch
 
 MAX_FEW = 8
 """Choices up to which a program that reads whole rows is faster (H200, LOG.md) than one that computes by blocks."""
@@ -241,7 +242,7 @@ class Route(torch.autograd.Function):
     -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
 
     The stream is returned so that the gradient of its next reader is added in the same kernel. `slot` belongs to the
-    layer whose output has the gradient of the stream.
+    layer whose output has the gradient of the stream. `deferred` brings gradients of the weights past autograd.
     """
 
     @staticmethod
@@ -255,6 +256,7 @@ class Route(torch.autograd.Function):
         renormalise: bool,
         sums: ColumnSums,
         slot: GradientSlot | None = None,
+        deferred: DeferredDispatch | None = None,
     ) -> tuple[Tensor, ...]:
         (rows, width), choices = stream.shape, len(weight)
         scores = torch.empty(rows, choices, dtype=torch.float32, device=stream.device)
@@ -268,6 +270,7 @@ class Route(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
         ctx.renormalise, ctx.sums, ctx.biased, ctx.slot = renormalise, sums, bias is not None, slot
+        ctx.deferred = deferred
         ctx.mark_non_differentiable(chosen)
         ctx.set_materialize_grads(False)
         return stream.view_as(stream), scores, probabilities, chosen, weights
@@ -292,6 +295,8 @@ class Route(torch.autograd.Function):
         programs = programs_for(stream.device, per_sm, columns * tiles) // columns or 1
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
+        if ctx.deferred is not None:
+            weights = ctx.deferred.add_weights(weights)
         upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
         (_route_few_backward if few else _route_backward)[(programs, columns)](
             stream, weight, saved_probabilities, chosen, saved_weights, *upstream, gradient, sums, rows, width, choices,
@@ -300,7 +305,7 @@ class Route(torch.autograd.Function):
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
         bias_gradient = total[choices * width :].data if ctx.biased else None
-        return gradient, weight_gradient, bias_gradient, *[None] * 5
+        return gradient, weight_gradient, bias_gradient, *[None] * 6
 
 
 def _block(width: int, choices: int) -> dict[str, int]:
