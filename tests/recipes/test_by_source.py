@@ -18,12 +18,11 @@ def toy(folder: Path) -> list[str]:
     """Overrides that leave everything of the recipe but its sizes, its task and two of its five seeds."""
     changes = [*write_sources(RECIPE, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "tasks=null"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.stride=8", "training.batch=4"]
+    changes += ["training.lengths=[{until: 0.7, length: 8}]"]
     changes += ["seeds=[1,2]", "paths.seeds=[1]", "whole.dense.seeds=[1]", "training.warmup=2", "validation.tokens=300"]
     changes += ["epochs=0.2", "whole.fifth.epochs=0.04", "composed.mixture.training.warmup=1", "paths.share=0.8"]
     for model in ("paths.model", "whole.fifth.model", "whole.dense.model"):
-        changes += [
-            f"{model}.{key}" for key in ("width=16", "vocab_size=400", "context=32", "stages[0].block.layers=1")
-        ]
+        changes += [f"{model}.{key}" for key in ("width=16", "stages[0].block.layers=1")]
     return changes
 
 

@@ -22,7 +22,7 @@ def toy(recipe: str, folder: Path) -> list[str]:
     """Overrides that leave everything of a recipe but its sizes."""
     changes = [*write_sources(recipe, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "seeds=[1]"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
-    changes += ["epochs=0.05", "validation.tokens=300"]
+    changes += ["epochs=0.05", "validation.tokens=300", "training.lengths=[{until: 0.7, length: 8}]"]
     for model in ("paths.model", "whole.dense", "whole.llama_256"):
         changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     return changes

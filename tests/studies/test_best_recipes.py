@@ -28,12 +28,12 @@ def toy(corpus: Path, out: Path) -> list[str]:
         "data.chunking.stride=8",
         "epochs=1",
         "validation.tokens=400",
+        "training.lengths=[{until: 0.7, length: 8}]",
     ]
     changes += ["data.chunking.words_per_epoch=300", "training.batch=4", "training.warmup=2", "seeds=[1,2]"]
     changes += [f"{key}.every='300 words'" for key in ("checkpoints", "validation")]
     for model in ("dense", "routed"):
-        changes += [f"whole.{model}.{key}" for key in ("width=24", "vocab_size=400", "context=32")]
-        changes += [f"whole.{model}.stages[0].block.layers=1"]
+        changes += [f"whole.{model}.model.{key}" for key in ("width=24", "stages[0].block.layers=1")]
         changes += [f"averages.{model}_average.distilled.seeds=[1]"]
     changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
     return changes
@@ -42,7 +42,7 @@ def toy(corpus: Path, out: Path) -> list[str]:
 def test_both_sides_have_the_same_flops() -> None:
     models = {row["name"]: row for row in show("best/strict-small")["models"]}
     assert models["routed"]["flops_per_token"] == pytest.approx(models["dense"]["flops_per_token"], rel=0.01)
-    assert models["dense"]["flops_per_token"] == pytest.approx(60e6, rel=0.01)
+    assert models["dense"]["flops_per_token"] == pytest.approx(58e6, rel=0.01)
 
 
 def test_the_whole_budget() -> None:
