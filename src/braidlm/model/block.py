@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -15,7 +15,6 @@ from .errors import BraidError
 from .feed.feeds import feeds
 from .feed.routed import feed_part
 from .norms import norms
-from .routing.dispatch import Permutation
 from .routing.routing import Routings
 from .routing.stacked import stack_kwargs
 from .span import Span
@@ -56,20 +55,6 @@ class Block(nn.Module):
         hidden = hidden + self.drop(attention_output)
         feed_output, feed_routings = self.feed(self.feed_norm(hidden))
         return hidden + self.drop(feed_output), attention_routings + feed_routings
-
-    def forward_routed(
-        self, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None
-    ) -> Tensor:
-        """Run each member of a stack on the rows of the tokens that chose it, [row, width] in and out.
-
-        With `stream` [batch, time, width], keys and values are those of all its tokens; otherwise those of the rows.
-        """
-        groups = permutation.groups
-        normed = self.attention_norm(rows, groups) if stream is None else self.attention_norm(stream[None])
-        attention: Any = self.attention
-        rows = rows + self.drop(attention.forward_routed(normed, permutation, span))
-        feed_output, _ = self.feed(self.feed_norm(rows, groups), groups)
-        return rows + self.drop(feed_output)
 
 
 def can_stack(config: BlockConfig, with_experts: bool = False) -> bool:

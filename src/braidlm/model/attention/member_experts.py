@@ -16,8 +16,7 @@ from .routed import attention_bank, attention_stacks
 class MemberAttentionExperts(nn.ModuleDict):
     """A bank with its router for each member, by its name: [member, batch, time, width] in and out.
 
-    Every member has keys and a cache of its own, so that these are computed one after another; norms and feed-forward
-    parts of their blocks are not.
+    Keys and caches are each member's own, so that the banks are computed one after another.
     """
 
     def __init__(

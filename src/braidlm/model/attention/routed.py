@@ -19,7 +19,7 @@ from .attention import AttentionExpertsConfig, attention_banks, attentions
 from .mixture_of_heads import MixtureOfHeads  # noqa: F401 (it registers itself)
 
 attention_stacks = Registry("stack of attention experts")
-"""By what a parallel stage says of its stack, as `feed_stacks`."""
+"""As `feed_stacks`."""
 
 
 def attention_part(

@@ -15,7 +15,7 @@ from ..routing.stacked import stack_kwargs, weighted_sum
 from .feeds import FeedExpertsConfig, feeds
 
 feed_stacks = Registry("stack of experts")
-"""By what a parallel stage says of its stack: a folder has the code of those in its configuration."""
+"""By a parallel stage's `stacked`: a folder has the code of those in its configuration."""
 
 
 def feed_part(choice: Choice, width: int, stack: int | None, members: Sequence[str] = ()) -> nn.Module:

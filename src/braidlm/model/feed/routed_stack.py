@@ -1,4 +1,4 @@
-"""A stack of feed-forward parts with experts: the experts of all members are one bank, in which each has its own."""
+"""A stack of feed-forward parts with experts: those of all members are one bank."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,6 @@ class RoutedFeedStack(nn.Module):
         return (output if self.shared is None else output + self.shared(normed)[0]), routings
 
     def _sparse(self, normed: Tensor, routings: Routings) -> Tensor:
-        # Added to each member's own choices, the first of its rows makes them those of the whole bank.
         chosen = [r.chosen_BTK.flatten(0, 1) + member * self.experts for member, r in enumerate(routings)]
         permutation = sort_by_expert(torch.cat(chosen), len(routings) * self.experts)
         rows, _ = self.bank(permutation.gather(normed.flatten(0, 2)), permutation.groups)

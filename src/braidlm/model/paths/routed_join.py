@@ -1,18 +1,18 @@
 """The routed join: the top k of the paths' blocks for each token, chosen before they are computed (MoEP)."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..attention.attention import AttentionExpertsConfig, Scope
 from ..attention.routed import RoutedAttention, set_active_attention_share, span_for_scope
-from ..block import Block, BlockConfig
+from ..block import BlockConfig
 from ..config.registry import Choice
 from ..errors import BraidError
 from ..feed.feeds import FeedExpertsConfig
-from ..routing.dispatch import is_sparse, sort_by_expert
+from ..routing.dispatch import Permutation, is_sparse, sort_by_expert
 from ..routing.experts import set_active_share
 from ..routing.router import RouterConfig, TopKRouter
 from ..routing.routing import Routing, Routings
@@ -78,8 +78,7 @@ class Routed(SameWidthJoin):
         permutation = sort_by_expert(routing.chosen_BTK.flatten(0, 1), len(self.names))
         rows = permutation.gather(hidden.flatten(0, 1))
         for block in layer.stack:
-            assert isinstance(block, Block)
-            rows = block.forward_routed(rows, permutation, span, hidden if self.scope == "all" else None)
+            rows = run_rows(block, rows, permutation, span, hidden if self.scope == "all" else None)
         return permutation.combine(rows, routing.weights_BTK.flatten(0, 1)).view_as(hidden)
 
     def set_costs(self, layer: ParallelLayer) -> None:
@@ -117,3 +116,15 @@ class Routed(SameWidthJoin):
             feed=Choice(first.config.feed.kind, feed),
             dropout=first.config.dropout,
         )
+
+
+def run_rows(block: Any, rows: Tensor, permutation: Permutation, span: Span, stream: Tensor | None = None) -> Tensor:
+    """Run each member of a stack of blocks on the rows of the tokens that chose it, [row, width] in and out.
+
+    With `stream` [batch, time, width], keys and values are those of all its tokens; otherwise those of the rows.
+    """
+    groups = permutation.groups
+    normed = block.attention_norm(rows, groups) if stream is None else block.attention_norm(stream[None])
+    rows = rows + block.drop(block.attention.forward_routed(normed, permutation, span))
+    feed_output, _ = block.feed(block.feed_norm(rows, groups), groups)
+    return rows + block.drop(feed_output)  # type: ignore[no-any-return]

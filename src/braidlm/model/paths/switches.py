@@ -62,7 +62,7 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def address_outside_stack(name: str) -> str:
-    """The name of a module; that of a router in a stack of paths is what it would be with a module for each path."""
+    """A module's name; that of a router in a stack of paths is the one it has with a module for each path."""
     return re.sub(r"\.stack\.(\d+\.\w+)\.(?:router\.)?([^.]+)(?:\.router)?$", r".paths.\2.\1.router", name)
 
 

@@ -1,4 +1,4 @@
-"""The routers of the members of a stack, which score and choose as one where nothing but their weights differs."""
+"""The routers of a stack's members, which score and choose as one where only their weights differ."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +14,7 @@ from .routing import Routings
 class RouterStack(nn.ModuleDict):
     """A router for each member, by its name: [member, batch, time, width] in, a routing for each member out.
 
-    They are modules of their own, so that choices are switched off, balanced and recorded by the names that they have
-    outside of a stack.
+    Each is a module, so that its choices are switched off, balanced and recorded under the names they have alone.
     """
 
     def __init__(self, config: RouterConfig, width: int, choices: Sequence[str], members: Sequence[str]):
@@ -56,6 +55,6 @@ class RouterStack(nn.ModuleDict):
 
 
 def _is_linear(router: Any) -> bool:
-    """Whether a router has scores of one layer and no state of its own, such as choices that are switched off."""
+    """Whether its scores are of one layer, and it has no state such as choices that are switched off."""
     has_state = router.inactive or router.balance is not None or router.opening is not None
     return not has_state and router.norm is None and router.inner is None and type(router.scores) is ScoreLinear
