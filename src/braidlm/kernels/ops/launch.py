@@ -26,6 +26,11 @@ def row_tile(width: int) -> dict[str, int]:
     return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
+def register_limit(registers: int | None) -> dict[str, int]:
+    """The option of a launch for at most so many registers per thread, which only NVIDIA's compiler knows."""
+    return {"maxnreg": registers} if registers and torch.version.cuda else {}
+
+
 def is_nvidia(x: Tensor) -> bool:
     """Whether a kernel may use NVIDIA's own instructions: not in Triton's interpreter, nor on other GPUs."""
     return x.is_cuda and torch.version.cuda is not None

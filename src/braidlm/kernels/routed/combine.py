@@ -21,14 +21,14 @@ ELEMENTS, WARPS = 4096, 4
 
 @triton.jit
 def combined_rows(  # type: ignore[no-untyped-def]
-    rows, weights, row_of_choice, token, token_mask, mask, column, WIDTH: tl.constexpr, CHOICES: tl.constexpr
+    rows, weights, row_of_choice, token, token_mask, mask, column, width, CHOICES: tl.constexpr
 ):
     """The sum of some tokens' rows, each times its weight if there are weights, in float32."""
     total = tl.zeros(mask.shape, tl.float32)
     for choice in tl.static_range(CHOICES):
         offset = token * CHOICES + choice
         row = tl.load(row_of_choice + offset, mask=token_mask, other=0).to(tl.int64)
-        x = tl.load(rows + row[:, None] * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(rows + row[:, None] * width + column, mask=mask, other=0.0).to(tl.float32)
         if weights is not None:
             x *= tl.load(weights + offset, mask=token_mask, other=0.0)[:, None]
         total += x
@@ -89,11 +89,14 @@ def _combine_backward(  # type: ignore[no-untyped-def]
 class DeferredDispatch:
     """Gradients that experts' backward pass hands to that of their router, past autograd.
 
-    Those of weights [N, K] are computed on the side stream, beside products that would else wait for them.
+    Those of weights [N, K] are computed on the side stream, beside products that would else wait for them. Those of
+    tokens are sorted rows [R, width] still, with the row [N, K] of each token's k-th choice: the router's kernel, which
+    reads the tokens' other gradients too, adds them up.
     """
 
     def __init__(self) -> None:
         self.weights = DeferredGradient()
+        self.rows: tuple[Tensor, Tensor] | None = None
 
     def add_weights(self, others: Tensor | None) -> Tensor | None:
         """The gradient of the weights, with what autograd brings from their other readers."""
@@ -101,6 +104,11 @@ class DeferredDispatch:
             return others
         gradient = self.weights.read()
         return gradient if others is None else gradient + others
+
+    def read_rows(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The gradients of rows, and the row of each choice. No reference is kept, so that they are freed at once."""
+        rows, self.rows = self.rows, None
+        return rows or (None, None)
 
 
 class Combine(torch.autograd.Function):

@@ -67,7 +67,7 @@ class CombinedFeed(Function):
     """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
 
     Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices. With `deferred`, which the router
-    has that passed the tokens on, their gradient is left there.
+    has that passed the tokens on, the gradients of tokens and weights are left there.
     """
 
     @staticmethod
@@ -141,8 +141,11 @@ class CombinedFeed(Function):
             with on_side(ctx.side, *read, priority=True):
                 deferred_gradient = weights_of(projections, gradient, out_bias, permutation)
             ctx.deferred.weights.write(deferred_gradient, ctx.side)
-        if needs_tokens:
+        if needs_tokens and ctx.deferred is None:
             tokens_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, True)
+        elif needs_tokens:
+            rows_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, False)
+            ctx.deferred.rows = rows_gradient, permutation.row_of_choice
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
         return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 6
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.dropout import keep_mask, threshold
-from braidlm.kernels.ops.launch import is_nvidia
+from braidlm.kernels.ops.launch import is_nvidia, register_limit
 from braidlm.kernels.routed.permutation import Permutation
 
 
@@ -27,12 +27,11 @@ class Blocks:
     warps: int
     stages: int
     max_registers: int | None = None
-    """Per thread, where a limit lets a multiprocessor run more programs at once. Only NVIDIA's compiler knows it."""
+    """Per thread, where a limit lets a multiprocessor run more programs at once."""
 
     @property
     def launch(self) -> dict[str, int]:
-        limit = {"maxnreg": self.max_registers} if self.max_registers and torch.version.cuda else {}
-        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+        return {"num_warps": self.warps, "num_stages": self.stages, **register_limit(self.max_registers)}
 
 
 FLOAT32_BLOCKS = Blocks(64, 64, 32, 4, 2)

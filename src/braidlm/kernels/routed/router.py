@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
-from braidlm.kernels.ops.launch import programs_for
-from braidlm.kernels.routed.combine import DeferredDispatch
+from braidlm.kernels.ops.launch import programs_for, register_limit
+from braidlm.kernels.routed.combine import DeferredDispatch, combined_rows
 
 MAX_FEW = 8
 """Choices up to which a program that reads whole rows is faster (H200, LOG.md) than one that computes by blocks."""
@@ -25,6 +25,8 @@ ROWS, COLUMNS = 64, 64
 """With many choices: the block of the stream that a program reads at once."""
 MIN_CHOICES = 16
 """A matrix product has no fewer rows; those beyond the choices are masked."""
+GATHERING_STAGES, GATHERING_REGISTERS = 2, 168
+"""With many choices, where the backward pass also gathers rows: three programs still fit on a multiprocessor."""
 PROGRAMS_PER_SM, PROGRAMS_PER_SM_FEW, TILES_PER_PROGRAM_FEW = 4, 8, 2
 """Maxima and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 
@@ -117,6 +119,22 @@ def score_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _readers_gradient(  # type: ignore[no-untyped-def]
+    stream_gradient, rows_gradient, row_of_choice, row, rows, mask, offsets, column, width, TOP_K: tl.constexpr
+):
+    """The gradient that the stream's other readers have: one that is there, and one of sorted rows (each may be None).
+
+    Kernels load it first, so that it is there when they have computed their own.
+    """
+    total = tl.zeros(mask.shape, tl.float32)
+    if stream_gradient is not None:
+        total += tl.load(stream_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+    if rows_gradient is not None:
+        total += combined_rows(rows_gradient, None, row_of_choice, row, row < rows, mask, column[None, :], width, TOP_K)
+    return total
+
+
+@triton.jit
 def store_sums(  # type: ignore[no-untyped-def]
     sums, weight_sum, bias_sum, width, choices, COLUMNS: tl.constexpr, CHOICES: tl.constexpr
 ):
@@ -146,7 +164,7 @@ def _route_few_forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _route_few_backward(  # type: ignore[no-untyped-def]
     stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
-    scores_gradient, gradient, sums, rows, width, choices,
+    scores_gradient, rows_gradient, row_of_choice, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -159,16 +177,17 @@ def _route_few_backward(  # type: ignore[no-untyped-def]
     bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
+        offset = row[:, None] * width + column[None, :]
+        stream_mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + offset, mask=stream_mask, other=0.0).to(tl.float32)
+        dx = _readers_gradient(
+            stream_gradient, rows_gradient, row_of_choice, row, rows, stream_mask, offset, column, width, TOP_K
+        )
         ds = score_gradient(
             probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
-        offset = row[:, None] * width + column[None, :]
-        stream_mask = (row < rows)[:, None] & (column < width)[None, :]
-        x = tl.load(stream + offset, mask=stream_mask, other=0.0).to(tl.float32)
-        dx = tl.sum(ds[:, :, None] * w[:, None, :], 0)
-        if stream_gradient is not None:
-            dx += tl.load(stream_gradient + offset, mask=stream_mask, other=0.0).to(tl.float32)
+        dx += tl.sum(ds[:, :, None] * w[:, None, :], 0)
         tl.store(gradient + offset, dx.to(gradient.dtype.element_ty), mask=stream_mask)
         weight_sum += ds[:, :, None] * x[None, :, :]
         bias_sum += ds
@@ -203,7 +222,7 @@ def _route_forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _route_backward(  # type: ignore[no-untyped-def]
     stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
-    scores_gradient, gradient, sums, rows, width, choices,
+    scores_gradient, rows_gradient, row_of_choice, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     """Of some columns: each program computes the gradient of the scores again, which is small."""
@@ -217,17 +236,18 @@ def _route_backward(  # type: ignore[no-untyped-def]
     bias_sum = tl.zeros([CHOICES, ROWS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = (begin + tl.arange(0, ROWS)).to(tl.int64)
+        offsets = row[:, None] * width + column[None, :]
+        mask = (row < rows)[:, None] & (column < width)[None, :]
+        x = tl.load(stream + offsets, mask=mask, other=0.0)
+        dx = _readers_gradient(
+            stream_gradient, rows_gradient, row_of_choice, row, rows, mask, offsets, column, width, TOP_K
+        )
         ds = score_gradient(
             probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
-        offsets = row[:, None] * width + column[None, :]
-        mask = (row < rows)[:, None] & (column < width)[None, :]
-        x = tl.load(stream + offsets, mask=mask, other=0.0)
         narrow = ds.to(x.dtype)  # gradients are computed in the type of the rows, as those of all other layers
-        dx = tl.dot(tl.trans(narrow), w, input_precision="ieee")
-        if stream_gradient is not None:
-            dx += tl.load(stream_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        dx += tl.dot(tl.trans(narrow), w, input_precision="ieee")
         tl.store(gradient + offsets, dx.to(gradient.dtype.element_ty), mask=mask)
         weight_sum = tl.dot(narrow, x, weight_sum, input_precision="ieee")
         bias_sum += ds
@@ -242,7 +262,7 @@ class Route(torch.autograd.Function):
     -> the stream, scores, probabilities [rows, choices], chosen, weights [rows, top_k].
 
     The stream is returned so that the gradient of its next reader is added in the same kernel. `slot` belongs to the
-    layer whose output has the gradient of the stream. `deferred` brings gradients of the weights past autograd.
+    layer whose output has the gradient of the stream. `deferred` brings gradients past autograd.
     """
 
     @staticmethod
@@ -295,12 +315,16 @@ class Route(torch.autograd.Function):
         programs = programs_for(stream.device, per_sm, columns * tiles) // columns or 1
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
+        rows_gradient = row_of_choice = None
         if ctx.deferred is not None:
             weights = ctx.deferred.add_weights(weights)
+            rows_gradient, row_of_choice = ctx.deferred.read_rows()
+        if rows_gradient is not None and not few:
+            block |= {"num_stages": GATHERING_STAGES, **register_limit(GATHERING_REGISTERS)}
         upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
         (_route_few_backward if few else _route_backward)[(programs, columns)](
-            stream, weight, saved_probabilities, chosen, saved_weights, *upstream, gradient, sums, rows, width, choices,
-            chosen.shape[1], ctx.renormalise, **block,
+            stream, weight, saved_probabilities, chosen, saved_weights, *upstream, rows_gradient, row_of_choice,
+            gradient, sums, rows, width, choices, chosen.shape[1], ctx.renormalise, **block,
         )  # fmt: skip
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
