@@ -109,17 +109,16 @@ def test_gradients_handed_to_the_router_equal_those_of_autograd(
     out, out_cast, out_rounding = matrices(experts, hidden, width, dtype=dtype, device=device)
     stream, router = torch.randn(tokens, width, device=device).to(dtype), torch.randn(experts, width, device=device)
     bias, out_bias = torch.randn(experts, device=device), torch.randn(experts, width, device=device)
-    permutation = permute(plain_route(stream, router.to(dtype), bias.to(dtype), None, top_k, True)[3], experts, 2, TILE)
-    side = side_stream(device)
+    chosen = plain_route(stream.double(), router.double(), bias.double(), None, top_k, True)[3]
+    permutation = permute(chosen, experts, 2, TILE)
 
     def fused(s: Tensor, r: Tensor, b: Tensor, u: Tensor, o: Tensor, ob: Tensor) -> tuple[Tensor, ...]:
         deferred = DeferredDispatch()
-        with use_side_stream(side):
-            passed_on, _, _, _, weights = Route.apply(s, r, b, None, top_k, True, ColumnSums(1), None, deferred)
-            fed = CombinedFeed.apply(
-                passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on, permutation, "gelu_new", False,
-                None, None, deferred,
-            )  # fmt: skip
+        passed_on, _, _, _, weights = Route.apply(s, r, b, None, top_k, True, ColumnSums(1), None, deferred)
+        fed = CombinedFeed.apply(
+            passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on, permutation, "gelu_new", False,
+            None, None, deferred,
+        )  # fmt: skip
         return (fed, weights) if weights_read else (fed,)
 
     def plain(s: Tensor, r: Tensor, b: Tensor, u: Tensor, o: Tensor, ob: Tensor) -> tuple[Tensor, ...]:
@@ -128,7 +127,7 @@ def test_gradients_handed_to_the_router_equal_those_of_autograd(
         fed = plain_combined_feed(s, u, None, o, ob, weights, 2 * s, permutation, "gelu_new", False)
         return (fed, weights) if weights_read else (fed,)
 
-    assert_equal_with_gradients(fused, plain, [stream, router, bias, up, out, out_bias], dtype, roundings=2)
+    assert_equal_with_gradients(fused, plain, [stream, router, bias, up, out, out_bias], dtype, roundings=4)
 
 
 def test_a_router_whose_experts_get_no_gradient(device: str) -> None:
