@@ -216,7 +216,7 @@ def test_a_low_rank_addition_begins_at_zero() -> None:
 def test_too_few_layers_are_refused(stage: dict[str, Any], text: str) -> None:
     with pytest.raises(BraidError, match=text) as error:
         tiny_model(stages=["block", stage])
-    assert error.value.where == "stages.1"
+    assert error.value.where == "stages[1]"
 
 
 def test_a_wrong_name_is_refused() -> None:
