@@ -201,7 +201,7 @@ def test_sizes_in_training_depend_on_shapes_alone() -> None:
         ids = torch.zeros(2, 8, dtype=torch.long)
         embedded = model.model.embedding(ids)
         layer = the_layer(model)
-        layer.router._check = lambda probabilities: None  # type: ignore[method-assign]
+        layer.router._check = lambda probabilities, where: None  # type: ignore[method-assign]
         hidden, _ = layer(embedded, model.model.span(embedded))
         assert hidden.shape == embedded.shape
 
