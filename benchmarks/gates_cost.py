@@ -26,8 +26,8 @@ from braidlm.kernels.gates import lower_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
 from braidlm.training.amounts import Amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.decoder_start import train_gates_alone
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.decoder import TrainableDecoder

@@ -15,7 +15,7 @@ import torch
 from braidlm.kernels.lower import lower
 from braidlm.training.amounts import Amount
 from braidlm.training.step.parallel import Rank
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_model

@@ -16,8 +16,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.model.config.strict import decode, encode
 from braidlm.training.averaging import WeightAverage, averages
+from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.train import train
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,9 @@ from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
+from braidlm.training.config import TrainingConfig
 from braidlm.training.decoder_start import freeze_decoder, plan_decoder_run
-from braidlm.training.recipe import TrainingConfig, decode_recipe
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train

@@ -11,8 +11,8 @@ from tiny_runs import decoder_recipe, records, stopped_after
 from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import open_decoder
 from braidlm.model.config.strict import decode
+from braidlm.training.config import TrainingConfig
 from braidlm.training.decoder_start import weights_dtype
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.train import train
 from tiny_decoders import save_decoder, save_gates
 

@@ -10,8 +10,9 @@ from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.training.amounts import Amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.lengths import ShorterRows, length_at, shares_of_lengths
-from braidlm.training.recipe import TrainingConfig, decode_recipe
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train

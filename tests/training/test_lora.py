@@ -19,9 +19,9 @@ from braidlm.core.models.folders import load_model
 from braidlm.core.reading import read_json
 from braidlm.kernels.lowering import Lowered
 from braidlm.model.block import Block
+from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
-from braidlm.training.recipe import LoraTrainingConfig
 from braidlm.training.train import train
 from tiny_models import random_ids, tiny_model
 

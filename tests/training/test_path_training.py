@@ -19,8 +19,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
+from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.objective import plain_losses
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper

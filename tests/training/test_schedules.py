@@ -13,9 +13,9 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.dropout import Dropout
+from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.monitoring.progress import Progress
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.train import train

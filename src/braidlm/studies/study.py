@@ -20,7 +20,7 @@ from braidlm.model.config.strict import PartOf
 from braidlm.studies.phases import AverageSpec, ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec
 from braidlm.studies.tasks import TasksConfig
 from braidlm.training.amounts import Amount
-from braidlm.training.recipe import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
+from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
 
 
 @dataclass

@@ -10,7 +10,8 @@ from braidlm.data.loading.open_data import OpenData
 from braidlm.decoders.adapter import read_adapter
 from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import OpenDecoder, open_decoder
-from braidlm.training.recipe import Recipe, TrainingConfig
+from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import Recipe
 from braidlm.training.start_from import check_length, check_same_tokenizer
 from braidlm.training.step.precision import choose_dtype
 from braidlm.training.trainables.decoder import TrainableDecoder

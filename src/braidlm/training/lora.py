@@ -16,7 +16,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.adapters import adaptable, choose_matrices, lora, split_stacks
 from braidlm.core.models.folders import load_lineage
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.recipe import LoraTrainingConfig
+from braidlm.training.config import LoraTrainingConfig
 
 ADAPTER = "adapter"
 """In the model folder: beside its files, peft's configuration would make transformers load the base."""

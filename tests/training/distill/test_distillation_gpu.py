@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from braidlm.training.amounts import Amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
 from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid

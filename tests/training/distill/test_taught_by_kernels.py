@@ -14,12 +14,12 @@ from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.distill import teachers as teachers_of_runs
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
 from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig
 from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank

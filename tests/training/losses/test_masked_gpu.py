@@ -10,8 +10,8 @@ from text_batches import batch_of
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Amount
+from braidlm.training.config import TrainingConfig
 from braidlm.training.losses.masked import Masked, MaskedConfig
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid

@@ -11,7 +11,7 @@ from torch import nn, optim
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper, _packed
 from braidlm.training.trainables.braid_model import TrainableBraid

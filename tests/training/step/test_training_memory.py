@@ -14,7 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.memory import Memory, MemoryCache, empty_memory
 from braidlm.training.step.objective import Objective, plain_losses
 from braidlm.training.step.parallel import Rank

@@ -10,7 +10,7 @@ from braidlm.core.decoding.decoder import Sampling
 from braidlm.data.loading.validation import ValidationSet
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.heads.losses import IGNORED
-from braidlm.training.recipe import SampleConfig
+from braidlm.training.config import SampleConfig
 from braidlm.training.step.precision import autocast
 from braidlm.training.trainables.trainable import Trainable
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from braidlm.core import console
 from braidlm.core.models.runs import training_of
+from braidlm.training.config import TrainingConfig
 from braidlm.training.monitoring.progress import Progress
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.run_folder import budget_of
 from braidlm.training.step.learning_rate import LearningRate
 

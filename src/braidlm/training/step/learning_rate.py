@@ -1,7 +1,7 @@
 """The learning rate of every step."""
 
+from braidlm.training.config import TrainingConfig
 from braidlm.training.monitoring.progress import Progress
-from braidlm.training.recipe import TrainingConfig
 from braidlm.training.schedules import schedules
 
 

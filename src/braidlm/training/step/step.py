@@ -19,7 +19,7 @@ from braidlm.kernels.side_stream import SideStream
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.objective import BatchLosses, routers

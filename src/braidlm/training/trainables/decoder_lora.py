@@ -11,8 +11,8 @@ from transformers.pytorch_utils import Conv1D
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.models.adapters import choose_names, lora
 from braidlm.decoders.structure import find_parts
+from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.lora import ADAPTER_WEIGHTS, NAME, TARGETS
-from braidlm.training.recipe import LoraTrainingConfig
 
 
 class DecoderLora:

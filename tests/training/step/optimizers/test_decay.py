@@ -11,7 +11,7 @@ from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper

@@ -17,7 +17,8 @@ from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.freezing import freeze
 from braidlm.training.amounts import Amount
-from braidlm.training.recipe import TrainingConfig, decode_recipe
+from braidlm.training.config import TrainingConfig
+from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.optimizers.contract import Optimizer, OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig
 from braidlm.training.step.parallel import Rank

@@ -9,7 +9,7 @@ import torch
 from braidlm.model.config.strict import decode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.averaging import averages
-from braidlm.training.recipe import TrainingConfig
+from braidlm.training.config import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
