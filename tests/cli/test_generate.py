@@ -105,6 +105,12 @@ def test_an_empty_prompt_is_the_beginning_of_a_text():
     assert encode_prompts(tokenizer, ["", "a"]) == [[tokenizer.bos_id], [97]]
 
 
+def test_a_prompt_begins_as_the_tokenizer_begins_texts():
+    tokenizer = bytes_tokenizer()
+    tokenizer.begin_texts()
+    assert encode_prompts(tokenizer, ["", "a"]) == [[tokenizer.eos_id], [tokenizer.eos_id, 97]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

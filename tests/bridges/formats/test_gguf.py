@@ -262,6 +262,16 @@ def test_the_tokenizer_of_the_file(tmp_path):
     assert fields["tokenizer.ggml.token_type"] == [1] * 256 + [3, 3, 3, 5]
 
 
+def test_texts_begin_in_llama_cpp_as_the_tokenizer_begins_them(tmp_path):
+    tokenizer = bytes_tokenizer(SpecialTokens.parse(["bos=<s>", "eos=</s>", "pad=<pad>"]))
+    tokenizer.begin_texts()
+    saved_braid(tmp_path / "braid", LLAMA, tokenizer)
+    convert(tmp_path / "braid", tmp_path / "model.gguf", to="gguf")
+    fields = File(tmp_path / "model.gguf").fields
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.bos_token_id"] == tokenizer.eos_id == 257
+
+
 REFUSED = [
     ({"positions": "none"}, "positions are 'none'; llama.cpp's Llama has 'rope'"),
     ({"block": {"attention": {"heads": 4, "window": 8}}}, "attention has a sliding window of 8"),
