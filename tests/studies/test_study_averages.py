@@ -15,6 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study
+from braidlm.studies.models import study_models
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
@@ -50,6 +51,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
         return study(decode_study(averaged(tmp_path_factory.mktemp("averages"))), device="cpu")
     finally:
         console.set_quiet(False)
+
+
+def test_models_of_one_configuration_are_built_once(tmp_path: Path) -> None:
+    models = {model.name: model for model in study_models(decode_study(averaged(tmp_path)))}
+    alike = {models[name].skeleton for name in ("dense", "of_stories", "of_maths", "by_seed_distilled")}
+    assert len(alike) == 1
+    assert models["by_seed"].skeleton is not models["by_source"].skeleton, "their paths have other names"
+    for model in models.values():
+        assert model.skeleton.config == model.config
 
 
 def test_every_model_is_there(results: StudyResults) -> None:

@@ -111,7 +111,10 @@ def composed_architecture(
     blocks: int = 1,
 ) -> Architecture:
     """The architecture that composing models of these architectures would give; needs no weights."""
-    plain = [ModelInfo(BraidConfig(architecture)) for architecture in architectures]
+    plain: list[ModelInfo] = []
+    for architecture in architectures:  # models of one architecture are built once
+        same = next((one for one in plain if one.architecture == architecture), None)
+        plain.append(same or ModelInfo(BraidConfig(architecture)))
     paths = [PathShape(name, one) for name, one in zip(names, plain, strict=True)]
     for path in paths:
         check_alone(path, path.name)

@@ -82,7 +82,7 @@ class Composition:
         return columns([["blocks in", *heads], *rows])
 
     def _sizes(self) -> list[tuple[str, str]]:
-        facts = model_facts(self.config)
+        facts = model_facts(self.model)
         memory, trained = facts["memory"], self.trained
         return [
             ("parameters", f"{facts['parameters']:,}, {facts['active_parameters']:,} active for a token"),

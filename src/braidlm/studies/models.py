@@ -16,6 +16,7 @@ from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
 from braidlm.edits.compose import composed_architecture
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.studies.members import distilled_model, member_model, member_names, members_of
 from braidlm.studies.study import Study
 
@@ -31,6 +32,8 @@ class StudyModel:
     name: str
     config: BraidConfig
     """With the vocabulary that the study says, or the default of a trained tokenizer; a variant's before its edits."""
+    skeleton: BraidForCausalLM
+    """Models of one configuration share it."""
 
 
 def study_models(study: Study) -> list[StudyModel]:
@@ -40,8 +43,8 @@ def study_models(study: Study) -> list[StudyModel]:
     for kind, name in _names(study):
         with collecting(problems), errors_of(kind, name):
             config = _config(study, kind, name, models)
-            skeleton(config)
-            models.append(StudyModel(kind, name, config))
+            same = next((model.skeleton for model in models if model.config == config), None)
+            models.append(StudyModel(kind, name, config, same or skeleton(config)))
     if problems:
         raise BraidError("\n".join(dict.fromkeys(problems)))
     return models
@@ -53,7 +56,7 @@ def check_study_fits(study: Study, device: str | None) -> None:
         if model.kind == "average":
             continue  # it is not trained
         with errors_of(model.kind, model.name):
-            check_training_fits(skeleton(model.config), torch.device(choose_device(device or "auto")))
+            check_training_fits(model.skeleton, torch.device(choose_device(device or "auto")))
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
         built = study_models(study)
     for model in built:
         with errors_of(model.kind, model.name):
-            facts = model_facts(model.config, length)
+            facts = model_facts(model.skeleton, length)
         flops = facts["flops_per_token"]
         if model.kind == "distilled":
             flops += models[-1]["flops_per_token"] // TRAINING_FLOPS  # the average before it, which is only run forward

@@ -155,8 +155,9 @@ def _decoder_recipe_facts(name: str, data: dict[str, Any], length: int | None) -
 
 def costs_and_kernels(config: BraidConfig, length: int | None) -> dict[str, Any]:
     """What a model costs, and which of its parts kernels serve in training on a GPU."""
-    lowered = Lowered(skeleton(config))
-    return {**model_facts(config, length), "kernels": {"summary": lowered.summary(), "refusals": lowered.refusals}}
+    model = skeleton(config)
+    lowered = Lowered(model)
+    return {**model_facts(model, length), "kernels": {"summary": lowered.summary(), "refusals": lowered.refusals}}
 
 
 def run_facts(folder: Path, length: int | None = None) -> dict[str, Any]:

@@ -138,10 +138,10 @@ def training_bytes(parameters: int) -> int:
     return 16 * parameters
 
 
-def model_facts(config: BraidConfig, length: int | None = None) -> dict[str, Any]:
-    """Size, cost per token at sequences of `length` (by default the context), and memory."""
+def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str, Any]:
+    """What a model (a skeleton will do) costs: its size, a token at sequences of `length` or the context, memory."""
     decode(Length | None, length, "length")
-    model = skeleton(config)
+    config = model.config
     limit = model.model.positions.limit
     if length is not None and limit is not None and length > limit:
         raise BraidError(f"length {length} is more than the model's {limit} learned positions")

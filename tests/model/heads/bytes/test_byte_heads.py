@@ -200,7 +200,7 @@ def test_both_ends_are_a_small_share_of_a_table_of_tokens() -> None:
     for head in HEADS:
         model = skeleton(config_from("models/llama-bytes", [f"head={head}"], vocab_size=50_257))
         rows = {row["name"]: row["parameters"] for row in stage_table(model)}
-        ends = model_facts(model.config)["ends"]
+        ends = model_facts(model)["ends"]
         assert ends["parameters"] == rows["embedding"] + rows["head"]
         assert ends["of_untied_tables"] == ends["parameters"] / (2 * 50_257 * 768) <= 0.1
         assert ends["of_tied_tables"] == ends["parameters"] / (50_257 * 768) <= 0.2
