@@ -6,7 +6,7 @@ pytest.importorskip("matplotlib")
 
 from study_results import made_up_results
 
-from braidlm.core.report.figures import COLOURS, INK
+from braidlm.core.report.figure_style import COLOURS, INK
 from braidlm.studies.charts import bar_limit, comparison_chart, curve_limits, learning_chart, model_colours
 from braidlm.studies.results import StudyResults
 

@@ -11,6 +11,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import atomic_folder, write_text
 from braidlm.core.report import figures
 from braidlm.core.report.heat_map import HeatMap, heat_maps
+from braidlm.core.report.share_chart import share_chart
 from braidlm.routes.gates_report import FILE_COLUMNS, domain_rows, file_rows, gate_figures
 from braidlm.routes.layers import Layer
 from braidlm.routes.measures import LayerTally
@@ -202,7 +203,7 @@ def share_figure(report: RoutingReport) -> "Figure":
     Where a token takes one choice, the weight is how often it is taken.
     """
     panels = {model.name: _bars(model) for model in report.models}
-    return figures.share_chart(panels, report.choices, report.no_paths)
+    return share_chart(panels, report.choices, report.no_paths)
 
 
 def information_figure(report: RoutingReport) -> "Figure | None":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from braidlm.core.report import figures
-from braidlm.core.report.figures import COLOURS
+from braidlm.core.report.figure_style import COLOURS, INK
 from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 
@@ -97,7 +97,7 @@ def comparison_chart(results: StudyResults, models: list[ModelResult], ngrams: M
     for domain in results.domains:
         own = [m for m in models if m.kind != "path" or m.name == domain]
         bars[domain] = {m.name: m.bits[domain] for m in own} | {name: bits[domain] for name, bits in ngrams.items()}
-    colours = model_colours(results) | dict.fromkeys(ngrams, figures.INK)
+    colours = model_colours(results) | dict.fromkeys(ngrams, INK)
     limit = bar_limit(bits for group in bars.values() for bits in group.values())
     return figures.bar_chart(bars, "bits per byte (lower is better)", digits=3, colours=colours, limit=limit)
 

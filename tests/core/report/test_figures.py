@@ -13,8 +13,11 @@ pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
 from braidlm.core.report import figures
-from braidlm.core.report.figures import COLOURS, bar_chart, line_chart, save_png, to_svg
+from braidlm.core.report.axis_labels import spread
+from braidlm.core.report.figure_style import COLOURS
+from braidlm.core.report.figures import bar_chart, line_chart, save_png, to_svg
 from braidlm.core.report.page import PNG, Page
+from braidlm.core.report.share_chart import share_chart
 
 STEPS = list(range(1, 101))
 LOSS = [5 / step + 1 for step in STEPS]
@@ -64,7 +67,7 @@ def test_groups_of_bars_have_no_holes_and_follow_the_order_of_colours() -> None:
 
 def test_shares_have_one_scale_with_numbers() -> None:
     for share in (0.1, 1.0):
-        figure = figures.share_chart({"": {("group", "row"): {"a": share}}}, ["a"])
+        figure = share_chart({"": {("group", "row"): {"a": share}}}, ["a"])
         assert figure.axes[0].get_xlim() == (0, 1)
         assert {"0%", "50%", "100%"} <= set(texts(to_svg(figure)))
 
@@ -145,9 +148,9 @@ def test_colours_are_told_apart(sight: str) -> None:
 
 
 def test_names_that_would_overlap_move_apart() -> None:
-    assert figures._spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
-    assert figures._spread([0.5, 0.5, 0.52], 0.1) == pytest.approx([0.40667, 0.50667, 0.60667], abs=1e-4)
-    heights = figures._spread(sorted(np.random.default_rng(0).random(12)), 0.05)
+    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert spread([0.5, 0.5, 0.52], 0.1) == pytest.approx([0.40667, 0.50667, 0.60667], abs=1e-4)
+    heights = spread(sorted(np.random.default_rng(0).random(12)), 0.05)
     assert min(np.diff(heights)) >= 0.05 - 1e-9
 
 
@@ -199,6 +202,6 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_single_row_of_shares_stays_readable(panels: int, names: int) -> None:
     """However many names its legend has; where a layout leaves no room, matplotlib warns."""
     shares = {("layer 3", "stories"): {f"expert_{n}": 1 / names for n in range(names)}}
-    drawn = figures.share_chart({f"model {n}": shares for n in range(panels)}, [f"expert_{n}" for n in range(names)])
+    drawn = share_chart({f"model {n}": shares for n in range(panels)}, [f"expert_{n}" for n in range(names)])
     to_svg(drawn)
     assert all(0.55 < axes.get_position().height * drawn.get_figheight() < 1.1 for axes in drawn.axes)

@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report.figures import COLOURS, share_chart, to_svg
+from braidlm.core.report.figure_style import COLOURS
+from braidlm.core.report.figures import to_svg
 from braidlm.core.report.page import Mark, Page, name_styles
+from braidlm.core.report.share_chart import share_chart
 
 
 def test_marks_stand_in_tables_and_are_escaped() -> None:

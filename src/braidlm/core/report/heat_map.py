@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report.figures import COLOURS, load_matplotlib, styled
+from braidlm.core.report.figure_style import COLOURS, load_matplotlib, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from urllib.parse import quote as url_quoted
 from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
-from braidlm.core.report.figures import COLOURS
+from braidlm.core.report.figure_style import COLOURS
 
 # The browser loads nothing, whatever a caller may put into the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

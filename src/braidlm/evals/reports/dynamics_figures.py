@@ -5,6 +5,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from braidlm.core.report import figures
+from braidlm.core.report.figure_style import INK
 from braidlm.evals.reports.dynamics import Dynamics, compare_runs, run_dynamics
 from braidlm.evals.results import Evaluation
 
@@ -36,7 +37,7 @@ def deviation_figure(run: Dynamics) -> "Figure":
     title = f"{run.run}: deviation from the task mean"
     figure = figures.line_chart(lines, _label(run), DEVIATION, title, {"task mean": 0.0}, log_x=_log_axis(run))
     axes, best = figure.axes[0], run.amounts[run.best]
-    axes.axvline(best, color=figures.INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8)
+    axes.axvline(best, color=INK, linewidth=1, linestyle=(0, (1, 2)), alpha=0.8)
     late = 2 * run.best >= len(run.names)
     axes.annotate(
         f"best: {run.names[run.best]}",
@@ -44,7 +45,7 @@ def deviation_figure(run: Dynamics) -> "Figure":
         (-5 if late else 5, 0),
         ("data", "axes fraction"),
         "offset points",
-        color=figures.INK,
+        color=INK,
         ha="right" if late else "left",
         fontsize=8.5,
     )
