@@ -10,12 +10,14 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
 
 
-@pytest.mark.parametrize(("dim", "kv_heads"), [(16, 2), (24, 1)])
+@pytest.mark.parametrize(
+    ("dim", "query_heads", "kv_heads"), [(16, 2, 2), (24, 2, 1), (16, 9, 3)], ids=["pairs", "one key", "many heads"]
+)
 @pytest.mark.parametrize("rotation", [None, "halves", "interleaved", "of each row"])
 def test_split_heads_equals_torch(
-    dim: int, kv_heads: int, rotation: str | None, device: str, dtype: torch.dtype
+    dim: int, query_heads: int, kv_heads: int, rotation: str | None, device: str, dtype: torch.dtype
 ) -> None:
-    time, heads, interleaved = 70, 2 + 2 * kv_heads, rotation == "interleaved"
+    time, heads, interleaved = 70, query_heads + 2 * kv_heads, rotation == "interleaved"
     qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
     angle = torch.rand(90 if rotation == "of each row" else time, dim, device=device) * 6
     index = torch.randint(90, (3 * time,), device=device) if rotation == "of each row" else None

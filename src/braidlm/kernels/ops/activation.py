@@ -172,8 +172,7 @@ class Activation(torch.autograd.Function):
         rows, width = outer_gradient.shape
         gradient = torch.empty_like(inner) if ctx.inner_slot is None else ctx.inner_slot.gradient
         columns = triton.cdiv(width, COLUMNS)
-        tiles = columns * triton.cdiv(rows, ROWS)
-        programs = max(1, programs_for(inner.device, PROGRAMS_PER_SM, tiles) // columns)
+        programs = programs_for(inner.device, PROGRAMS_PER_SM, triton.cdiv(rows, ROWS), columns)
         sums = None if bias is None else ctx.sums.buffer(programs, inner.shape[1], inner.device)
         _activation_backward[(columns, programs)](
             inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,

@@ -3,6 +3,7 @@
 from functools import cache, lru_cache
 
 import torch
+import triton
 from torch import Tensor
 
 ELEMENTS = 512
@@ -15,9 +16,10 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-def programs_for(device: torch.device, per_sm: int, tiles: int) -> int:
-    """The number of programs that fill the device, and not more than there are tiles."""
-    return max(1, min(multiprocessors(device) * per_sm, tiles))
+def programs_for(device: torch.device, per_sm: int, tiles: int, groups: int = 1) -> int:
+    """The programs for each group's tiles, as many for each; those of all groups fill the device."""
+    largest = max(1, multiprocessors(device) * per_sm // groups)
+    return max(1, triton.cdiv(tiles, triton.cdiv(max(1, tiles), largest)))
 
 
 def row_tile(width: int) -> dict[str, int]:

@@ -15,8 +15,10 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 
-ROWS, WARPS = 64, 4
-PROGRAMS_PER_SM = 4
+ROWS, HEADS, WARPS = 8, 8, 4
+"""A program's rows and heads, which share what it reads of the tables of angles, and its warps."""
+PROGRAMS_PER_SM = 8
+"""A maximum, backward: each program writes partial sums, so it should have some rows to sum."""
 
 
 @triton.jit
@@ -40,71 +42,81 @@ def _position(row, rows, time, index):  # type: ignore[no-untyped-def]
 @triton.jit
 def _rotate_heads(  # type: ignore[no-untyped-def]
     qkv, cos, sin, index, rotated, rows, time, heads, rotated_heads, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
-    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
-    channel = tl.arange(0, CHANNELS)[None, :]
-    mask = (row < rows) & (channel < DIM)
+    head = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[None, :, None]
+    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None, None]
+    channel = tl.arange(0, CHANNELS)[None, None, :]
+    row_mask = (row < rows) & (channel < DIM)
+    mask = row_mask & (head < rotated_heads)
     start = qkv + (row.to(tl.int64) * heads + head) * DIM
     angle = _position(row, rows, time, index) * DIM + channel
     x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
     partner = tl.load(start + _partner(channel, DIM, INTERLEAVED), mask=mask, other=0.0).to(tl.float32)
-    x = x * tl.load(cos + angle, mask=mask, other=0.0) + partner * tl.load(sin + angle, mask=mask, other=0.0)
+    x = x * tl.load(cos + angle, mask=row_mask, other=0.0) + partner * tl.load(sin + angle, mask=row_mask, other=0.0)
     offsets = (row.to(tl.int64) * rotated_heads + head) * DIM + channel
     tl.store(rotated + offsets, x.to(rotated.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _merge_head(  # type: ignore[no-untyped-def]
-    source, batch_stride, time_stride, cos, sin, index, merged, sums, rows, time, heads, head,
-    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+def _merge_group(  # type: ignore[no-untyped-def]
+    source, batch_stride, head_stride, time_stride, cos, sin, index, merged, sums, rows, time, heads, group,
+    source_heads, first_head, INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
+    """Of queries, keys or values: some heads of theirs; `first_head` is where their heads begin in what is merged."""
     program, programs = tl.program_id(1), tl.num_programs(1)
-    channel = tl.arange(0, CHANNELS)[None, :]
-    total = tl.zeros([ROWS, CHANNELS], tl.float32)
+    head = (group * HEADS + tl.arange(0, HEADS))[None, :, None]
+    channel = tl.arange(0, CHANNELS)[None, None, :]
+    source += head.to(tl.int64) * head_stride
+    total = tl.zeros([ROWS, HEADS, CHANNELS], tl.float32)
     for begin in range(program * ROWS, rows, programs * ROWS):
-        row = (begin + tl.arange(0, ROWS))[:, None]
-        mask = (row < rows) & (channel < DIM)
+        row = (begin + tl.arange(0, ROWS))[:, None, None]
+        row_mask = (row < rows) & (channel < DIM)
+        mask = row_mask & (head < source_heads)
         start = source + (row // time).to(tl.int64) * batch_stride + (row % time).to(tl.int64) * time_stride
         x = tl.load(start + channel, mask=mask, other=0.0).to(tl.float32)
         if cos is not None:
             angle = _position(row, rows, time, index) * DIM
             partner = _partner(channel, DIM, INTERLEAVED)
-            x = x * tl.load(cos + angle + channel, mask=mask, other=0.0)
+            x = x * tl.load(cos + angle + channel, mask=row_mask, other=0.0)
             rotated = tl.load(start + partner, mask=mask, other=0.0).to(tl.float32)
-            x += rotated * tl.load(sin + angle + partner, mask=mask, other=0.0)
+            x += rotated * tl.load(sin + angle + partner, mask=row_mask, other=0.0)
         if sums is not None:
             total += x
-        offsets = (row.to(tl.int64) * heads + head) * DIM + channel
+        offsets = (row.to(tl.int64) * heads + first_head + head) * DIM + channel
         tl.store(merged + offsets, x.to(merged.dtype.element_ty), mask=mask)
     if sums is not None:
-        channel = tl.arange(0, CHANNELS)
-        tl.store(sums + (program * heads + head) * DIM + channel, tl.sum(total, 0), mask=channel < DIM)
+        head = (group * HEADS + tl.arange(0, HEADS))[:, None]
+        channel = tl.arange(0, CHANNELS)[None, :]
+        offsets = (program * heads + first_head + head) * DIM + channel
+        tl.store(sums + offsets, tl.sum(total, 0), mask=(head < source_heads) & (channel < DIM))
 
 
 @triton.jit
 def _merge_heads(  # type: ignore[no-untyped-def]
     query, key, value, query_batch, query_head, query_time, key_batch, key_head, key_time, value_batch, value_head,
     value_time, cos, sin, index, merged, sums, rows, time, query_heads, key_heads,
-    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
+    group = tl.program_id(0)
     heads = query_heads + 2 * key_heads
-    if head < query_heads:
-        _merge_head(
-            query + head * query_head, query_batch, query_time, cos, sin, index, merged, sums, rows, time,
-            heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
+    key_group = tl.cdiv(query_heads, HEADS)
+    value_group = key_group + tl.cdiv(key_heads, HEADS)
+    if group < key_group:
+        _merge_group(
+            query, query_batch, query_head, query_time, cos, sin, index, merged, sums, rows, time, heads, group,
+            query_heads, 0, INTERLEAVED, DIM, CHANNELS, ROWS, HEADS,
         )  # fmt: skip
-    elif head < query_heads + key_heads:
-        _merge_head(
-            key + (head - query_heads) * key_head, key_batch, key_time, cos, sin, index, merged, sums, rows, time,
-            heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
+    elif group < value_group:
+        _merge_group(
+            key, key_batch, key_head, key_time, cos, sin, index, merged, sums, rows, time, heads, group - key_group,
+            key_heads, query_heads, INTERLEAVED, DIM, CHANNELS, ROWS, HEADS,
         )  # fmt: skip
     else:
-        _merge_head(
-            value + (head - query_heads - key_heads) * value_head, value_batch, value_time, None, None, None, merged,
-            sums, rows, time, heads, head, INTERLEAVED, DIM, CHANNELS, ROWS,
+        _merge_group(
+            value, value_batch, value_head, value_time, None, None, None, merged, sums, rows, time, heads,
+            group - value_group, key_heads, query_heads + key_heads, INTERLEAVED, DIM, CHANNELS, ROWS, HEADS,
         )  # fmt: skip
 
 
@@ -132,10 +144,10 @@ class SplitHeads(torch.autograd.Function):
         query_key, value = qkv.split((query_heads + kv_heads, kv_heads), dim=2)
         if rotary is not None:
             query_key = torch.empty(query_key.shape, dtype=qkv.dtype, device=qkv.device)
-            rows, channels = batch * time, triton.next_power_of_2(dim)
-            _rotate_heads[(query_key.shape[2], triton.cdiv(rows, ROWS))](
-                qkv, *rotary, query_key, rows, time, heads, query_key.shape[2], interleaved, dim, channels,
-                ROWS, num_warps=WARPS,
+            rows, channels, rotated_heads = batch * time, triton.next_power_of_2(dim), query_key.shape[2]
+            _rotate_heads[(triton.cdiv(rotated_heads, HEADS), triton.cdiv(rows, ROWS))](
+                qkv, *rotary, query_key, rows, time, heads, rotated_heads, interleaved, dim, channels,
+                ROWS, HEADS, num_warps=WARPS,
             )  # fmt: skip
         ctx.rotary, ctx.interleaved, ctx.kv_heads, ctx.shape = rotary, interleaved, kv_heads, qkv.shape
         ctx.sums, ctx.slot, ctx.biased = sums, slot, bias is not None
@@ -152,16 +164,17 @@ class SplitHeads(torch.autograd.Function):
         else:
             merged = ctx.slot.gradient.view(ctx.shape)
         rows, channels = batch * time, triton.next_power_of_2(dim)
-        tiles = heads * triton.cdiv(rows, ROWS)
-        programs = max(1, programs_for(query.device, PROGRAMS_PER_SM, tiles) // heads)
+        query_heads = heads - 2 * ctx.kv_heads
+        groups = triton.cdiv(query_heads, HEADS) + 2 * triton.cdiv(ctx.kv_heads, HEADS)
+        programs = programs_for(query.device, PROGRAMS_PER_SM, triton.cdiv(rows, ROWS), groups)
         sums = None
         if ctx.biased:
             sums = ctx.sums.buffer(programs, heads * dim, query.device)
         rotary = ctx.rotary or (None, None, None)
         strides = [s for g in (query, key, value) for s in g.stride()[:3]]
-        _merge_heads[(heads, programs)](
-            query, key, value, *strides, *rotary, merged, sums, rows, time, heads - 2 * ctx.kv_heads, ctx.kv_heads,
-            ctx.interleaved, dim, channels, ROWS, num_warps=WARPS,
+        _merge_heads[(groups, programs)](
+            query, key, value, *strides, *rotary, merged, sums, rows, time, query_heads, ctx.kv_heads,
+            ctx.interleaved, dim, channels, ROWS, HEADS, num_warps=WARPS,
         )  # fmt: skip
         return merged, None if sums is None else ctx.sums.total(), *[None] * 5
 
