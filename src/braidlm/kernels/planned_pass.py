@@ -136,9 +136,10 @@ class LoweredModel:
         return text, added, routings
 
     @torch.no_grad()
-    def logits(self, inputs: Tensor) -> Tensor:
-        """The logits [batch, time, vocabulary] of token ids, without what a backward pass would need."""
-        (hidden, _, _), head = self.stream(inputs), self.model.head
+    def logits(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """Of token ids [batch, time] the logits after each position from `start` on, without what a backward pass
+        would need."""
+        hidden, head = self.stream(inputs)[0][:, start:], self.model.head
         if not self.serves_head:
             return head(hidden)  # type: ignore[no-any-return]
         # The product is far slower where its rows do not begin at multiples of 16 bytes.

@@ -89,6 +89,16 @@ def test_the_lowered_objective_equals_the_plain_one(student: dict[str, Any], wei
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_lowered_teachers_say_the_same_of_the_end_of_a_row(temperature: float) -> None:
+    lowered, plain = two_teachers(temperature), two_teachers(temperature)
+    plain.lowered = []
+    ids = random_ids(3, 8).to(DEVICE)
+    expected = plain.log_probabilities(ids)[:, 5:]
+    torch.testing.assert_close(lowered.log_probabilities(ids, 5), expected, rtol=1e-5, atol=1e-5)
+
+
 class OneBatch:
     """The only one, whose rows are the first of their text."""
 

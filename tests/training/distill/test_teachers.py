@@ -47,6 +47,20 @@ def test_probabilities_of_both_kinds_are_averaged(both: tuple[Path, Path], stori
     assert [hidden.shape[-1] for hidden in said.hidden] == teachers.widths == [16, 12]
 
 
+def test_the_end_of_a_row_is_that_of_the_whole(both: tuple[Path, Path], stories: Path) -> None:
+    """Whether or not a model can be asked for the logits of the end alone."""
+    found = find_teachers(config(*both), load_tokenizer(stories), 16)
+    models = [teacher.load(CPU, torch.float32) for teacher in found]
+    all_of_them = models[1].forward
+    models[1].forward = lambda input_ids, use_cache: all_of_them(input_ids, use_cache=use_cache)
+    teachers = Teachers(models, [0.5, 0.5], 300, 2.0)
+    ids = random_ids(2, 16, vocab_size=300)
+    whole = teachers.read(ids).log_probabilities
+    torch.testing.assert_close(teachers.log_probabilities(ids, 9), whole[:, 9:])
+    models[1].forward = all_of_them
+    torch.testing.assert_close(teachers.log_probabilities(ids, 9), whole[:, 9:])
+
+
 def test_teachers_are_frozen(both: tuple[Path, Path], stories: Path) -> None:
     for teacher in find_teachers(config(*both), load_tokenizer(stories), 16):
         model = teacher.load(CPU, torch.float32)

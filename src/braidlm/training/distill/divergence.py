@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +10,16 @@ from torch import Tensor
 from braidlm.kernels.taught.soft_targets import ROUNDING
 
 
-def averaged_log_probabilities(logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
-    """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1."""
-    logs = [
-        torch.log_softmax(each.float() / temperature, -1) + math.log(weight)
-        for each, weight in zip(logits, weights, strict=True)
-    ]
+def averaged_log_probabilities(logits: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+    """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1.
+
+    Logits that are computed as they are asked for are dropped one by one.
+    """
+    scaled = (each if temperature == 1 else each.float() / temperature for each in logits)
+    logs = (
+        torch.log_softmax(each, -1, dtype=torch.float32) + math.log(weight)
+        for each, weight in zip(scaled, weights, strict=True)
+    )
     return functools.reduce(torch.logaddexp, logs)
 
 

@@ -1,8 +1,9 @@
 """Teachers: frozen language models, Braid's or any of transformers, that read with the tokenizer of the data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,16 +91,33 @@ class Teachers:
     @torch.no_grad()
     def read(self, ids: Tensor, hidden: bool = False) -> TeacherOutput:
         """What they say of token ids [row, time]."""
-        if self.by_kernels and not hidden:
-            return TeacherOutput(averaged_log_probabilities(self.logits(ids), self.weights, self.temperature), [])
-        outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=hidden) for model in self.models]
-        logits = [output.logits[..., : self.vocab_size] for output in outputs]
+        if not hidden:
+            return TeacherOutput(self.log_probabilities(ids), [])
+        outputs = [model(input_ids=ids, use_cache=False, output_hidden_states=True) for model in self.models]
+        logits = (output.logits[..., : self.vocab_size] for output in outputs)
         averaged = averaged_log_probabilities(logits, self.weights, self.temperature)
-        return TeacherOutput(averaged, [output.hidden_states[-1] for output in outputs] if hidden else [])
+        return TeacherOutput(averaged, [output.hidden_states[-1] for output in outputs])
 
-    def logits(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Of each [row, time, vocabulary], by kernels."""
-        return tuple(lowered.logits(ids)[..., : self.vocab_size] for lowered in self.lowered)
+    @torch.no_grad()
+    def log_probabilities(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Of token ids [row, time] those of the next token after each position from `start` on, averaged."""
+        if self.by_kernels and self.temperature == 1:
+            from braidlm.kernels.taught.averaged_logs import averaged_logs  # which needs Triton
+
+            return averaged_logs(self.logits(ids, start), self.weights)
+        logits = self.logits(ids, start) if self.by_kernels else self._plain_logits(ids, ids.shape[1] - start)
+        return averaged_log_probabilities(logits, self.weights, self.temperature)
+
+    def logits(self, ids: Tensor, start: int = 0) -> tuple[Tensor, ...]:
+        """Of each [row, time, vocabulary] after every position from `start` on, by kernels."""
+        return tuple(lowered.logits(ids, start)[..., : self.vocab_size] for lowered in self.lowered)
+
+    def _plain_logits(self, ids: Tensor, count: int) -> Iterator[Tensor]:
+        """Of each after the last `count` positions."""
+        for model in self.models:
+            # Models of other packages may compute all of them whatever they are asked for.
+            cut = {"logits_to_keep": count} if "logits_to_keep" in signature(model.forward).parameters else {}
+            yield model(input_ids=ids, use_cache=False, **cut).logits[:, -count:, : self.vocab_size]
 
 
 def _lowered(models: Sequence[Any]) -> "list[LoweredModel]":
