@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
     )
     group("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
+    group("--prefix-space", action="store_true", help="a trained one puts a space before every text that has none")
     group(
         "--sample-mb",
         type=number(Positive),

@@ -124,5 +124,9 @@ def test_texts_may_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
     assert np.array_equal(one.tokens, other.tokens)
     assert load_tokenizer(one.tokenizer_folder).beginning == []
     assert load_tokenizer(other.tokenizer_folder).beginning == [begun.tokenizer.eos_id]
-    with pytest.raises(BraidError, match=r"data\.tokenizer\.begin.*is trained here"):
-        opened(kind="bytes", begin=True)
+    spaced = opened(vocab_size=300, prefix_space=True)
+    assert spaced.tokenizer.prefix_space
+    assert spaced.train[0].data.manifest.words == one.manifest.words
+    for option in ("begin", "prefix_space"):
+        with pytest.raises(BraidError, match=rf"data\.tokenizer\.{option}.*is trained here"):
+            opened(kind="bytes", **{option: True})

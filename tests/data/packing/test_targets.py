@@ -5,14 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
+from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import ReadOptions
-from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, load_tokenizer, train_bpe
 from braidlm.data.tokenizing.cutting import PART_CHARS
 
 ROWS = [
@@ -103,3 +106,20 @@ def test_damage_is_found(name: str, rows: Path, tmp_path: Path) -> None:
     file.write_bytes(b"")
     with pytest.raises(BraidError, match=name):
         PackedData(folder)
+
+
+SPACED = BraidTokenizer(train_bpe([f"{row['q']} {row['a']}" for row in ROWS], 300, prefix_space=True), SpecialTokens())
+
+
+@given(
+    st.lists(st.text(alphabet="ab ist+Zoë\n 漢", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(0, 3)
+)
+def test_a_space_before_a_text_is_no_part_of_it(texts: list[str], prompt: int) -> None:
+    """Words, bytes and targets are those that the tokens' offsets say, at the speed of tokens that spell the text."""
+    fast, exact = Packer(SPACED), Packer(SPACED)
+    exact._token_bytes = None
+    ends, prompts = [True] * len(texts), [min(prompt, len(text)) for text in texts]
+    one, other = (packer.pack(texts, ends, prompts=prompts) for packer in (fast, exact))
+    for name in ("tokens", "words", "targets", "texts"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert one.texts[:, 1].tolist() == [len(text.split()) for text in texts]

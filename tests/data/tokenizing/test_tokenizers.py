@@ -78,6 +78,21 @@ def test_texts_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
         bytes_tokenizer(SpecialTokens.parse(["<x>"])).begin_texts()
 
 
+def test_a_space_before_every_text(tmp_path: Path) -> None:
+    """Then a word is one token wherever it stands; transformers makes the same of the saved files."""
+    plain, spaced = (BraidTokenizer(train_bpe(TEXTS, 300, prefix_space=on), SpecialTokens()) for on in (False, True))
+    assert (plain.prefix_space, spaced.prefix_space) == (False, True)
+    assert plain.fingerprint != spaced.fingerprint
+    spaced.save(tmp_path)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["add_prefix_space"] is True
+    for one in (spaced, load_tokenizer(tmp_path)):
+        assert one.encode("fox") == one.encode(" fox") == opened("fox").input_ids
+        assert one.encode("a fox") == one.encode("a") + one.encode("fox")
+        assert one.decode(one.encode("fox")) == " fox"
+    assert plain.encode("fox") != plain.encode(" fox")
+
+
 def test_plain_bytes_have_their_own_value() -> None:
     tokenizer = bytes_tokenizer()
     assert tokenizer.encode("Aé\n") == list("Aé\n".encode())

@@ -31,6 +31,9 @@ class TokenizerConfig:
     begin: bool = False
     """For `bpe`: put the token that ends a text before every text too, as it stands before every document that is
     trained on. Then a model knows where a text begins, and its first word is scored too."""
+    prefix_space: bool = False
+    """For `bpe`: put a space before every text that has none, so that a word is one token wherever it stands. BabyLM's
+    reading times score each word as a text of its own, and need it."""
 
     @classmethod
     def from_shorthand(cls, kind: Any) -> dict[str, Any]:

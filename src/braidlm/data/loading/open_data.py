@@ -106,9 +106,10 @@ def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> Brai
             _check_tokenizer(data, tokenizer, name, first)
         return tokenizer
     kind = config.tokenizer.kind
-    if kind != "bpe" and config.tokenizer.begin:
+    asked = [name for name in ("begin", "prefix_space") if getattr(config.tokenizer, name)]
+    if kind != "bpe" and asked:
         todo = "Leave it out; a tokenizer that is not trained here begins texts as its own files say."
-        raise BraidError("`begin` is of a tokenizer that is trained here", "data.tokenizer.begin", todo)
+        raise BraidError(f"`{asked[0]}` is of a tokenizer that is trained here", f"data.tokenizer.{asked[0]}", todo)
     return _trained_tokenizer(config) if kind == "bpe" else load_tokenizer(kind)
 
 
@@ -167,7 +168,8 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
         for name, plan in plans.items():
             yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
 
-    tokenizer = BraidTokenizer(train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order), special)
+    backend = train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order, spec.prefix_space)
+    tokenizer = BraidTokenizer(backend, special)
     if spec.begin:
         tokenizer.begin_texts()
     if tokenizer.vocab_size < size:

@@ -52,5 +52,6 @@ def prepare_sets(
     for name, sources in sets.items():
         packed[name] = prepare(sources, out / name, tokenizer=tokenizer, **options)
         tokenizer = packed[name].tokenizer_folder
-        options |= {"vocab_size": None, "special_tokens": None, "begin": False}  # all are of the first set's tokenizer
+        # All are of the first set's tokenizer.
+        options |= {"vocab_size": None, "special_tokens": None, "begin": False, "prefix_space": False}
     return packed

@@ -118,10 +118,14 @@ class Packer:
         if self._token_bytes is not None:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
             ids, counts = _flat([encoding.ids for encoding in encodings])
-            words = spans.words_by_length(self._token_bytes[ids], counts)
+            sizes = self._token_bytes[ids]
+            if self.tokenizer.prefix_space:  # the first token has a space that is not in the text
+                first = (np.cumsum(counts) - counts)[counts > 0]
+                sizes[first] -= [text[:1] != " " for text, count in zip(texts, counts, strict=True) if count]
+            words = spans.words_by_length(sizes, counts)
             if words is not None:
-                return ids, counts, words, _ends_within(self._token_bytes[ids], counts), True
-        # The tokens do not spell the text (it was normalised, or a space was put before it), so offsets are needed.
+                return ids, counts, words, _ends_within(sizes, counts), True
+        # The tokens do not spell the text, which was normalised, so offsets are needed.
         encodings = backend.encode_batch(list(texts), add_special_tokens=False)
         ids, counts = _flat([encoding.ids for encoding in encodings])
         offsets = [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]

@@ -29,13 +29,15 @@ class TokenizerChoice:
     vocab_size: int
     sample_bytes: int
     begin: bool = False
+    prefix_space: bool = False
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         if self.existing is not None:
             return self.existing.identity()
         facts = {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
-        return facts | ({"begin": True} if self.begin else {})
+        beginnings = {"begin": self.begin, "prefix_space": self.prefix_space}
+        return facts | {name: True for name, asked in beginnings.items() if asked}
 
 
 def choose_tokenizer(
@@ -44,6 +46,7 @@ def choose_tokenizer(
     special_tokens: Mapping[str, str] | Sequence[str] | None,
     sample_mb: float,
     begin: bool = False,
+    prefix_space: bool = False,
 ) -> TokenizerChoice:
     """What was asked for, checked."""
     decode(VocabularySize | None, vocab_size, "vocab_size")
@@ -60,12 +63,14 @@ def choose_tokenizer(
             f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
             todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
         )
-    if existing is not None and begin:
+    if existing is not None and (begin or prefix_space):
+        asked = "--begin" if begin else "--prefix-space"
         raise BraidError(
             "only a tokenizer that is trained here can be told how texts begin",
-            todo=f"Leave out `--begin`: '{tokenizer}' begins texts as its own files say.",
+            todo=f"Leave out `{asked}`: '{tokenizer}' begins texts as its own files say.",
         )
-    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, int(sample_mb * MEGABYTE), begin)
+    sample_bytes = int(sample_mb * MEGABYTE)
+    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, sample_bytes, begin, prefix_space)
 
 
 def make_tokenizer(
@@ -84,6 +89,7 @@ def make_tokenizer(
                 choice.sample_bytes,
                 choice.vocab_size,
                 choice.special.order,
+                choice.prefix_space,
             )
         tokenizer = BraidTokenizer(backend, choice.special)
         if choice.begin:

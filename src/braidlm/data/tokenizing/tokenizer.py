@@ -97,6 +97,12 @@ class BraidTokenizer:
         encoding = self.backend.encode("a")
         return encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)]
 
+    @property
+    def prefix_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text that has none."""
+        split = self.definition.get("pre_tokenizer", {})
+        return split.get("type") == "ByteLevel" and "add_prefix_space" in split
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""
         return self.backend.encode(text, add_special_tokens=False).ids
@@ -196,6 +202,8 @@ class BraidTokenizer:
         write_text(folder / "tokenizer.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config["model_input_names"] = ["input_ids", "attention_mask"]  # Transformers 4 would add token_type_ids
+        if self.prefix_space:
+            config["add_prefix_space"] = True  # Transformers 4 takes this, and not what tokenizer.json says
         config |= {key: self.settings[key] for key in KEPT_SETTINGS if key in self.settings}
         config |= {f"{role}_token": token for role, token in self.special.roles().items()}
         write_json(folder / "tokenizer_config.json", config)

@@ -33,8 +33,12 @@ def train_bpe(
     vocab_size: int,
     special_tokens: Sequence[str] = SpecialTokens.order,
     max_distinct_bytes: float = math.inf,
+    prefix_space: bool = False,
 ) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given."""
+    """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given.
+
+    With `prefix_space` it puts a space before every text that has none.
+    """
     min_size = 256 + len(special_tokens)
     if vocab_size < min_size:
         raise BraidError(
@@ -42,7 +46,7 @@ def train_bpe(
             todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
         )
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -56,13 +60,17 @@ def train_bpe(
 
 
 def train_bpe_on_sample(
-    sample: Callable[[int], Iterable[str]], characters: int, vocab_size: int, special_tokens: Sequence[str]
+    sample: Callable[[int], Iterable[str]],
+    characters: int,
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    prefix_space: bool = False,
 ) -> Tokenizer:
     """A BPE of `sample(characters)`, or of a smaller sample if that one has too many different words."""
     asked = characters
     while True:
         try:
-            backend = train_bpe(sample(characters), vocab_size, special_tokens, MAX_DISTINCT_BYTES)
+            backend = train_bpe(sample(characters), vocab_size, special_tokens, MAX_DISTINCT_BYTES, prefix_space)
         except _TooManyWordsError as error:
             # A smaller sample is spread over the data in the same way, and may have a few more words than this part.
             characters = max(1, int(0.8 * min(characters, error.characters)))
