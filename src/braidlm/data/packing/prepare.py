@@ -70,8 +70,9 @@ def prepare(
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
     folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
-    too, with `prefix_space` a space. See `ReadOptions` for how documents are read. With a limit, only documents within it are read, also for
-    training the tokenizer. Where another process prepares this folder, `wait` waits for it and takes what it made.
+    too, with `prefix_space` a space. See `ReadOptions` for how documents are read. With a limit, only documents within
+    it are read, also for training the tokenizer. Where another process prepares this folder, `wait` waits for it and
+    takes what it made.
     """
     options = ReadOptions(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
