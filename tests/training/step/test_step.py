@@ -12,8 +12,9 @@ from braidlm.model.config.strict import decode
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.config import TrainingConfig
+from braidlm.training.step.captured_step import packed_batch
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.step import Stepper, _packed
+from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import VOCABULARY, tiny_model
 
@@ -166,7 +167,7 @@ def test_compiled_equals_eager() -> None:
 
 def test_a_replayed_steps_batch_is_sent_in_one_piece() -> None:
     inputs, labels = batches()[1]
-    packed = _packed(inputs, labels, np.arange(8), 71)
+    packed = packed_batch(inputs, labels, np.arange(8), 71)
     tokens, targets, continues, count = packed.split((inputs.size, labels.size, 8, 1))
     assert (tokens.view(inputs.shape).numpy() == inputs).all()
     assert (targets.view(labels.shape).numpy() == labels).all()

@@ -2,10 +2,8 @@
 
 import contextlib
 import functools
-import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +18,14 @@ from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.config import TrainingConfig
+from braidlm.training.step.captured_step import EAGER_STEPS_BEFORE_CAPTURE, CapturedStep, packed_batch
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.memory import Memory
 from braidlm.training.step.objective import BatchLosses, routers
 from braidlm.training.step.optimizers.contract import Optimizer, optimizers
 from braidlm.training.step.parallel import Rank, data_parallel, sum_over_processes
 from braidlm.training.step.precision import autocast
+from braidlm.training.step.step_report import StepReport
 from braidlm.training.trainables.trainable import Trainable
 
 if TYPE_CHECKING:  # it needs Triton
@@ -34,39 +34,6 @@ if TYPE_CHECKING:  # it needs Triton
 FusedStep: Any = None
 with contextlib.suppress(ImportError):  # without Triton the optimizers do it, in several passes
     from braidlm.kernels.optimizers.fused_step import FusedStep
-
-EAGER_STEPS_BEFORE_CAPTURE = 3
-"""Kernels are chosen, compiled code is built and optimizer state is made in these; a capture must not contain that."""
-
-
-@dataclass
-class StepReport:
-    """Numbers of one step, still on the device; each process has its share of the losses."""
-
-    loss: Tensor
-    """Of the text."""
-    gradient_norm: Tensor
-    routing_loss: Tensor
-    """What routers add to the loss, 0 where there are none."""
-    usage: dict[str, Tensor]
-    """For each router, the share of the weight that each of its choices had in the last forward pass."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
-    """The recipe's extra losses by name, without their weights."""
-
-    def packed(self) -> Tensor:
-        """All numbers one after the other, so that they are copied at once."""
-        return torch.cat([number.view(-1) for number in self._numbers()])
-
-    def unpacked(self, numbers: Tensor) -> "StepReport":
-        """A report like this one, of other numbers that were packed."""
-        parts = numbers.split([number.numel() for number in self._numbers()])
-        loss, norm, routing_loss, *others = parts
-        usage = dict(zip(self.usage, others, strict=False))
-        extra = dict(zip(self.extra, (number[0] for number in others[len(usage) :]), strict=True))
-        return StepReport(loss[0], norm[0], routing_loss[0], usage, extra)
-
-    def _numbers(self) -> list[Tensor]:
-        return [self.loss, self.gradient_norm, self.routing_loss, *self.usage.values(), *self.extra.values()]
 
 
 class Stepper:
@@ -121,10 +88,7 @@ class Stepper:
         self.temperature_scale = 1.0
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.buffer: Tensor | None = None
-        self.results: StepReport | None = None
-        self.numbers: Tensor | None = None
+        self.graph: CapturedStep | None = None
         self.memory_after: list[Memory] = []
         """What the rows of each micro-batch remember after the last step."""
 
@@ -319,44 +283,15 @@ class Stepper:
         return contextlib.nullcontext()
 
     def _replay(self, inputs: np.ndarray, labels: np.ndarray, continues: np.ndarray, count: int) -> StepReport:
-        batch = _packed(inputs, labels, continues, count).pin_memory()
+        batch = packed_batch(inputs, labels, continues, count).pin_memory()
         if self.graph is None:
-            self._capture(batch, inputs.shape)
-        assert self.graph is not None
-        assert self.buffer is not None
-        assert self.results is not None
-        assert self.numbers is not None
-        self.buffer.copy_(batch, non_blocking=True)
-        self.graph.replay()
-        return self.results.unpacked(self.numbers.clone())
-
-    def _capture(self, batch: Tensor, shape: tuple[int, ...]) -> None:
-        """Record the step without running it; gradients get their fixed addresses inside the graph's memory."""
-        self.buffer = batch.to(self.rank.device)
-        inputs, labels, continues, count = self.buffer.split((math.prod(shape), math.prod(shape), shape[0], 1))
-        # What compiled code leaves in reference cycles may hold the autograd graph of an eager step, whose nodes belong
-        # to another stream and would break the capture.
-        gc.collect()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        # What the loss waits for goes before what only the optimizer waits for.
-        first = torch.cuda.Stream(self.rank.device, priority=-1)
-        with torch.cuda.graph(self.graph, stream=first):
-            count = count.view(torch.float32)[0]
-            self.results = self._train(inputs.view(shape), labels.view(shape), continues, count)
-            self.numbers = self.results.packed()
-        if self.fused is not None:
-            self.fused.write_addresses()
+            self.graph = CapturedStep(self._train, batch, inputs.shape, self.rank.device)
+            if self.fused is not None:
+                self.fused.write_addresses()
+        return self.graph.replay(batch)
 
 
 def _is_balanced(router: TopKRouter) -> bool:
     """Whether training adjusts its ranking; a router that is frozen, or all but its new rows, keeps it."""
     trained = router.scores.weight.requires_grad and router.scores.trained_rows is None
     return router.balance is not None and trained
-
-
-def _packed(inputs: np.ndarray, labels: np.ndarray, continues: np.ndarray, count: int) -> Tensor:
-    """All that a replayed step reads, so that it is sent at once; the count, which is last, as a float32."""
-    packed = np.concatenate((inputs.ravel(), labels.ravel(), continues, np.zeros(1, np.int64)))
-    packed[-1:].view(np.float32)[0] = count
-    return torch.from_numpy(packed)
