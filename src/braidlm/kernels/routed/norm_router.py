@@ -66,7 +66,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    normed_gradient, summed_gradient, summed, weight, bias, means, rstds, router, probabilities, chosen, weights,
+    normed_gradient, summed_gradient, summed, weight, bias, means, rstds, router, probabilities, chosen,
     weights_gradient, probabilities_gradient, scores_gradient, seed, gradient, delta_gradient, sums, rows, width,
     choices, keep_scale,
     CENTRED: tl.constexpr, DELTA_BIASED: tl.constexpr, READS_NORMED: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -94,7 +94,7 @@ def _backward(  # type: ignore[no-untyped-def]
         mask = row_mask[:, None] & column_mask
         offsets = row[:, None] * width + column[None, :]
         ds = score_gradient(
-            probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+            probabilities, chosen, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
         x = tl.load(summed + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -252,7 +252,7 @@ def _forward_pass(
         1 / (1 - config.dropout), config.centred, config.reads_normed, config.top_k, config.renormalise,
         threshold(config.dropout), combined[3], width, **tile,
     )  # fmt: skip
-    ctx.save_for_backward(summed, weight, bias, means, rstds, router, probabilities, chosen, weights, *combined[:2])
+    ctx.save_for_backward(summed, weight, bias, means, rstds, router, probabilities, chosen, *combined[:2])
     ctx.config, ctx.router_biased = config, router_bias is not None
     ctx.mark_non_differentiable(chosen)
     ctx.set_materialize_grads(False)
@@ -270,7 +270,7 @@ def _backward_pass(
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor | None, ...]]:
     """Gradients of the stream, of delta and its bias, of the norm's and the router's weights and biases."""
-    summed, weight, bias, means, rstds, router, saved_probabilities, chosen, saved_weights, *_ = saved
+    summed, weight, bias, means, rstds, router, saved_probabilities, chosen, *_ = saved
     (rows, width), choices, config = summed.shape, len(router), ctx.config
     if config.deferred is not None:
         assert summed_gradient is None, "the gradient of the sum is deferred"
@@ -285,7 +285,7 @@ def _backward_pass(
     upstream = [x if x is None else x.contiguous() for x in (weights, probabilities, scores)]
     _backward[(programs,)](
         normed_gradient.contiguous(), None if summed_gradient is None else summed_gradient.contiguous(), summed,
-        weight, bias, means, rstds, router, saved_probabilities, chosen, saved_weights, *upstream, config.seed,
+        weight, bias, means, rstds, router, saved_probabilities, chosen, *upstream, config.seed,
         gradient, delta_gradient, sums, rows, width, choices, 1 / (1 - config.dropout), config.centred,
         ctx.delta_biased, config.reads_normed, threshold(config.dropout), config.top_k, config.renormalise,
         vector_count, **tile,

@@ -82,7 +82,7 @@ def select_top_k(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def score_gradient(  # type: ignore[no-untyped-def]
-    probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient, row, rows, choices,
+    probabilities, chosen, weights_gradient, probabilities_gradient, scores_gradient, row, rows, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     """The gradient [choice, row] of the scores, from those of weights, probabilities and scores (each may be None)."""
@@ -95,23 +95,19 @@ def score_gradient(  # type: ignore[no-untyped-def]
     if probabilities_gradient is not None:
         dp += tl.load(probabilities_gradient + offsets, mask=mask, other=0.0)
     if weights_gradient is not None:
-        projection = tl.zeros([ROWS], tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        if RENORMALISE:
-            for k in tl.static_range(TOP_K):
-                offset = row * TOP_K + k
-                selected = choice[:, None] == tl.load(chosen + offset, mask=row_mask, other=-1)[None, :]
-                total += tl.sum(tl.where(selected, p, 0.0), 0)
-                dw = tl.load(weights_gradient + offset, mask=row_mask, other=0.0)
-                projection += dw * tl.load(weights + offset, mask=row_mask, other=0.0)
-            total = tl.where(row_mask, total, 1.0)
+        picked = tl.zeros([CHOICES, ROWS], tl.float32)
+        dw = tl.zeros([CHOICES, ROWS], tl.float32)
         for k in tl.static_range(TOP_K):
             offset = row * TOP_K + k
             selected = choice[:, None] == tl.load(chosen + offset, mask=row_mask, other=-1)[None, :]
-            dw = tl.load(weights_gradient + offset, mask=row_mask, other=0.0)
-            if RENORMALISE:
-                dw = (dw - projection) / total
-            dp += tl.where(selected, dw[None, :], 0.0)
+            picked += tl.where(selected, 1.0, 0.0)
+            dw += tl.where(selected, tl.load(weights_gradient + offset, mask=row_mask, other=0.0)[None, :], 0.0)
+        if RENORMALISE:  # weights are probabilities divided by the sum of those that were chosen
+            chosen_p = p * picked
+            total = tl.where(row_mask, tl.sum(chosen_p, 0), 1.0)
+            projection = tl.sum(chosen_p * dw, 0) / total
+            dw = picked * (dw - projection[None, :]) / total[None, :]
+        dp += dw
     ds = p * (dp - tl.sum(p * dp, 0)[None, :])
     if scores_gradient is not None:
         ds += tl.load(scores_gradient + offsets, mask=mask, other=0.0)
@@ -163,7 +159,7 @@ def _route_few_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _route_few_backward(  # type: ignore[no-untyped-def]
-    stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
+    stream, weight, probabilities, chosen, stream_gradient, weights_gradient, probabilities_gradient,
     scores_gradient, rows_gradient, row_of_choice, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
@@ -184,7 +180,7 @@ def _route_few_backward(  # type: ignore[no-untyped-def]
             stream_gradient, rows_gradient, row_of_choice, row, rows, stream_mask, offset, column, width, TOP_K
         )
         ds = score_gradient(
-            probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+            probabilities, chosen, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
         dx += tl.sum(ds[:, :, None] * w[:, None, :], 0)
@@ -221,7 +217,7 @@ def _route_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _route_backward(  # type: ignore[no-untyped-def]
-    stream, weight, probabilities, chosen, weights, stream_gradient, weights_gradient, probabilities_gradient,
+    stream, weight, probabilities, chosen, stream_gradient, weights_gradient, probabilities_gradient,
     scores_gradient, rows_gradient, row_of_choice, gradient, sums, rows, width, choices,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
@@ -243,7 +239,7 @@ def _route_backward(  # type: ignore[no-untyped-def]
             stream_gradient, rows_gradient, row_of_choice, row, rows, mask, offsets, column, width, TOP_K
         )
         ds = score_gradient(
-            probabilities, chosen, weights, weights_gradient, probabilities_gradient, scores_gradient,
+            probabilities, chosen, weights_gradient, probabilities_gradient, scores_gradient,
             row, rows, choices, TOP_K, RENORMALISE, ROWS, CHOICES,
         )  # fmt: skip
         narrow = ds.to(x.dtype)  # gradients are computed in the type of the rows, as those of all other layers
@@ -288,7 +284,7 @@ class Route(torch.autograd.Function):
             stream, weight, bias, balance, scores, probabilities, chosen, weights, rows, width, choices,
             top_k, renormalise, **block,
         )  # fmt: skip
-        ctx.save_for_backward(stream, weight, probabilities, chosen, weights)
+        ctx.save_for_backward(stream, weight, probabilities, chosen)
         ctx.renormalise, ctx.sums, ctx.biased, ctx.slot = renormalise, sums, bias is not None, slot
         ctx.deferred = deferred
         ctx.mark_non_differentiable(chosen)
@@ -305,14 +301,14 @@ class Route(torch.autograd.Function):
         _: None,
         weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        stream, weight, saved_probabilities, chosen, saved_weights = ctx.saved_tensors
+        stream, weight, saved_probabilities, chosen = ctx.saved_tensors
         (rows, width), choices = stream.shape, len(weight)
         block, few = _block(width, choices), choices <= MAX_FEW
         tiles, columns = triton.cdiv(rows, block["ROWS"]), triton.cdiv(width, block["COLUMNS"])
         if few:
             tiles = triton.cdiv(tiles, TILES_PER_PROGRAM_FEW)
         per_sm = PROGRAMS_PER_SM_FEW if few else PROGRAMS_PER_SM
-        programs = programs_for(stream.device, per_sm, columns * tiles) // columns or 1
+        programs = programs_for(stream.device, per_sm, tiles, columns)
         gradient = torch.empty_like(stream) if ctx.slot is None else ctx.slot.gradient
         sums = ctx.sums.buffer(programs, choices * (width + 1), stream.device)
         rows_gradient = row_of_choice = None
@@ -323,8 +319,8 @@ class Route(torch.autograd.Function):
             block |= {"num_stages": GATHERING_STAGES, **register_limit(GATHERING_REGISTERS)}
         upstream = (x if x is None else x.contiguous() for x in (stream_gradient, weights, probabilities, scores))
         (_route_few_backward if few else _route_backward)[(programs, columns)](
-            stream, weight, saved_probabilities, chosen, saved_weights, *upstream, rows_gradient, row_of_choice,
-            gradient, sums, rows, width, choices, chosen.shape[1], ctx.renormalise, **block,
+            stream, weight, saved_probabilities, chosen, *upstream, rows_gradient, row_of_choice, gradient, sums,
+            rows, width, choices, chosen.shape[1], ctx.renormalise, **block,
         )  # fmt: skip
         total = ctx.sums.total()
         weight_gradient = total[: choices * width].view(choices, width).data
