@@ -7,7 +7,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from braidlm.core.models.folders import save_model
+from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.tokenizing.build import load_tokenizer
+from braidlm.training.distill.stored import IDS, LOG_DTYPE, LOGS, StoredTargets
 from tiny_models import tiny_model
 
 
@@ -27,3 +29,12 @@ def transformers_teacher(folder: Path, data: Path, seed: int = 0, **changes: Any
     model.save_pretrained(folder)
     tokenizer.save(folder)
     return folder
+
+
+def stored_targets(folder: Path, log_probabilities: torch.Tensor, k: int) -> StoredTargets:
+    """Of log-probabilities [tokens, vocabulary] the best k, as they would have been stored."""
+    tokens, vocab_size = log_probabilities.shape
+    best = log_probabilities.cpu().topk(k)
+    best.indices.numpy().astype(token_dtype(vocab_size)).tofile(folder / IDS)
+    best.values.numpy().astype(LOG_DTYPE).tofile(folder / LOGS)
+    return StoredTargets(folder, tokens, k, vocab_size)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from forked_runs import fork
-from teaching import braid_teacher, transformers_teacher
+from teaching import braid_teacher, stored_targets, transformers_teacher
 from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
@@ -17,7 +17,6 @@ from braidlm.training.distill import distillation
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation, hidden_difference
 from braidlm.training.distill.slices import slices_of
-from braidlm.training.distill.stored import StoredTargets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.extra_losses import TrainingPass
@@ -91,9 +90,7 @@ def test_all_stored_tokens_are_the_teachers_online(tmp_path: Path) -> None:
     model, other, inputs = tiny_model(seed=1), tiny_model(seed=2), random_ids(4, 8)
     teachers, labels = Teachers([other], [1.0], 37, 2.0), random_ids(4, 8, seed=1)
     expected = OnlineDistillation(config(temperature=2.0), model, teachers)(a_pass(model, labels, inputs))
-    stored = StoredTargets(tmp_path, 32, 37, 37, "r+")
-    best = teachers.read(inputs).log_probabilities.flatten(0, 1).topk(37)
-    stored.ids[:], stored.logs[:] = best.indices.numpy(), best.values.numpy()
+    stored = stored_targets(tmp_path, teachers.read(inputs).log_probabilities.flatten(0, 1), 37)
     loss = StoredDistillation(config(top_k=37, temperature=2.0), model, {"stories": stored}, (4, 8, 37))
     for parts in (1, 2):
         loss.read_batch(Batch)  # type: ignore[arg-type]

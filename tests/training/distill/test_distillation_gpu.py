@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from teaching import stored_targets
 
 from braidlm.training.amounts import Amount
 from braidlm.training.config import TrainingConfig
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
-from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
@@ -78,9 +78,7 @@ def test_captured_steps_equal_plain_ones(accumulation: int, temperature: float) 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_captured_steps_of_stored_targets_equal_plain_ones(accumulation: int, tmp_path: Path) -> None:
-    stored = StoredTargets(tmp_path, 128 * accumulation, 6, VOCABULARY, "r+")
-    best = torch.randn(128 * accumulation, VOCABULARY).log_softmax(-1).topk(6)
-    stored.put(np.arange(128 * accumulation), Targets(best.indices.numpy(), best.values.numpy()))
+    stored = stored_targets(tmp_path, torch.randn(128 * accumulation, VOCABULARY).log_softmax(-1), 6)
     found = {}
     for by_kernels in (True, False):
         model, shape = tiny_model(seed=1, width=64).cuda(), (4 * accumulation, 16, 6)

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
+from teaching import stored_targets
 from torch import nn
 
 from braidlm.kernels.planned_pass import LoweredModel
@@ -18,7 +19,6 @@ from braidlm.training.config import TrainingConfig
 from braidlm.training.distill import teachers as teachers_of_runs
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
-from braidlm.training.distill.stored import StoredTargets, Targets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig
 from braidlm.training.step.objective import Objective
@@ -114,9 +114,7 @@ def test_stored_targets_in_the_lowered_objective(student: dict[str, Any], weight
     model = tiny_model(seed=1, **student).to(DEVICE).train()
     inputs, labels = random_ids(3, 8).to(DEVICE), random_ids(3, 8, seed=1).to(DEVICE)
     labels[1, 2:] = IGNORED
-    best = plain_teachers().read(inputs).log_probabilities.flatten(0, 1).topk(5)
-    stored = StoredTargets(tmp_path, 24, 5, VOCABULARY, "r+")
-    stored.put(np.arange(24), Targets(best.indices.cpu().numpy(), best.values.cpu().numpy()))
+    stored = stored_targets(tmp_path, plain_teachers().read(inputs).log_probabilities.flatten(0, 1), 5)
     config = DistillConfig([TeacherConfig("a")], weight=weight, top_k=5)
     losses = {}
     for name, lowered in (("kernels", LoweredModel(model)), ("plain", None)):

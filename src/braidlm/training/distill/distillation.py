@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +16,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.distill.divergence import divergence, top_k_divergence
 from braidlm.training.distill.slices import Evaluator, sliced_loss, slices_of
-from braidlm.training.distill.stored import StoragePlan, StoredTargets, open_targets
+from braidlm.training.distill.stored import StoragePlan, StoredTargets, Targets
+from braidlm.training.distill.storing import open_targets
 from braidlm.training.distill.teachers import Teacher, Teachers
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass
 from braidlm.training.step.parallel import Rank, wait_for_all
@@ -96,15 +96,17 @@ class StoredDistillation(Distillation):
         self.next_token = 0
 
     def read_batch(self, batch: Batch) -> Batch:
-        ids, logs = np.empty(self.ids.shape, np.int32), np.empty(self.logs.shape, np.float32)
-        for index, stored in enumerate(self.stored):
-            rows = batch.whole.own_sources == index
-            if rows.any():
-                ids[rows], logs[rows] = stored.at(batch.whole.positions[rows])
-        for place, read in ((self.ids, ids), (self.logs, logs)):
-            tensor = torch.from_numpy(read)
-            # A copy of memory that is not pinned would wait for the step before it.
-            place.copy_(tensor.pin_memory() if place.is_cuda else tensor, non_blocking=True)
+        # As they are stored, which is less to copy. Memory that is not pinned would wait for the step before it; torch
+        # gives that of an earlier step again once its copy is complete.
+        read = [
+            torch.empty(self.ids.shape, dtype=getattr(torch, dtype.name), pin_memory=self.ids.is_cuda)
+            for dtype in (self.stored[0].ids.dtype, self.stored[0].logs.dtype)
+        ]
+        rows = zip(*(values.numpy() for values in read), strict=True)
+        for source, positions, out in zip(batch.whole.own_sources, batch.whole.positions, rows, strict=True):
+            self.stored[int(source)].at(positions, Targets(*out))
+        for place, values in zip((self.ids, self.logs), read, strict=True):
+            place.copy_(values.to(place.device, non_blocking=True))
         self.next_token = 0
         return batch
 

@@ -1,4 +1,4 @@
-"""The teachers' most probable tokens of every position of the training text, computed once and read by memory map.
+"""The teachers' most probable tokens of every position of the training text, read by memory map.
 
 A folder of the data section's cache for each data set:
 
@@ -8,39 +8,24 @@ A folder of the data section's cache for each data set:
     progress.json   while it is written: how many tokens are done
 
 Documents that are not trained on are holes in the files, which take no space.
-
-The teachers read the text in sequences that overlap by half, so that each token has at least half a sequence before it,
-whatever sequence the training has it in.
 """
 
 import hashlib
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.files import explained_disk_errors, sha256_of, write_json
-from braidlm.core.locks import locked_folder
-from braidlm.core.reading import read_json
+from braidlm.core.files import sha256_of
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import token_dtype
-from braidlm.training.distill.slices import MAX_LOGITS, slices_of
-from braidlm.training.distill.teachers import Teachers
 
 MANIFEST, PROGRESS, IDS, LOGS = "targets.json", "progress.json", "ids.bin", "logs.bin"
 LOG_DTYPE = np.dtype(np.float16)
-SAVED_EVERY = 1 << 16
-"""Tokens after which a process that is killed would not begin again."""
-MAX_LOGITS_ON_GPU = 1 << 27
-"""That teachers compute at once: fewer leave a GPU idle."""
 
 
 class Targets(NamedTuple):
@@ -55,23 +40,17 @@ class Targets(NamedTuple):
 class StoredTargets:
     """Those of one packed data set, on disk."""
 
-    def __init__(self, folder: Path, tokens: int, top_k: int, vocab_size: int, mode: Literal["r", "r+"] = "r"):
+    def __init__(self, folder: Path, tokens: int, top_k: int, vocab_size: int):
         shape = (tokens, top_k)
-        self.ids = _mapped(folder / IDS, token_dtype(vocab_size), shape, mode)
-        self.logs = _mapped(folder / LOGS, LOG_DTYPE, shape, mode)
+        self.ids = _mapped(folder / IDS, token_dtype(vocab_size), shape)
+        self.logs = _mapped(folder / LOGS, LOG_DTYPE, shape)
 
-    def at(self, positions: np.ndarray) -> Targets:
-        """Of the tokens at file positions [row, time]."""
-        return Targets(self.ids[positions], self.logs[positions])
-
-    def put(self, positions: np.ndarray, targets: Targets) -> None:
-        """Write those of file positions."""
-        self.ids[positions], self.logs[positions] = targets
-
-    def flush(self) -> None:
-        """When this returns, what was written is on disk."""
-        self.ids.flush()
-        self.logs.flush()
+    def at(self, positions: np.ndarray, out: Targets | None = None) -> Targets:
+        """Of the tokens at file positions, which are in the file: as they are stored, in arrays `out` if given."""
+        ids, logs = out or (None, None)
+        # Another mode than "clip" would write into an array of its own first.
+        ids = self.ids.take(positions, 0, ids, "clip")
+        return Targets(ids, self.logs.take(positions, 0, logs, "clip"))
 
 
 @dataclass(frozen=True)
@@ -86,6 +65,15 @@ class StoragePlan:
     facts: dict[str, Any]
     """What else the numbers depend on: the teachers by their hashes, and the temperature."""
 
+    @property
+    def dtypes(self) -> list[np.dtype]:
+        """Of the files."""
+        return [token_dtype(self.vocab_size), LOG_DTYPE]
+
+    def file_sizes(self, tokens: int) -> list[int]:
+        """Bytes that so many tokens take in each file."""
+        return [tokens * self.top_k * dtype.itemsize for dtype in self.dtypes]
+
     def folder(self, stream: TokenStream) -> Path:
         """Its name changes with everything that the content depends on."""
         text = {"tokens": sha256_of(stream.data.folder / "tokens.bin"), "stream": stream.fingerprint()}
@@ -94,87 +82,12 @@ class StoragePlan:
         return self.cache / f"{stream.name}-teachers-{digest[:12]}"
 
 
-def open_targets(
-    streams: Sequence[TokenStream], plan: StoragePlan, load: Callable[[], Teachers], device: torch.device
-) -> dict[str, StoredTargets]:
-    """By the stream's name; what is not there yet is computed by the teachers, which are loaded only for that."""
-    opened: dict[str, StoredTargets] = {}
-    teachers: Teachers | None = None
-    for stream in streams:
-        folder = plan.folder(stream)
-        if not (folder / MANIFEST).is_file():
-            teachers = teachers or load()
-            with explained_disk_errors(folder):
-                _store(stream, folder, plan, teachers, device)
-        opened[stream.name] = StoredTargets(folder, stream.data.manifest.tokens, plan.top_k, plan.vocab_size)
-    return opened
-
-
-def _store(stream: TokenStream, folder: Path, plan: StoragePlan, teachers: Teachers, device: torch.device) -> None:
-    """Compute and write what is missing of a folder."""
-    # In the order of the file, whatever order they are trained in.
-    stream = TokenStream(stream.data, stream.subset, stream.name)
-    with locked_folder(folder):
-        if (folder / MANIFEST).is_file():  # by another run that was waited for
-            return
-        done = saved = int(read_json(folder / PROGRESS)["done"]) if (folder / PROGRESS).is_file() else 0
-        size = plan.top_k * (token_dtype(plan.vocab_size).itemsize + LOG_DTYPE.itemsize)
-        _check_space(folder, size * (len(stream) - done))
-        stored = StoredTargets(folder, stream.data.manifest.tokens, plan.top_k, plan.vocab_size, "r+")
-        console.say(
-            f"Storing the {plan.top_k} tokens that the teachers find most probable after each of {len(stream):,} "
-            f"tokens of {stream.name} ({size * len(stream) / 1e6:,.0f} MB) in {folder}."
-        )
-        with console.progress(stream.name, len(stream), "tokens", done) as advance:
-            for positions, targets in _blocks(stream, plan, teachers, device, done):
-                stored.put(positions, targets)
-                done += len(positions)
-                advance(done, "")
-                if done - saved >= SAVED_EVERY or done == len(stream):
-                    stored.flush()
-                    write_json(folder / PROGRESS, {"done": done})
-                    saved = done
-        write_json(folder / MANIFEST, {"tokens": len(stream), "top_k": plan.top_k, **plan.facts})
-        (folder / PROGRESS).unlink(missing_ok=True)
-
-
-def _blocks(
-    stream: TokenStream, plan: StoragePlan, teachers: Teachers, device: torch.device, done: int
-) -> Iterator[tuple[np.ndarray, Targets]]:
-    """File positions of the stream's tokens from `done` on, some sequences at a time, and what follows each."""
-    before = plan.length // 2
-    starts = np.arange(done, len(stream), plan.length - before)
-    max_logits = MAX_LOGITS_ON_GPU if device.type == "cuda" else MAX_LOGITS
-    for part in slices_of(len(starts), plan.length, plan.vocab_size, max_logits):
-        positions = stream.positions((starts[part] - before) % len(stream), plan.length)
-        ids = torch.from_numpy(stream.tokens_at(positions)).to(device)
-        best = teachers.read(ids).log_probabilities[:, before:].flatten(0, 1).topk(plan.top_k)
-        left = len(stream) - int(
-            starts[part][0]
-        )  # the stream is circular: the last sequence may read on from its begin
-        targets = Targets(best.indices[:left].cpu().numpy(), best.values[:left].cpu().numpy())
-        yield positions[:, before:].reshape(-1)[:left], targets
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise BraidError(
-            f"the teachers' tokens need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
-            str(folder),
-            "Take a smaller training.distill.top_k, or another data.cache.",
-        )
-
-
-def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int], mode: Literal["r", "r+"]) -> np.memmap:
-    expected = math.prod(shape) * dtype.itemsize
-    if mode == "r+":
-        with open(path, "ab") as file:
-            file.truncate(expected)
-    if not path.is_file() or path.stat().st_size != expected:
+def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
+    if not path.is_file() or path.stat().st_size != math.prod(shape) * dtype.itemsize:
         raise BraidError(
             f"{path.name} is not of the size that it was written with",
             str(path.parent),
             "The folder is damaged: remove it, and the teachers compute it again.",
         )
-    return np.memmap(path, dtype=dtype, mode=mode, shape=shape)
+    # A plain array, because NumPy's memmap class makes every gather slower.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=shape))

@@ -1,6 +1,7 @@
 """Targets that are stored: those of the teachers, at every position, whatever happens while they are written."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
-from braidlm.training.distill import stored
-from braidlm.training.distill.stored import MANIFEST, PROGRESS, StoragePlan, open_targets
+from braidlm.training.distill import storing, target_writer
+from braidlm.training.distill.stored import IDS, LOGS, MANIFEST, PROGRESS, StoragePlan
+from braidlm.training.distill.storing import open_targets
 from braidlm.training.distill.teachers import Teachers
 
 CPU, LENGTH, K, VOCABULARY = torch.device("cpu"), 16, 5, 300
@@ -35,7 +37,7 @@ def stream(stories: Path) -> TokenStream:
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sequences at a time, so that there are several blocks."""
-    monkeypatch.setattr(stored, "slices_of", lambda rows, *_: [slice(i, i + 40) for i in range(0, rows, 40)])
+    monkeypatch.setattr(storing, "slices_of", lambda rows, *_: [slice(i, i + 40) for i in range(0, rows, 40)])
 
 
 def plan(cache: Path, **facts: Any) -> StoragePlan:
@@ -69,32 +71,43 @@ def test_what_is_there_is_not_computed_again(teachers: Teachers, stream: TokenSt
 def test_a_killed_process_goes_on(
     teachers: Teachers, stream: TokenStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From what was saved when it was killed: what was written and not saved, or only in part, is computed again."""
+
     class Killed(Exception): ...
 
     whole = open_targets([stream], plan(tmp_path / "whole"), lambda: teachers, CPU)["stories"]
-    monkeypatch.setattr(stored, "SAVED_EVERY", 1)
+    folder = plan(tmp_path / "parts").folder(stream)
+    monkeypatch.setattr(target_writer, "SAVED_EVERY", 0)
+    monkeypatch.setattr(target_writer, "MAX_WAITING", 0)
     calls = []
-    read = Teachers.read
+    read = Teachers.log_probabilities
 
-    def dies(self: Teachers, ids: torch.Tensor, hidden: bool = False) -> Any:
+    def dies(self: Teachers, ids: torch.Tensor, start: int = 0) -> torch.Tensor:
         calls.append(len(ids))
-        if len(calls) == 3:
+        if len(calls) == 4:
             raise Killed
-        return read(self, ids, hidden)
+        while len(calls) > 1 and not (folder / PROGRESS).exists():
+            time.sleep(0.01)
+        return read(self, ids, start)
 
-    monkeypatch.setattr(Teachers, "read", dies)
+    monkeypatch.setattr(Teachers, "log_probabilities", dies)
     with pytest.raises(Killed):
         open_targets([stream], plan(tmp_path / "parts"), lambda: teachers, CPU)
-    folder = plan(tmp_path / "parts").folder(stream)
     assert not (folder / MANIFEST).exists()
-    done = json.loads((folder / PROGRESS).read_text())["done"]
-    assert done == 2 * 40 * LENGTH // 2
+    done, block = json.loads((folder / PROGRESS).read_text())["done"], 40 * LENGTH // 2
+    assert done in (block, 2 * block, 3 * block)
+    first = all_positions(stream)[done, 0]
+    for name, row in ((IDS, 2 * K), (LOGS, 2 * K)):
+        with open(folder / name, "r+b") as file:
+            file.seek(first * row)
+            file.write(b"\x07" * 3 * row)
+    calls.clear()
+    monkeypatch.setattr(Teachers, "log_probabilities", lambda *a: calls.append(len(a[1])) or read(*a))
     parts = open_targets([stream], plan(tmp_path / "parts"), lambda: teachers, CPU)["stories"]
-    assert sum(calls) - calls[2] == -(-len(stream) // (LENGTH // 2)), (
-        "no sequence is read twice but the one that failed"
-    )
+    assert sum(calls) == -(-(len(stream) - done) // (LENGTH // 2)), "no sequence of what was saved is read again"
     positions = all_positions(stream)
     assert all(np.array_equal(a, b) for a, b in zip(whole.at(positions), parts.at(positions), strict=True))
+    assert not (folder / PROGRESS).exists()
 
 
 def test_the_folder_depends_on_all_that_counts(stream: TokenStream, stories: Path, tmp_path: Path) -> None:
@@ -130,6 +143,6 @@ def test_a_damaged_folder_and_a_full_disk(
     class Usage:
         free = 10
 
-    monkeypatch.setattr(stored.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(storing.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(BraidError, match="are free"):
         open_targets([stream], plan(tmp_path / "full"), lambda: teachers, CPU)
