@@ -14,6 +14,7 @@ from braidlm.kernels.dense_layers import first_linear
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.routed.permutation import TILE, row_bound
+from braidlm.kernels.routed.router import MAX_FEW
 from braidlm.model.feed.routed import RoutedFeed
 from tiny_models import random_ids, tiny_model
 
@@ -36,9 +37,10 @@ def two_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "GROUPED_ROWS", 2 * row_bound(BATCH * TIME, TOP_K, EXPERTS, TILE))
 
 
-def model_of(layers: int, device: str, **options: Any) -> Any:
+def model_of(layers: int, device: str, experts: int = EXPERTS, **options: Any) -> Any:
+    feed = {**BLOCK["feed"], "experts": {**BLOCK["feed"]["experts"], "names": experts}}
     stages = [{"block": {"layers": layers}}]
-    return tiny_model(positions="learned", block=BLOCK, stages=stages, **options).to(device).train()
+    return tiny_model(positions="learned", block={**BLOCK, "feed": feed}, stages=stages, **options).to(device).train()
 
 
 def assert_equals_plain(model: Any, device: str) -> dict[torch.nn.Module, GradientSlot]:
@@ -86,6 +88,17 @@ def test_experts_and_their_shared_part_have_stacks_of_the_same_layers(device: st
             assert stacks_of(slots, matrices) == [2, 2, 1]
 
 
+def test_a_router_with_many_choices_has_a_stack_of_the_same_layers(device: str) -> None:
+    """With few, the kernel of its backward pass sums the gradient of its weight."""
+    for experts, many in ((MAX_FEW, False), (MAX_FEW + 1, True)):
+        model = model_of(2, device, experts)
+        slots = assert_equals_plain(model, device)
+        for feed in feeds(model):
+            assert (feed.router.scores in slots) == many
+            if many:
+                assert stacks_of(slots, [feed.router.scores]) == stacks_of(slots, [feed.bank.out]) == [2]
+
+
 def test_experts_and_their_shared_part_share_what_they_read_and_the_gradient_of_their_sum(device: str) -> None:
     """The rows of other matrices are in memory only from the backward pass on."""
     model = model_of(2, device)
@@ -111,9 +124,11 @@ def test_a_layer_that_kernels_refuse_is_not_waited_for(device: str) -> None:
     assert stacks_of(slots, [feed.bank.out for index, feed in enumerate(feeds(model)) if index != 1]) == [2, 2, 1]
 
 
-@pytest.mark.parametrize("frozen", ["shared.up.weight", "shared.out.weight", "bank.up.weight", "bank.out.weight"])
+@pytest.mark.parametrize(
+    "frozen", ["shared.up.weight", "shared.out.weight", "bank.up.weight", "bank.out.weight", "router.scores.weight"]
+)
 def test_layers_beside_a_frozen_one_train(frozen: str, device: str) -> None:
-    model = model_of(3, device)
+    model = model_of(3, device, MAX_FEW + 1)
     feeds(model)[1].get_parameter(frozen).requires_grad_(False)
     assert not assert_equals_plain(model, device)
 

@@ -185,18 +185,19 @@ def _grouped_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.M
 
 
 def _routed_feed_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[nn.Module, GradientSlot]:
-    """For the matrices of feed-forward experts, and of the shared part beside them.
+    """For the matrices of feed-forward experts, of the shared part beside them and of a router with many choices.
 
-    Experts and shared part read the same rows, and the gradient of their sum is that of either.
+    They all read the same rows, and the gradient of the sum of experts and shared part is that of either.
     """
     alike: dict[Any, list[Any]] = {}
     for _, part in _parts(layers):
         if _is(part, RoutedFeed):
             shapes = [first_linear(feed).weight.shape for feed in (part.bank, part.shared) if feed is not None]
-            kind = (part.router.config.top_k, type(part.bank), part.bank.out.bias is None, *shapes)
+            scored = part.router.inner is None and not routes_with_norm(part.router)  # by the rows themselves
+            kind = (part.router.config.top_k, scored, type(part.bank), part.bank.out.bias is None, *shapes)
             alike.setdefault(kind, []).append(part)
     slots: dict[nn.Module, GradientSlot] = {}
-    for (top_k, *_), parts in alike.items():
+    for (top_k, scored, *_), parts in alike.items():
         bank, shared = parts[0].bank, parts[0].shared
         (experts, width, inner), hidden = first_linear(bank).weight.shape, bank.out.weight.shape[1]
         rows = row_bound(tokens, top_k, experts, TILE)
@@ -207,6 +208,9 @@ def _routed_feed_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[
             out = GroupedGradientStack(experts, stacked(rows, hidden), gradients, biased, "gradients")
             slots |= _slots([first_linear(part.bank) for part in some], up)
             slots |= _slots([part.bank.out for part in some], out)
+            if scored:
+                scores = GradientStack(inputs, stacked(tokens, experts))
+                slots |= _slots([part.router.scores for part in some], scores)
             if shared is not None:
                 (shared_inner, _), shared_hidden = first_linear(shared).weight.shape, shared.out.weight.shape[1]
                 up_beside = GradientStack(inputs, stacked(tokens, shared_inner))
@@ -228,8 +232,9 @@ def column_sums(layers: Layers) -> dict[nn.Module, ColumnSums]:
                 alike.setdefault((type(norm), norm.weight.shape), []).append(norm)
             if _is(part, SoftmaxAttention) and part.qkv.bias is not None:
                 alike.setdefault((part.qkv.weight.shape, part.head_dim), []).append(part.qkv)
-            if _is(part, *FEEDS) and first_linear(part).bias is not None:
-                alike.setdefault((type(part), first_linear(part).weight.shape), []).append(first_linear(part))
+            feed: Any = part.shared if _is(part, RoutedFeed) else part
+            if _is(feed, *FEEDS) and first_linear(feed).bias is not None:
+                alike.setdefault((type(feed), first_linear(feed).weight.shape), []).append(first_linear(feed))
         sums |= _shared_sums(alike)
     routers: dict[Any, list[nn.Module]] = {}
     for _, part in _parts(layers):

@@ -212,7 +212,7 @@ def _route(
         read = RouterInner.apply(rows, inner.weight, inner.bias, config.activation)
     passed_on, *choice = Route.apply(
         read, *_scores_of(router), router.balance, config.top_k, config.renormalise,
-        context.sums_of(router), slot if inner is None else None, deferred,
+        context.sums_of(router), slot if inner is None else None, deferred, context.slots.get(router.scores),
     )  # fmt: skip
     dispatch = _dispatch(router, choice, context, permute_on_side)
     dispatch.deferred = deferred

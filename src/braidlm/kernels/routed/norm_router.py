@@ -19,9 +19,10 @@ from braidlm.kernels.ops.dropout import threshold
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.norm import VECTORS, norm_gradient, normalised, plain_add_norm, store_vector_sums
 from braidlm.kernels.ops.stream_rows import addition, store_gradients, stored, tile_of_program
+from braidlm.kernels.routed.choices import router_scores, score_gradient, select_top_k, store_sums
 from braidlm.kernels.routed.combine import combine_gradients, combined_rows
 from braidlm.kernels.routed.permutation import Permutation
-from braidlm.kernels.routed.router import plain_route, router_scores, score_gradient, select_top_k, store_sums
+from braidlm.kernels.routed.router import plain_route
 from braidlm.kernels.side_stream import DeferredGradient
 
 MAX_CHOICES = 8
