@@ -106,6 +106,7 @@ def _without_a_byte(facts):
         (_without_a_byte, "the tokenizer has no token for 1 of the 256 bytes"),
         (lambda facts: facts.update(normalizer={"type": "NFC"}), "the tokenizer changes texts first (NFC)"),
         (lambda facts: facts["model"].update(dropout=0.1), "options that llama.cpp lacks: dropout"),
+        (lambda facts: facts["pre_tokenizer"].update(add_prefix_space=True), "puts a space before every text"),
         (lambda facts: facts.update(pre_tokenizer=None), "no pre-tokenizer of gpt-2, smollm, qwen2, llama-bpe"),
     ],
 )
