@@ -23,44 +23,44 @@ from braidlm.kernels.routed.grouped_weights import grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 
-TOKENS, CHANNELS, WARPS = 64, 64, 4
+TOKENS, CHANNELS, WARPS = 32, 64, 4
 """A program's block of tokens, its step over channels, and its warps."""
 
 
 @triton.jit
 def _weights_gradient(  # type: ignore[no-untyped-def]
-    projections, gradient, bias, row_of_choice, tile_expert, out, tokens, rows, parts, experts,
-    WIDTH: tl.constexpr, CHOICES: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, EXPERTS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    projections, gradient, bias, row_of_choice, tile_expert, out, tokens, rows, experts,
+    WIDTH: tl.constexpr, CHOICES: tl.constexpr, PADDED_CHOICES: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+    TOKENS: tl.constexpr, EXPERTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The sum of each row's projections, and, where the layer has a bias, the bias's own projection."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     token_mask = token < tokens
-    expert = tl.arange(0, EXPERTS)
-    of_bias = tl.zeros([TOKENS, EXPERTS], tl.float32)
+    choice = tl.arange(0, PADDED_CHOICES)[None, :]
+    mask = token_mask[:, None] & (choice < CHOICES)
+    row = tl.load(row_of_choice + token[:, None] * CHOICES + choice, mask=mask, other=0)
+    total = tl.zeros([TOKENS, PADDED_CHOICES], tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(projections + part * rows + row, mask=mask, other=0.0)
     if bias is not None:
+        own = tl.load(tile_expert + row // TILE, mask=mask, other=0)
+        expert = tl.arange(0, EXPERTS)
+        of_bias = tl.zeros([TOKENS, EXPERTS], tl.float32)
         for begin in range(0, WIDTH, CHANNELS):
             channel = begin + tl.arange(0, CHANNELS)
-            mask = channel < WIDTH
+            channel_mask = channel < WIDTH
             dy = tl.load(
                 gradient + token.to(tl.int64)[:, None] * WIDTH + channel[None, :],
-                mask=token_mask[:, None] & mask[None, :], other=0.0,
+                mask=token_mask[:, None] & channel_mask[None, :], other=0.0,
             )  # fmt: skip
             b = tl.load(
                 bias + expert[None, :] * WIDTH + channel[:, None],
-                mask=mask[:, None] & (expert < experts)[None, :], other=0.0,
+                mask=channel_mask[:, None] & (expert < experts)[None, :], other=0.0,
             )  # fmt: skip
             of_bias = tl.dot(dy, b.to(dy.dtype), of_bias, input_precision="ieee")  # float32 would be ten times slower
-    for choice in tl.static_range(CHOICES):
-        offset = token * CHOICES + choice
-        row = tl.load(row_of_choice + offset, mask=token_mask, other=0)
-        total = tl.zeros([TOKENS], tl.float32)
-        for part in range(parts):
-            total += tl.load(projections + part * rows + row, mask=token_mask, other=0.0)
-        if bias is not None:
-            own = tl.load(tile_expert + row // TILE, mask=token_mask, other=0)
-            total += tl.sum(tl.where(own[:, None] == expert[None, :], of_bias, 0.0), 1)
-        tl.store(out + offset, total, mask=token_mask)
+        is_own = own[:, :, None] == expert[None, None, :]
+        total += tl.sum(tl.where(is_own, of_bias[:, None, :], 0.0), 2)
+    tl.store(out + token[:, None] * CHOICES + choice, total, mask=mask)
 
 
 class CombinedFeed(Function):
@@ -157,8 +157,9 @@ def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permu
     experts = max(MIN_BLOCK, triton.next_power_of_2(permutation.experts))
     _weights_gradient[(triton.cdiv(tokens, TOKENS),)](
         projections, gradient, bias, permutation.row_of_choice, permutation.tile_expert, out, tokens,
-        permutation.rows, len(projections), permutation.experts,
-        width, choices, permutation.tile, TOKENS, experts, CHANNELS, num_warps=WARPS,
+        permutation.rows, permutation.experts,
+        width, choices, triton.next_power_of_2(choices), len(projections), permutation.tile, TOKENS, experts, CHANNELS,
+        num_warps=WARPS,
     )  # fmt: skip
     return out
 
