@@ -124,6 +124,14 @@ def test_a_layer_that_kernels_refuse_is_not_waited_for(device: str) -> None:
     assert stacks_of(slots, [feed.bank.out for index, feed in enumerate(feeds(model)) if index != 1]) == [2, 2, 1]
 
 
+def test_experts_before_a_layer_that_kernels_refuse(device: str) -> None:
+    """Its plain forward reads the sum that a norm by kernels would have computed."""
+    model = model_of(3, device)
+    attention: Any = model.model.stages[0].layers[1].attention
+    attention.__class__ = type("OtherAttention", (type(attention),), {})
+    assert_equals_plain(model, device)
+
+
 @pytest.mark.parametrize(
     "frozen", ["shared.up.weight", "shared.out.weight", "bank.up.weight", "bank.out.weight", "router.scores.weight"]
 )

@@ -16,6 +16,7 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Folded, Folding
 from braidlm.kernels.ops.linear import Casts, Linear
 from braidlm.kernels.ops.norm import AddNorm
+from braidlm.kernels.routed.combine_norm import CombineAddNorm, UncombinedSum
 from braidlm.kernels.side_stream import SideStream, current_side_stream, on_side
 from braidlm.model.block import Block
 from braidlm.model.norms import LayerNorm
@@ -34,9 +35,14 @@ class PendingAdd:
     """Of the layer that computed delta."""
     dropout: float = 0.0
     seed: Tensor | None = None
+    uncombined: UncombinedSum | None = None
+    """What delta is computed from, where the next norm may do that too."""
 
     @property
     def fields(self) -> tuple[Tensor, Tensor | None, GradientSlot | None, float, Tensor | None]:
+        """All but `uncombined`, with a delta that is computed."""
+        if self.uncombined is not None:
+            self.uncombined.combine_into(self.delta)
         return self.delta, self.bias, self.slot, self.dropout, self.seed
 
 
@@ -126,8 +132,13 @@ def add_norm(
     """
     centred = isinstance(norm, LayerNorm)
     vectors = (None, None) if folded else (norm.weight, norm.bias if centred else None)
-    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
     normed_slot = None if reader is None else context.slots.get(reader)
+    if pending is not None and pending.uncombined is not None:
+        return CombineAddNorm.apply(
+            stream, pending.delta, pending.bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot,
+            pending.slot, pending.dropout, pending.seed, pending.uncombined,
+        )  # fmt: skip
+    delta, bias, slot, dropout, seed = NO_ADD if pending is None else pending.fields
     return AddNorm.apply(
         stream, delta, bias, *vectors, norm.eps, centred, context.sums_of(norm), normed_slot, slot, dropout, seed
     )  # fmt: skip

@@ -18,6 +18,7 @@ from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
 from braidlm.kernels.routed.combine import Combine, DeferredDispatch
+from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.combined_feed import CombinedFeed
 from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
@@ -142,12 +143,15 @@ def routed_feed_sublayer(
     shared = None if part.shared is None else feed_forward(part.shared, normed, context)
     dispatch.wait()
     (up, out), (kind, gated) = _feed_matrices(part.bank, context), activation_of(part.bank)
+    # Where gradients have slots no layer is computed again, which would need the sum without the next norm.
+    uncombined = None if out_slot is None else UncombinedSum()
     delta = CombinedFeed.apply(
         normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
         None if shared is None else shared.delta, dispatch.permutation, kind, gated,
-        context.slots.get(reader), out_slot, dispatch.deferred,
+        context.slots.get(reader), out_slot, dispatch.deferred, uncombined,
     )  # fmt: skip
-    return stream, PendingAdd(delta, None if shared is None else shared.bias, out_slot), (dispatch.routing,)
+    bias = None if shared is None else shared.bias
+    return stream, PendingAdd(delta, bias, out_slot, uncombined=uncombined), (dispatch.routing,)
 
 
 def add_norm_route(

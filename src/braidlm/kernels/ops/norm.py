@@ -163,11 +163,32 @@ class AddNorm(torch.autograd.Function):
             stream, delta, delta_bias, weight, bias, seed, summed, normed, means, rstds, rows, width, eps,
             1 / (1 - dropout), centred, threshold(dropout), **tile,
         )  # fmt: skip
+        AddNorm.keep(
+            ctx, summed, weight, bias, means, rstds, seed, dropout, centred, sums, delta, delta_bias, delta_slot
+        )
+        return summed, normed
+
+    @staticmethod
+    def keep(
+        ctx: Any,
+        summed: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        means: Tensor | None,
+        rstds: Tensor,
+        seed: Tensor | None,
+        dropout: float,
+        centred: bool,
+        sums: ColumnSums,
+        delta: Tensor | None,
+        delta_bias: Tensor | None,
+        delta_slot: GradientSlot | None,
+    ) -> None:
+        """Keep what the backward pass needs; other functions that add and normalise have the same one."""
         ctx.save_for_backward(summed, weight, means, rstds, seed)
         ctx.dropout, ctx.centred, ctx.sums, ctx.delta_slot = dropout, centred, sums, delta_slot
         ctx.adds, ctx.biased, ctx.delta_biased = delta is not None, bias is not None, delta_bias is not None
         ctx.set_materialize_grads(False)
-        return summed, normed
 
     @staticmethod
     @once_differentiable

@@ -36,6 +36,17 @@ def combined_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def store_row_weights(  # type: ignore[no-untyped-def]
+    row_weights, weights, row_of_choice, token, token_mask, CHOICES: tl.constexpr
+):
+    """Store the weights of some tokens' rows, each where its row is."""
+    for choice in tl.static_range(CHOICES):
+        row = tl.load(row_of_choice + token * CHOICES + choice, mask=token_mask, other=0)
+        weight = tl.load(weights + token * CHOICES + choice, mask=token_mask, other=0.0)
+        tl.store(row_weights + row, weight, mask=token_mask)
+
+
+@triton.jit
 def _combine_forward(  # type: ignore[no-untyped-def]
     rows, weights, row_of_choice, base, out, row_weights, tokens,
     WIDTH: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -46,10 +57,7 @@ def _combine_forward(  # type: ignore[no-untyped-def]
     mask = token_mask[:, None] & (column < WIDTH)
     total = combined_rows(rows, weights, row_of_choice, token, token_mask, mask, column, WIDTH, CHOICES)
     if row_weights is not None:
-        for choice in tl.static_range(CHOICES):
-            row = tl.load(row_of_choice + token * CHOICES + choice, mask=token_mask, other=0)
-            weight = tl.load(weights + token * CHOICES + choice, mask=token_mask, other=0.0)
-            tl.store(row_weights + row, weight, mask=token_mask)
+        store_row_weights(row_weights, weights, row_of_choice, token, token_mask, CHOICES)
     offsets = token.to(tl.int64)[:, None] * WIDTH + column
     if base is not None:
         total += tl.load(base + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -161,10 +169,11 @@ def combine(
     permutation: Permutation,
     base: Tensor | None = None,
     row_weights: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The weighted sum [N, width] of each token's rows, added to `base`; `row_weights` [R] gets each real row's."""
     (tokens, choices), width = permutation.row_of_choice.shape, rows.shape[1]
-    out = rows.new_empty(tokens, width)
+    out = rows.new_empty(tokens, width) if out is None else out
     columns, block_rows = block_shape(width)
     _combine_forward[(triton.cdiv(tokens, block_rows),)](
         rows, weights, permutation.row_of_choice, base, out, row_weights, tokens, width, choices, block_rows, columns,

@@ -16,6 +16,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
+from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
 from braidlm.kernels.routed.grouped_products import MIN_BLOCK, combined_backward, grouped_forward
 from braidlm.kernels.routed.grouped_sums import expert_sums
@@ -67,7 +68,8 @@ class CombinedFeed(Function):
     """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
 
     Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices. With `deferred`, which the router
-    has that passed the tokens on, the gradients of tokens and weights are left there.
+    has that passed the tokens on, the gradients of tokens and weights are left there. With `uncombined` the sum is not
+    computed: what is returned stands for it.
     """
 
     @staticmethod
@@ -88,13 +90,18 @@ class CombinedFeed(Function):
         up_slot: GradientSlot | None = None,
         out_slot: GradientSlot | None = None,
         deferred: DeferredDispatch | None = None,
+        uncombined: UncombinedSum | None = None,
     ) -> Tensor:
         check_slot(up_slot, tokens)
         trains = any(ctx.needs_input_grad)
         value, inner = grouped_forward(tokens, up_cast, permutation, up_bias, True, kind, gated, keep_inner=trains)
         rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
         row_weights = weights.new_empty(permutation.rows, dtype=torch.float32) if trains else None
-        combined = combine(rows, weights.contiguous(), permutation, base, row_weights)
+        inputs = (rows, weights.contiguous(), permutation, base, row_weights)
+        if uncombined is None:
+            combined = combine(*inputs)
+        else:
+            combined, uncombined.inputs = rows.new_empty(len(tokens), rows.shape[1]), inputs
         ctx.save_for_backward(tokens, inner, up_cast, out_cast, out_bias, row_weights)
         ctx.permutation, ctx.kind, ctx.gated, ctx.side = permutation, kind, gated, current_side_stream()
         ctx.up_slot, ctx.out_slot, ctx.deferred = up_slot, out_slot, deferred
@@ -147,7 +154,7 @@ class CombinedFeed(Function):
             rows_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, False)
             ctx.deferred.rows = rows_gradient, permutation.row_of_choice
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
-        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 6
+        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 7
 
 
 def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permutation: Permutation) -> Tensor:
