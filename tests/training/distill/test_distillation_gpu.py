@@ -9,10 +9,15 @@ import pytest
 import torch
 from teaching import stored_targets
 
+from braidlm.data.loading.streams import Subset, TokenStream
+from braidlm.data.packing.packed_data import PackedData
 from braidlm.training.amounts import Amount
 from braidlm.training.config import TrainingConfig
+from braidlm.training.distill import storing
 from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation, StoredDistillation
+from braidlm.training.distill.stored import StoragePlan
+from braidlm.training.distill.storing import open_targets
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
@@ -92,6 +97,29 @@ def test_captured_steps_of_stored_targets_equal_plain_ones(accumulation: int, tm
         assert (stepper.graph is not None) == by_kernels
     for one, other, tolerance in zip(*found.values(), (2e-2, 5e-2), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
+
+
+def test_stored_targets_are_what_the_teachers_say(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In many blocks, of which several are under way at once."""
+    device, (length, vocab_size, k) = torch.device("cuda"), (16, 300, 5)
+    monkeypatch.setattr(storing, "MAX_LOGITS_ON_GPU", 40 * length // 2 * vocab_size)
+    models = [tiny_model(torch.bfloat16, vocab_size=vocab_size, **teacher).cuda() for teacher in TEACHERS]
+    teachers = Teachers([model.eval().requires_grad_(False) for model in models], [0.3, 0.7], vocab_size, 1.0)
+    assert teachers.by_kernels
+    stream = TokenStream(PackedData(stories), Subset(0.0, 0.15), "stories")
+    plan = StoragePlan(tmp_path, length, k, vocab_size, {})
+    found = open_targets([stream], plan, lambda: teachers, device)["stories"]
+    begins = np.arange(0, len(stream) - length, length)
+    positions = stream.positions(begins, length)
+    ids = torch.from_numpy(stream.tokens_at(positions)).to(device)
+    half = length // 2  # the second half of these sequences had the same text before it when it was stored
+    expected = teachers.log_probabilities(ids, half).cpu()
+    at = found.at(positions[:, half:])
+    logs = expected.gather(-1, torch.from_numpy(at.ids.astype(np.int64)))
+    torch.testing.assert_close(torch.from_numpy(at.logs).float(), logs, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(logs, expected.topk(k).values, rtol=2e-2, atol=2e-2)
 
 
 def test_hidden_states_need_the_plain_pass() -> None:

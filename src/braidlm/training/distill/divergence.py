@@ -13,11 +13,11 @@ from braidlm.kernels.taught.soft_targets import ROUNDING
 def averaged_log_probabilities(logits: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
     """The logarithm of the teachers' probabilities [..., vocabulary], averaged by weights that add up to 1.
 
-    Logits that are computed as they are asked for are dropped one by one.
+    Logits that are computed as they are asked for are dropped one by one. They have no gradient.
     """
     scaled = (each if temperature == 1 else each.float() / temperature for each in logits)
     logs = (
-        torch.log_softmax(each, -1, dtype=torch.float32) + math.log(weight)
+        torch.log_softmax(each, -1, dtype=torch.float32).add_(math.log(weight))
         for each, weight in zip(scaled, weights, strict=True)
     )
     return functools.reduce(torch.logaddexp, logs)

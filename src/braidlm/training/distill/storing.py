@@ -18,13 +18,15 @@ from braidlm.core.files import explained_disk_errors, write_json
 from braidlm.core.locks import locked_folder
 from braidlm.core.reading import read_json
 from braidlm.data.loading.streams import TokenStream
-from braidlm.training.distill.slices import MAX_LOGITS, slices_of
+from braidlm.training.distill.slices import slices_of
 from braidlm.training.distill.stored import MANIFEST, PROGRESS, StoragePlan, StoredTargets, Targets
 from braidlm.training.distill.target_writer import Block, TargetWriter
 from braidlm.training.distill.teachers import Teachers
 
 MAX_LOGITS_ON_GPU = 1 << 28
 """Of each teacher at once, 512 MB in bf16: with fewer, the host may not launch kernels as fast as a GPU runs them."""
+MAX_LOGITS_ELSEWHERE = 1 << 23
+"""A CPU is as fast with few, and they take only seconds: so often progress is shown and saved."""
 
 
 def open_targets(
@@ -76,7 +78,7 @@ def blocks(
     before = plan.length // 2
     starts = np.arange(done, len(stream), plan.length - before)
     on_gpu = device.type == "cuda"
-    max_logits = MAX_LOGITS_ON_GPU if on_gpu else MAX_LOGITS
+    max_logits = MAX_LOGITS_ON_GPU if on_gpu else MAX_LOGITS_ELSEWHERE
     for part in slices_of(len(starts), plan.length - before, plan.vocab_size, max_logits):
         positions = stream.positions((starts[part] - before) % len(stream), plan.length)
         # The stream is circular: the last sequence may read on from its begin.
