@@ -23,6 +23,8 @@ VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
+BACKWARD_TIMES = 1
+"""How many times the rows and warps of a forward program one has backward: more make fewer partial sums."""
 STAGES = tl.constexpr(3)
 
 
@@ -198,7 +200,7 @@ class AddNorm(torch.autograd.Function):
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
         gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
-        tile = row_tile(width)
+        tile = row_tile(width, BACKWARD_TIMES)
         needs_sums = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles) if needs_sums else tiles
