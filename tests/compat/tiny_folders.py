@@ -14,25 +14,26 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from braidlm.core.models.folders import read_tokenizer, save_model
-from braidlm.core.models.presets import config_from, read_model
+from braidlm.core.models.presets import RecipeModel, read_model
 from braidlm.core.recipes import compose_recipe, list_recipes
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.model.config.architecture import write_architecture
+from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
 from tiny_models import randomised
 from without_braid import WITHOUT_BRAID
 
 
-def _with_models_of_their_own() -> list[str]:
+def _with_models_of_their_own() -> dict[str, RecipeModel]:
     """The tiny recipes, without studies, which have several models, and without those that only train another way."""
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, RecipeModel]] = {}
     for name in (name for name, _ in list_recipes() if name.startswith("tiny/")):
         data = compose_recipe(name)
         if "model" in data:
             model = read_model(data, name)
-            found.setdefault(json.dumps(write_architecture(model.architecture)), name.removeprefix("tiny/"))
-    return list(found.values())
+            found.setdefault(json.dumps(write_architecture(model.architecture)), (name.removeprefix("tiny/"), model))
+    return dict(found.values())
 
 
 TINY = _with_models_of_their_own()
@@ -53,14 +54,13 @@ class TinyFolders:
 def save_tiny_folders(root: Path) -> TinyFolders:
     """A language model and a classifier of every recipe in recipes/tiny, with random weights."""
     saved = TinyFolders(root, {}, {}, {})
-    for name in TINY:
+    for name, recipe in TINY.items():
         tokenizer = _tokenizer(name)
-        config = config_from(f"tiny/{name}", vocab_size=tokenizer.vocab_size)
+        config = BraidConfig(recipe.architecture, recipe.vocab_size or tokenizer.vocab_size)
         model = randomised(BraidForCausalLM(config)).eval()
         read_tokenizer(model, tokenizer)
         folder = save_model(model, root / name, tokenizer, {"made_by": "a test"})
-        config = config_from(f"tiny/{name}", vocab_size=tokenizer.vocab_size)
-        config.num_labels = LABELS
+        config = BraidConfig(recipe.architecture, recipe.vocab_size or tokenizer.vocab_size, num_labels=LABELS)
         classifier = randomised(BraidForSequenceClassification(config), seed=1).eval()
         classifier.save_pretrained(root / f"{name}-classes")
         reader = PreTrainedTokenizerFast.from_pretrained(folder)
