@@ -18,7 +18,7 @@ def test_it_equals_the_plain_average(shares: list[float], vocabulary: int, devic
     logits = [each[..., :vocabulary] for each in wide]
     expected = averaged_log_probabilities(logits, shares, 1.0)
     found = averaged_logs(logits, shares)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=3e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_what_no_probability_in_float32_can_hold(device: str) -> None:
