@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mutations import changed, rewritten, seeded
 
 from braidlm.core.recipes import compose_recipe, find_recipe
+from braidlm.studies import plan
 from braidlm.studies.decoding import is_study
 from braidlm.studies.show import study_facts
 from braidlm.training.show import recipe_facts
@@ -30,8 +31,9 @@ def text_of(name: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Relative paths of a recipe lead to an empty folder."""
+    """Relative paths of a recipe lead to an empty folder, and the speed of the machine is not measured for each."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_product_speed", lambda device: 1e9)
         patch.chdir(tmp_path_factory.mktemp("empty"))
         yield
 
