@@ -1,8 +1,10 @@
 """Distillation in runs: the loss against its formula, one and several teachers, online and stored."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from forked_runs import fork
@@ -97,6 +99,21 @@ def test_all_stored_tokens_are_the_teachers_online(tmp_path: Path) -> None:
         pieces = zip(labels.chunk(parts), inputs.chunk(parts), strict=True)
         found = sum(loss(a_pass(model, *piece)) for piece in pieces)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_each_row_is_read_from_its_data_set(tmp_path: Path) -> None:
+    logs, stored = {}, {}
+    for name in ("maths", "stories"):
+        (tmp_path / name).mkdir()
+        logs[name] = torch.randn(20, 37).log_softmax(-1)
+        stored[name] = stored_targets(tmp_path / name, logs[name], 4)
+    loss = StoredDistillation(config(top_k=4), tiny_model(), stored, (3, 2, 4))
+    positions = np.array([[7, 8], [0, 19], [5, 2]])
+    loss.read_batch(SimpleNamespace(whole=SimpleNamespace(own_sources=np.array([1, 0, 1]), positions=positions)))  # type: ignore[arg-type]
+    for row, name in enumerate(("stories", "maths", "stories")):
+        best = logs[name][positions[row]].topk(4)
+        assert loss.ids[row].tolist() == best.indices.tolist()
+        torch.testing.assert_close(loss.logs[row], best.values, rtol=1e-3, atol=0)
 
 
 def test_nothing_of_a_teacher_is_trained_or_saved() -> None:
