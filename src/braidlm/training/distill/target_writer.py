@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -64,9 +63,7 @@ class TargetWriter:
             self.files[-1].truncate(size)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.writing.shutdown(cancel_futures=True)
         self.saving.shutdown()
         for file in self.files:
