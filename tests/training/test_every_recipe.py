@@ -57,14 +57,19 @@ def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPa
     """Every model of it, each trained for two steps."""
     data = compose_recipe(name, [f"out={tmp_path / 'study'}"])
     data["data"]["cache"] = str(tmp_path_factory.getbasetemp() / "tiny-recipes")
-    data["whole"]["base"] |= {"epochs": None, "budget": "2 steps"}
     data["validation"]["tokens"] = 500
     for domain in data["domains"].values():
-        domain["documents"] = min(domain["documents"], DOCUMENTS)
-    for variant in data["variants"].values():
-        variant |= {"budget": "2 steps"} if variant.get("domains") else {}
-        for edit in variant.get("edits", []):
+        few = 12 if domain["source"] == "python" else DOCUMENTS  # its documents are whole files
+        domain["documents"] = min(domain["documents"], few)
+    data["whole"] = {each: spec if "model" in spec else {"model": spec} for each, spec in data["whole"].items()}
+    variants, averages = data.get("variants", {}), data.get("averages", {})
+    taught = {f"{each}_distilled": spec["distilled"] for each, spec in averages.items() if spec.get("distilled")}
+    trained = [spec for spec in variants.values() if spec.get("domains")]
+    for spec in (*data["whole"].values(), *trained, *taught.values()):
+        spec |= {"epochs": None, "budget": "2 steps"}
+    for spec in variants.values():
+        for edit in spec.get("edits", []):
             edit.get("prune", {}).update(tokens=1000)
     models = run_study(decode_study(data), device="cpu")
-    assert [model.name for model in models] == ["base", *data["variants"]]
+    assert {model.name for model in models} == {*data["whole"], *variants, *averages, *taught}
     assert all(model.run is None or model.run.progress.steps == 2 for model in models)
