@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
+from rotary_tables import rotary_tables
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
@@ -19,9 +20,9 @@ def test_split_heads_equals_torch(
 ) -> None:
     time, heads, interleaved = 70, query_heads + 2 * kv_heads, rotation == "interleaved"
     qkv = torch.randn(3, time, heads, dim, device=device).to(dtype)
-    angle = torch.rand(90 if rotation == "of each row" else time, dim, device=device) * 6
     index = torch.randint(90, (3 * time,), device=device) if rotation == "of each row" else None
-    rotary = None if rotation is None else (angle.cos(), angle.sin(), index)
+    tables = rotary_tables(time if index is None else 90, dim, interleaved, device)
+    rotary = None if rotation is None else (*tables, index)
     assert_equal_with_gradients(
         lambda x: SplitHeads.apply(x, None, rotary, interleaved, kv_heads, ColumnSums(1), None),
         lambda x: plain_split_heads(x, rotary, interleaved, kv_heads),
