@@ -1,6 +1,7 @@
 """What every test shares: no network, no caches outside a temporary folder, one thread for tiny models."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import tempfile
@@ -17,6 +18,9 @@ os.environ["HF_HOME"] = _cache.name
 os.environ["HF_MODULES_CACHE"] = str(Path(_cache.name) / "modules")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# The libraries and the collected tests are a million objects, which the collector would go through again and again.
+gc.set_threshold(50_000, 20, 20)
 
 if importlib.util.find_spec("triton") is not None:
     import torch
@@ -43,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What lives until the end need not be looked at for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
