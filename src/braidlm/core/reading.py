@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from braidlm.core.errors import BraidError
+from braidlm.core.fast_yaml import FastLoader
 
 MAX_BYTES = 256 << 20
 """The largest tokenizers have 40 MB; a larger file is none of ours."""
@@ -137,7 +138,10 @@ def parse_yaml(text: str, where: str, expect: type = dict) -> Any:
     """A YAML value of the expected type, made of plain data only."""
     check_yaml(text, where)
     try:
-        value = yaml.safe_load(text)
+        try:
+            value = yaml.load(text, Loader=FastLoader)
+        except yaml.YAMLError:
+            value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, TypeError) as error:  # a date of month 13 is a ValueError
         raise BraidError(f"this is not valid YAML: {error}", where) from None
     if not isinstance(value, expect):
@@ -150,30 +154,37 @@ def check_yaml(text: str, where: str) -> None:
 
     The events of the parser are counted, since building the values is what a hostile document makes expensive.
     """
+    try:
+        try:
+            _check_events(yaml.parse(text, Loader=FastLoader), where)
+        except yaml.YAMLError:
+            _check_events(yaml.parse(text, Loader=yaml.SafeLoader), where)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BraidError(f"this is not valid YAML: {error}", where) from None
+
+
+def _check_events(events: Iterator[yaml.Event], where: str) -> None:
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     nodes = 0
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                if event.anchor not in sizes:
-                    raise BraidError(f"the alias '*{event.anchor}' stands for nothing complete", where)
-                nodes += sizes[event.anchor]
-            elif isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, nodes))
-                nodes += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = opened.pop()
-                sizes |= {anchor: nodes - before} if anchor else {}
-            elif isinstance(event, yaml.ScalarEvent):
-                sizes |= {event.anchor: 1} if event.anchor else {}
-                nodes += 1
-            if len(opened) > MAX_DEPTH:
-                raise BraidError(f"this YAML is nested more than {MAX_DEPTH} levels deep", where)
-            if nodes > MAX_YAML_NODES:
-                raise BraidError(f"this YAML holds more than {MAX_YAML_NODES:,} values", where)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BraidError(f"this is not valid YAML: {error}", where) from None
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise BraidError(f"the alias '*{event.anchor}' stands for nothing complete", where)
+            nodes += sizes[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, nodes))
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes |= {anchor: nodes - before} if anchor else {}
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes |= {event.anchor: 1} if event.anchor else {}
+            nodes += 1
+        if len(opened) > MAX_DEPTH:
+            raise BraidError(f"this YAML is nested more than {MAX_DEPTH} levels deep", where)
+        if nodes > MAX_YAML_NODES:
+            raise BraidError(f"this YAML holds more than {MAX_YAML_NODES:,} values", where)
 
 
 def _loads(text: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.fast_yaml import hasten_omegaconf
 from braidlm.core.overrides import as_hydra, missing, needs_what_it_names, quoted
 from braidlm.core.reading import MAX_YAML_BYTES, check_yaml, read_bytes, read_text
 
@@ -121,18 +122,24 @@ def _check_files_that_hydra_reads() -> None:
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigResult
+    from yaml import YAMLError, load
 
     class CheckedFileSource(FileConfigSource):
         def load_config(self, config_path: str) -> ConfigResult:
             file = os.path.join(self.path, self._normalize_file_name(config_path))
-            if os.path.exists(file):
-                check_yaml(read_text(file, MAX_YAML_BYTES), file)
-            loaded = super().load_config(config_path)
+            text = read_text(file, MAX_YAML_BYTES) if os.path.exists(file) else ""
+            check_yaml(text, file)
+            try:
+                loaded = super().load_config(config_path)
+            except YAMLError:
+                load(text, Loader=hasten_omegaconf())  # whose message shows the line
+                raise
             if "hydra" in loaded.config:
                 todo = "Give Hydra's own settings on the command line: hydra.KEY=VALUE."
                 raise BraidError("a recipe cannot configure Hydra, which would run what it names", file, todo)
             return loaded
 
+    hasten_omegaconf()
     Plugins.instance()  # registers Hydra's own classes
     SourcesRegistry.instance().types["file"] = CheckedFileSource
 
