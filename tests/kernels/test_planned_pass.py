@@ -160,7 +160,7 @@ ROUTED: dict[str, dict[str, Any]] = {
     },
     "depths": {
         "positions": "rope",
-        "block": {"attention": {"heads": 4}},
+        "block": {"attention": {"heads": 1}},
         "stages": [{"mixture_of_depths": {"layers": 4}}],
     },
     "depths alone, with biases": {
@@ -198,7 +198,7 @@ ROUTED: dict[str, dict[str, Any]] = {
     "rotary beside experts": {
         "positions": "rope",
         "block": {
-            "attention": {"heads": 4},
+            "attention": {"heads": 2, "bias": True},
             "feed": {"hidden": 8, "experts": {"names": 4, "router": {"compute": "sparse"}}},
         },
     },

@@ -19,6 +19,8 @@ from braidlm.model.routing.routing import Routings
 
 MAX_ATTENDED = 512
 """Tokens up to which our own attention is the faster one (on an H200)."""
+MAX_ATTENDED_ROTATED = 512
+"""The same where queries and keys are rotated."""
 
 Sublayer = tuple[Tensor, PendingAdd, Routings]
 
@@ -65,7 +67,8 @@ def activation_of(feed: Any) -> tuple[str, bool]:
 
 def _has_faster_attention(attention: Any, context: PassContext) -> bool:
     """Whether our own kernels are faster than the library's, which needs queries and keys apart."""
-    if context.time > MAX_ATTENDED or context.rotations[attention.head_dim] is not None:
+    rotated = context.rotations[attention.head_dim] is not None
+    if context.time > (MAX_ATTENDED_ROTATED if rotated else MAX_ATTENDED):
         return False
     dim: int = attention.head_dim
     return attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
@@ -77,6 +80,7 @@ def _attend(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:
         qkv.view(len(qkv), 1, 3, attention.heads, attention.head_dim),
         *all_queries(context.batch, context.time, qkv.device), scale, probability, context.seed(attention, probability),
         attention.window, None, attention.qkv.bias, context.sums_of(attention.qkv), context.slots.get(attention.qkv),
+        None, context.rotations[attention.head_dim], context.interleaved,
     )  # fmt: skip
 
 

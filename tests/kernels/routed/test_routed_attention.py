@@ -7,9 +7,12 @@ import pytest
 pytest.importorskip("triton")
 import torch
 from comparison import TOLERANCES, assert_close, captured, nan_in_new_memory
+from rotary_tables import rotary_tables
 from torch import Tensor
 
-from braidlm.kernels.routed.attention import AttendRouted, plain_attend_routed
+from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.split_heads import plain_split_heads
+from braidlm.kernels.routed.attention import AttendRouted, all_queries, plain_attend_routed
 from braidlm.kernels.routed.attention_tiles import Tile, Tiles
 
 
@@ -227,3 +230,31 @@ def test_a_replayed_graph_reads_a_new_seed() -> None:
             assert torch.equal(ours, theirs)
         outputs.append(replayed[0].clone())
     assert not torch.equal(*outputs), "the graph has kept its seed"
+
+
+@pytest.mark.parametrize("used", [SMALL, MIXED], ids=["small tiles", "mixed tiles"])
+@pytest.mark.parametrize("rotation", ["halves", "interleaved", "of each row"])
+def test_rotated_attention_equals_torch(rotation: str, used: Tiles, device: str, dtype: torch.dtype) -> None:
+    batch, time, heads, dim, interleaved = 3, 37, 3, 16, rotation == "interleaved"
+    index = torch.randint(90, (batch * time,), device=device) if rotation == "of each row" else None
+    rotary = (*rotary_tables(time if index is None else 90, dim, interleaved, device), index)
+    queries, scale = all_queries(batch, time, torch.device(device)), dim**-0.5
+    qkv = torch.randn(batch * time, 1, 3, heads, dim, device=device).to(dtype)
+    bias = torch.zeros(3 * heads * dim, device=device, requires_grad=True)
+    ours, theirs = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
+    with nan_in_new_memory():
+        actual = AttendRouted.apply(
+            ours.clone(), *queries, scale, 0.0, None, None, used, bias, ColumnSums(1), None, None, rotary, interleaved
+        )
+    apart = plain_split_heads(theirs.view(batch, time, 3 * heads, dim), rotary, interleaved, heads)
+    rotated = torch.stack([part.transpose(1, 2).flatten(0, 1) for part in apart], 1)[:, None]
+    expected = plain_attend_routed(rotated, *queries[:2], scale, None)
+    assert_close(actual, expected, TOLERANCES[dtype] * 2, "output")
+    upstream = torch.randn_like(actual)
+    with nan_in_new_memory():
+        gradient, bias_gradient = torch.autograd.grad(actual, [ours, bias], upstream)
+    (exact,) = torch.autograd.grad(expected, theirs, upstream.double())
+    for part in range(3):
+        assert_close(gradient[:, :, part], exact[:, :, part], TOLERANCES[dtype] * 2, f"gradient of part {part}")
+    floor = exact.norm().item()  # the bias of keys has no gradient where nothing is rotated, and a small one here
+    assert_close(bias_gradient, exact.sum(0).flatten(), TOLERANCES[dtype] * 2, "gradient of the bias", floor)

@@ -51,6 +51,26 @@ def rotated_pairs(first, second, cos, sin):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def rotated_back(  # type: ignore[no-untyped-def]
+    x, cos, sin, index, row, mask, time, ROWS: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Gradients [rows, channels] of rotated heads as those of the heads before; the channels are a power of two."""
+    if INTERLEAVED:
+        pairs = tl.reshape(x, [ROWS, DIM // 2, 2])
+    else:
+        pairs = tl.permute(tl.reshape(x, [ROWS, 2, DIM // 2]), (0, 2, 1))
+    a, b = tl.split(pairs)
+    first, _, _ = pairs_of_head(DIM // 2, DIM, INTERLEAVED)
+    angle = table_offsets(index, row[:, None], mask[:, None], time, first[None, :], DIM)
+    c, s = tl.load(cos + angle, mask=mask[:, None], other=0.0), tl.load(sin + angle, mask=mask[:, None], other=0.0)
+    a, b = rotated_pairs(a, b, c, -s)
+    pairs = tl.join(a, b)
+    if not INTERLEAVED:
+        pairs = tl.permute(pairs, (0, 2, 1))
+    return tl.reshape(pairs, [ROWS, DIM])
+
+
+@triton.jit
 def _rotate_heads(  # type: ignore[no-untyped-def]
     source, cos, sin, index, target, rows, time, heads, source_heads, target_heads, INTERLEAVED: tl.constexpr,
     DIM: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,

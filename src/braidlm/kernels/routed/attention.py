@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.rotary import Rotary, rotate_heads
 from braidlm.kernels.routed.attention_gradients import SCAN, key_gradient, query_gradient
 from braidlm.kernels.routed.attention_tiles import TILES, Tiles, is_visible, keep_mask, key_range, part_of_program
 
@@ -135,7 +136,8 @@ class AttendRouted(torch.autograd.Function):
     rows of block p and sequence b are those from [p, b] to [p, b + 1], in order of time. `routed` uint8 [tokens,
     blocks] is 1 where a pair has a row. `seed` int64 [1] is read on the device, with dropout only. Dim is a power of
     two from 16 on. `bias` is already part of qkv; it is an input for the sake of its gradient. `slot` belongs to the
-    layer that computed qkv, `out_slot` to the layer that reads the output.
+    layer that computed qkv, `out_slot` to the layer that reads the output. With `rotary`, for one block only, queries
+    and keys are rotated first, where they are: qkv is not what it was.
     """
 
     @staticmethod
@@ -154,6 +156,8 @@ class AttendRouted(torch.autograd.Function):
         sums: ColumnSums | None = None,
         slot: GradientSlot | None = None,
         out_slot: GradientSlot | None = None,
+        rotary: Rotary | None = None,
+        interleaved: bool = False,
     ) -> Tensor:
         tokens, blocks, _, heads, dim = qkv.shape
         batch, rows = sequence_offsets.shape[1] - 1, len(source)
@@ -165,6 +169,10 @@ class AttendRouted(torch.autograd.Function):
         assert dim & (dim - 1) == 0
         assert scale > 0
         assert dropout == 0 or seed is not None
+        if rotary is not None:
+            assert blocks == 1
+            heads_BTHD = qkv.view(batch, time, 3 * heads, dim)
+            rotate_heads(heads_BTHD, heads_BTHD, 2 * heads, rotary, interleaved)
         tiles = tiles or TILES[qkv.element_size()]
         out = qkv.new_empty(rows, heads * dim) if out_slot is None else out_slot.input
         lse = qkv.new_empty(heads, rows, dtype=torch.float32)
@@ -182,6 +190,7 @@ class AttendRouted(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(qkv, source, sequence_offsets, routed, out, lse, words)
         ctx.sizes, ctx.scales, ctx.options, ctx.tiles = sizes, scales, options, tiles
+        ctx.rotary, ctx.interleaved = rotary or (None, None, None), interleaved
         ctx.sums, ctx.slot = None if bias is None else sums or ColumnSums(1), slot
         return out
 
@@ -200,7 +209,8 @@ class AttendRouted(torch.autograd.Function):
             if query_tiles != key_tiles:
                 sums.zero_()
         delta, queries = torch.empty_like(lse), torch.empty_like(out)
-        shared = (lse, words, delta, queries, gradient, sums, *ctx.sizes, *ctx.scales, sums_per_sequence)
+        shared = (lse, words, delta, queries, gradient, sums, *ctx.rotary, *ctx.sizes, *ctx.scales)
+        shared = (*shared, sums_per_sequence, ctx.interleaved)
         query_gradient[(parts, query_tiles)](
             qkv, source, sequence_offsets, out, upstream, *shared, **ctx.options,
             QUERIES=by_query.queries, KEYS=by_query.keys, STAGES=by_query.stages, num_warps=by_query.warps,
@@ -210,7 +220,7 @@ class AttendRouted(torch.autograd.Function):
             SCAN=min(SCAN, triton.next_power_of_2(time)),
             QUERIES=by_key.queries, KEYS=by_key.keys, STAGES=by_key.stages, num_warps=by_key.warps,
         )  # fmt: skip
-        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 3
+        return gradient, *[None] * 8, None if sums is None else ctx.sums.total(), *[None] * 5
 
 
 def plain_attend_routed(

@@ -1,7 +1,8 @@
 """The gradients of attention for routed queries.
 
 One kernel computes those of the queries, another those of keys and values and writes zeros for queries that are not
-routed. Both also sum their gradients over tokens, for the bias of the layer that computed queries, keys and values.
+routed. Both rotate gradients back where queries and keys were rotated, and sum them over tokens, for the bias of the
+layer that computed queries, keys and values.
 
 Both need, for each row and head, the dot product `delta` of the output and its gradient. The kernel of the queries runs
 first and stores it; it also stores the queries as sorted rows, which the kernel of the keys reads for every tile of
@@ -11,6 +12,7 @@ keys without looking up their sources.
 import triton
 import triton.language as tl
 
+from braidlm.kernels.ops.rotary import rotated_back
 from braidlm.kernels.routed.attention_tiles import is_visible, keep_mask, key_range, part_of_program
 
 SCAN = 1024
@@ -55,18 +57,18 @@ def _query_gradient_of_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def query_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, sequence_offsets, out, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch,
-    blocks, heads, scale, plain_scale, keep_scale, sums_per_sequence,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
+    qkv, source, sequence_offsets, out, upstream, lse, words, delta, queries, gradient, sums, cos, sin, index,
+    rows, time, batch, blocks, heads, scale, plain_scale, keep_scale, sums_per_sequence,
+    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of rows, counted from the last."""
-    index = tl.program_id(1)
+    tile = tl.program_id(1)
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(sequence_offsets + block * (batch + 1) + sequence)
     last = tl.load(sequence_offsets + block * (batch + 1) + sequence + 1)
-    begin = first + (tl.cdiv(last - first, QUERIES) - 1 - index) * QUERIES
+    begin = first + (tl.cdiv(last - first, QUERIES) - 1 - tile) * QUERIES
     total = tl.zeros([DIM], tl.float32)
     if begin >= first:
         origin = sequence * time
@@ -101,10 +103,14 @@ def query_gradient(  # type: ignore[no-untyped-def]
             end, scale, keep_scale, DIM, KEYS, STAGES, True, WINDOW, THRESHOLD,
         )  # fmt: skip
         query_sum *= plain_scale
+        if cos is not None:
+            query_sum = rotated_back(
+                query_sum, cos, sin, index, origin + position, mask, time, QUERIES, DIM, INTERLEAVED
+            )  # fmt: skip
         tl.store(gradient + query_offsets, query_sum.to(gradient.dtype.element_ty), mask=mask[:, None])
         total = tl.sum(tl.where(mask[:, None], query_sum, 0.0), 0)
     if sums is not None:
-        sums += (sequence * sums_per_sequence + index) * stride + (block * 3 * heads + head) * DIM
+        sums += (sequence * sums_per_sequence + tile) * stride + (block * 3 * heads + head) * DIM
         tl.store(sums + tl.arange(0, DIM), total)
 
 
@@ -146,19 +152,19 @@ def _key_gradient_of_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def key_gradient(  # type: ignore[no-untyped-def]
-    qkv, source, sequence_offsets, routed, upstream, lse, words, delta, queries, gradient, sums, rows, time, batch,
-    blocks, heads, scale, plain_scale, keep_scale, sums_per_sequence,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr, SCAN: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr,
+    qkv, source, sequence_offsets, routed, upstream, lse, words, delta, queries, gradient, sums, cos, sin, index,
+    rows, time, batch, blocks, heads, scale, plain_scale, keep_scale, sums_per_sequence,
+    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, THRESHOLD: tl.constexpr,
+    SCAN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of keys, counted from the first."""
-    index = tl.program_id(1)
+    tile = tl.program_id(1)
     block, sequence, head = part_of_program(blocks, heads)
     width, stride = heads * DIM, blocks * 3 * heads * DIM
     first = tl.load(sequence_offsets + block * (batch + 1) + sequence)
     last = tl.load(sequence_offsets + block * (batch + 1) + sequence + 1)
     origin = sequence * time
-    earliest = index * KEYS  # early keys have the most queries: they go first
+    earliest = tile * KEYS  # early keys have the most queries: they go first
     key = earliest + tl.arange(0, KEYS)
     mask = key < time
     channel = tl.arange(0, DIM)[None, :]
@@ -206,10 +212,12 @@ def key_gradient(  # type: ignore[no-untyped-def]
     dtype = gradient.dtype.element_ty
     key_sum *= plain_scale
     value_sum *= keep_scale
+    if cos is not None:
+        key_sum = rotated_back(key_sum, cos, sin, index, origin + key, mask, time, KEYS, DIM, INTERLEAVED)
     tl.store(gradient + offsets + width, key_sum.to(dtype), mask=mask[:, None])
     tl.store(gradient + offsets + 2 * width, value_sum.to(dtype), mask=mask[:, None])
     if sums is not None:  # keys beyond the end of the sequence contribute 0
-        sums += (sequence * sums_per_sequence + index) * stride + (block * 3 * heads + head) * DIM
+        sums += (sequence * sums_per_sequence + tile) * stride + (block * 3 * heads + head) * DIM
         tl.store(sums + width + tl.arange(0, DIM), tl.sum(key_sum, 0))
         tl.store(sums + 2 * width + tl.arange(0, DIM), tl.sum(value_sum, 0))
     tl.store(gradient + offsets, tl.zeros([KEYS, DIM], dtype), mask=(is_routed == 0)[:, None])
