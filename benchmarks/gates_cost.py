@@ -92,7 +92,7 @@ def replayed(run: Callable[[], Any]) -> Callable[[], None]:
 def latency_rows(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     base = llama(args.shape, args.length, device, dtype).eval()
-    models = {"none": base}
+    models = {"none": base, "none, a copy": copy.deepcopy(base)}  # the second says how far two equal models differ
     models |= {kind: with_gates(copy.deepcopy(base), kind, dtype) for kind in LIMITS}
     if dtype != torch.float32:
         models["matrix in float32"] = with_gates(copy.deepcopy(base), "matrix")

@@ -34,7 +34,7 @@ def toy(corpus: Path, out: Path) -> list[str]:
     changes += [f"{key}.every='300 words'" for key in ("checkpoints", "validation")]
     for model in ("dense", "routed"):
         changes += [f"whole.{model}.model.{key}" for key in ("width=24", "stages[0].block.layers=1")]
-        changes += [f"averages.{model}_average.distilled.seeds=[1]"]
+    changes += ["averages.together.distilled.seeds=[1]"]
     changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
     return changes
 
@@ -56,9 +56,9 @@ def test_averages_have_the_members_of_the_pair() -> None:
     pair, averaged = (encode(load_study(f"best/{name}")) for name in ("strict-small", "average"))
     assert {key for key in averaged if averaged[key] != pair.get(key)} == {"seeds", "averages"}
     models = {row["name"]: row for row in show("best/average")["models"]}
-    for kind in ("dense", "routed"):
-        assert models[f"{kind}_average"]["flops_per_token"] == 4 * models[kind]["flops_per_token"]
-        assert models[f"{kind}_average_distilled"]["parameters"] == models[kind]["parameters"]
+    members = models["routed"]["flops_per_token"] + models["dense"]["flops_per_token"]
+    assert models["together"]["flops_per_token"] == 2 * members
+    assert models["together_distilled"]["parameters"] == models["routed"]["parameters"]
 
 
 @pytest.mark.slow
@@ -66,13 +66,12 @@ def test_from_text_to_the_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     assert main(["train", "best/average", *toy(corpus, tmp_path / "out"), "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines()))
-    names = [f"{kind}{end}" for kind in ("dense", "routed") for end in ("_average", "_average_distilled")]
-    assert [row["model"] for row in rows] == ["routed", "dense", *names]
-    assert [row["seeds"] for row in rows] == ["2", "2", "1", "1", "1", "1"]
+    assert [row["model"] for row in rows] == ["routed", "dense", "together", "together_distilled"]
+    assert [row["seeds"] for row in rows] == ["2", "2", "1", "1"]
     for row in rows:  # `braid eval` and the study score the report half alike
         bits = [row[column].split(" ")[0] for column in ("bits per byte, report half", "bits_per_byte")]
         assert float(bits[0]) == pytest.approx(float(bits[1]), abs=0.006)
         assert row["bits per byte, choose half"] != row["bits per byte, report half"]
         assert row["wall clock"]
-    assert (tmp_path / "out/dense_average/model.safetensors").is_file()
+    assert (tmp_path / "out/together/model.safetensors").is_file()
     assert (tmp_path / "out/report.html").is_file()
