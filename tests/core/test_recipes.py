@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf, _utils
 
 from braidlm.core import recipes
 from braidlm.core.errors import BraidError
-from braidlm.core.recipes import compose_recipe, find_recipe, list_recipes, recipe_root
+from braidlm.core.fast_yaml import FastLoader, hasten_omegaconf
+from braidlm.core.recipes import compose_recipe, find_recipe, hydra_overrides, list_recipes, recipe_root, resolved
 from braidlm.model.config.architecture import read_architecture
 
 FILES = {
@@ -227,6 +230,33 @@ def test_an_empty_recipe_is_empty(root: Path, tmp_path: Path) -> None:
 def test_composing_twice_and_after_an_error_works(root: Path, tmp_path: Path) -> None:
     refused(written(tmp_path, "a: [1\n"))
     assert compose_recipe("tiny/gpt2") == compose_recipe("tiny/gpt2")
+
+
+@pytest.mark.parametrize("override", ["steps=3", "hydra.job.name=mine", "hydra/launcher=basic"])
+def test_hydras_own_settings_may_be_named_and_change_nothing(root: Path, override: str) -> None:
+    """They are left out of composing, unless an override names one of their groups."""
+    composed = compose_recipe("tiny/gpt2", [override])
+    with initialize_config_dir(config_dir=str(root / "tiny"), version_base="1.3"):
+        assert composed == resolved(compose("gpt2", overrides=hydra_overrides([override])))
+
+
+def test_a_recipe_may_choose_in_a_group_of_hydras_own(root: Path) -> None:
+    (root / "tiny" / "own.yaml").write_text("defaults: [gpt2, override /hydra/job_logging: none, _self_]\nsteps: 4\n")
+    assert compose_recipe("tiny/own")["steps"] == 4
+
+
+def test_a_key_that_stands_twice_is_shown_with_its_line(root: Path) -> None:
+    (root / "tiny" / "twice.yaml").write_text("width: 1\nwidth: 2\n")
+    assert "found duplicate key width" in refused("tiny/twice")
+    assert "width: 2\n" in refused("tiny/twice")
+
+
+def test_libyaml_reads_what_pyyaml_reads() -> None:
+    slow, fast = hasten_omegaconf(), _utils.get_yaml_loader()
+    for name, _ in list_recipes():
+        text = find_recipe(name).read_text()
+        assert yaml.load(text, Loader=fast) == yaml.load(text, Loader=slow), name
+        assert yaml.load(text, Loader=FastLoader) == yaml.safe_load(text), name
 
 
 def test_our_own_recipes_are_found() -> None:
