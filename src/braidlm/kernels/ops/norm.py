@@ -25,7 +25,8 @@ PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
 BACKWARD_TIMES = 1
 """How many times the rows and warps of a forward program one has backward: more make fewer partial sums."""
-STAGES = tl.constexpr(3)
+BACKWARD_STAGES = 3
+"""Tiles that a program backward reads ahead: each takes registers, so that fewer programs run at once."""
 
 
 @triton.jit
@@ -90,8 +91,7 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 def _norm_backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, means, rstds, seed, gradient, delta_gradient, sums, rows, width,
     keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
-    VECTORS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTORS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -208,7 +208,7 @@ class AddNorm(torch.autograd.Function):
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, rstds, seed, gradient,
             delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
-            threshold(ctx.dropout), VECTORS, **tile,
+            threshold(ctx.dropout), VECTORS, BACKWARD_STAGES, **tile,
         )  # fmt: skip
         gradients = (gradient, delta_gradient if ctx.adds else None)
         if not needs_sums:
