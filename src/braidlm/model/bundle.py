@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,13 @@ def definitions() -> dict[str, "Definition"]:
 
 def in_order() -> list["SourceFile"]:
     """The files of the package, each after the files that it imports; the Auto classes are the last."""
-    order: list[Path] = []
+    order: dict[Path, None] = {}
 
     def visit(path: Path) -> None:
         if path not in order:
             for imported in source_file(path).imported_files:
                 visit(imported)
-            order.append(path)
+            order[path] = None
 
     for path in sorted(ROOT.rglob("*.py")):
         if path not in (LAST, Path(__file__)) and path.name != "__init__.py":
@@ -136,7 +136,7 @@ class SourceFile:
         self.imports = [node for node in self.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         self.definitions = list(self._definitions())
 
-    @property
+    @cached_property
     def imported_files(self) -> list[Path]:
         """The files of ours that it imports from."""
         found = []
