@@ -1,7 +1,5 @@
 """Quantising: how far weights move, what a folder has, who opens it, and what is refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,9 @@ from braidlm.model.compression.quantised import FourBitMatrix, QuantisedMatrix, 
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.train import train
 from tiny_models import random_ids
-from without_braid import WITHOUT_BRAID
+from without_braid import run_without_braid
 
 OPEN = """
-import sys
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -136,10 +133,8 @@ def test_a_folder_is_small_and_its_text_costs_the_same(tmp_path: Path, capsys: p
 
 def test_a_folder_opens_without_braid_and_refuses_training(tmp_path: Path) -> None:
     edit("quantize", model_folder(tmp_path / "source", **KINDS["banks"]), tmp_path / "out", scheme="int4", group=8)
-    argv = [sys.executable, "-c", WITHOUT_BRAID + OPEN, str(tmp_path / "out"), str(tmp_path / "again")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "a quantised model cannot be trained" in done.stdout
+    printed = run_without_braid(OPEN, tmp_path / "out", tmp_path / "again")
+    assert "a quantised model cannot be trained" in printed
     seen = load_file(tmp_path / "again" / "seen.safetensors")
     with torch.no_grad():
         logits = load_model(tmp_path / "out")(torch.arange(24).view(2, 12)).logits

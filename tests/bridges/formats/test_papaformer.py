@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.model.routing.losses import load_balance_as_coded, token_entropy_as_coded
-from without_braid import WITHOUT_BRAID
+from without_braid import run_without_braid
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference"
 VARIANTS = {"share-linear": "shared_linear", "gumbel-v1": "gumbel_v1", "gumbel-v2": "gumbel_v2"}
@@ -40,16 +38,13 @@ STRUCTURE = {
 }
 IDS = torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(1))
 
-SCRIPT = (
-    WITHOUT_BRAID
-    + """
+SCRIPT = """
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 reference, out = map(Path, sys.argv[1:3])
-torch.set_num_threads(1)
 found = {}
 for name in sys.argv[3:]:
     model = AutoModelForCausalLM.from_pretrained(out / name, trust_remote_code=True)
@@ -63,7 +58,6 @@ for name in sys.argv[3:]:
 assert not any(module.split(".")[0] == "braidlm" for module in sys.modules)
 save_file(found, out / "found.safetensors")
 """
-)
 
 
 @pytest.fixture(autouse=True)
@@ -115,18 +109,7 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_reference
 def test_the_authors_logits_where_braid_is_not_installed(fixtures: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    arguments = [str(REFERENCE), str(fixtures), *VARIANTS]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", SCRIPT, *arguments],
-        env=environment | {"HF_MODULES_CACHE": str(fixtures / "modules")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_without_braid(SCRIPT, REFERENCE, fixtures, *VARIANTS)
     found = load_file(fixtures / "found.safetensors")
     for name in VARIANTS:
         expected = load_file(REFERENCE / f"papaformer-{name}.io.safetensors")["logits"]
