@@ -71,7 +71,9 @@ def _same_seed() -> None:
     """A test that forgets to seed still does the same every time."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():  # elsewhere torch writes down the stack for a device that may come, in a millisecond
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
