@@ -39,7 +39,8 @@ with contextlib.suppress(ImportError):  # a GPU machine may have no hypothesis; 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` run where there is a CUDA device."""
+    """Tests marked `gpu` need a CUDA device. The fuzz tests come last, since their audit hook slows all others."""
+    items.sort(key=lambda item: "fuzz" in item.path.parts)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

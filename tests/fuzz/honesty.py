@@ -1,5 +1,6 @@
 """What every case must keep to: a result or a BraidError, soon, and nothing of the input is run."""
 
+import functools
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         raise AssertionError(f"the input made Braid do this: {event} {arguments}")
 
 
-sys.addaudithook(_audit)
+@functools.cache
+def _start_auditing() -> None:
+    """Once, and not before a case needs it: the hook hears of every `id(...)`, and cannot be removed."""
+    sys.addaudithook(_audit)
 
 
 class Hang(BaseException):
@@ -37,6 +41,7 @@ def honest() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hang
 
+    _start_auditing()
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LONGEST)
     _watched = True
