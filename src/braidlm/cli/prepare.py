@@ -2,13 +2,14 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
 from braidlm.core.console import show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import TEMPLATE
+from braidlm.data.tokenizing.spaces import SpaceBefore
 from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
     )
     group("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
-    group("--prefix-space", action="store_true", help="a trained one puts a space before every text that has none")
+    choices = get_args(SpaceBefore)
+    group("--space-before", choices=choices, default=choices[0], help="a trained one puts a space there (%(default)s)")
     group(
         "--sample-mb",
         type=number(Positive),

@@ -124,9 +124,9 @@ def test_texts_may_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
     assert np.array_equal(one.tokens, other.tokens)
     assert load_tokenizer(one.tokenizer_folder).beginning == []
     assert load_tokenizer(other.tokenizer_folder).beginning == [begun.tokenizer.eos_id]
-    spaced = opened(vocab_size=300, prefix_space=True)
-    assert spaced.tokenizer.prefix_space
+    spaced = opened(vocab_size=300, space_before="texts")
+    assert spaced.tokenizer.space_before == "texts"
     assert spaced.train[0].data.manifest.words == one.manifest.words
-    for option in ("begin", "prefix_space"):
+    for option, value in (("begin", True), ("space_before", "lines")):
         with pytest.raises(BraidError, match=rf"data\.tokenizer\.{option}.*is trained here"):
-            opened(kind="bytes", **{option: True})
+            opened(kind="bytes", **{option: value})

@@ -355,6 +355,6 @@ def test_only_a_trained_tokenizer_is_told_how_texts_begin(tmp_path: Path) -> Non
     assert plain.tokens.tolist() == data.tokens.tolist()
     with pytest.raises(BraidError, match=r"only a tokenizer that is trained here(.|\n)*Leave out `--begin`: 'bytes'"):
         prepare("stories", tmp_path / "bytes", tokenizer="bytes", begin=True)
-    with pytest.raises(BraidError, match="Leave out `--prefix-space`: 'bytes'"):
-        prepare("stories", tmp_path / "bytes", tokenizer="bytes", prefix_space=True)
+    with pytest.raises(BraidError, match="Leave out `--space-before`: 'bytes'"):
+        prepare("stories", tmp_path / "bytes", tokenizer="bytes", space_before="texts")
     assert not (tmp_path / "bytes").exists()

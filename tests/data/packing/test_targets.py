@@ -108,15 +108,17 @@ def test_damage_is_found(name: str, rows: Path, tmp_path: Path) -> None:
         PackedData(folder)
 
 
-SPACED = BraidTokenizer(train_bpe([f"{row['q']} {row['a']}" for row in ROWS], 300, prefix_space=True), SpecialTokens())
+SAMPLE = [f"{row['q']}\n{row['a']}\n\n" for row in ROWS]
+SPACED = [BraidTokenizer(train_bpe(SAMPLE, 300, space_before=what), SpecialTokens()) for what in ("texts", "lines")]
 
 
+@pytest.mark.parametrize("tokenizer", SPACED, ids=lambda tokenizer: tokenizer.space_before)
 @given(
     st.lists(st.text(alphabet="ab ist+Zoë\n 漢", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(0, 3)
 )
-def test_a_space_before_a_text_is_no_part_of_it(texts: list[str], prompt: int) -> None:
+def test_a_space_before_a_text_is_no_part_of_it(tokenizer: BraidTokenizer, texts: list[str], prompt: int) -> None:
     """Words, bytes and targets are those that the tokens' offsets say, at the speed of tokens that spell the text."""
-    fast, exact = Packer(SPACED), Packer(SPACED)
+    fast, exact = Packer(tokenizer), Packer(tokenizer)
     exact._token_bytes = None
     ends, prompts = [True] * len(texts), [min(prompt, len(text)) for text in texts]
     one, other = (packer.pack(texts, ends, prompts=prompts) for packer in (fast, exact))

@@ -17,6 +17,7 @@ from braidlm.data.tokenizing.build import (
     load_tokenizer,
     train_bpe,
 )
+from braidlm.data.tokenizing.spaces import SpaceBefore
 
 TEXTS = ["Once upon a time there was a little fox.", "The fox said: it's 25 o'clock!\n\nÜber 你好."] * 5
 MOEP = ["unk=<unk>", "bos=<s>", "eos=</s>", "pad=<pad>", "mask=<mask>"]
@@ -78,10 +79,14 @@ def test_texts_begin_with_the_token_that_ends_one(tmp_path: Path) -> None:
         bytes_tokenizer(SpecialTokens.parse(["<x>"])).begin_texts()
 
 
+def spaced_tokenizer(what: SpaceBefore) -> BraidTokenizer:
+    return BraidTokenizer(train_bpe([*TEXTS, "a fox\na fox\n\n"], 300, space_before=what), SpecialTokens())
+
+
 def test_a_space_before_every_text(tmp_path: Path) -> None:
     """Then a word is one token wherever it stands; transformers makes the same of the saved files."""
-    plain, spaced = (BraidTokenizer(train_bpe(TEXTS, 300, prefix_space=on), SpecialTokens()) for on in (False, True))
-    assert (plain.prefix_space, spaced.prefix_space) == (False, True)
+    plain, spaced = (spaced_tokenizer(what) for what in ("nothing", "texts"))
+    assert (plain.space_before, spaced.space_before) == ("nothing", "texts")
     assert plain.fingerprint != spaced.fingerprint
     spaced.save(tmp_path)
     opened = AutoTokenizer.from_pretrained(tmp_path)
@@ -91,6 +96,26 @@ def test_a_space_before_every_text(tmp_path: Path) -> None:
         assert one.encode("a fox") == one.encode("a") + one.encode("fox")
         assert one.decode(one.encode("fox")) == " fox"
     assert plain.encode("fox") != plain.encode(" fox")
+
+
+@given(st.text(alphabet="a fox\n\té漢", max_size=20))
+def test_a_space_before_every_line(lines: str) -> None:
+    """A word is one token at the beginning of a line too, and decoding gives the lines as they were."""
+    assert LINES.space_before == "lines"
+    assert LINES.encode("a\nfox")[-1:] == LINES.encode("fox") == LINES.encode("a fox")[-1:]
+    text = f"a{lines}"
+    assert LINES.decode(LINES.encode(text)) == f" {text}"
+
+
+LINES = spaced_tokenizer("lines")
+
+
+def test_saved_lines_are_those_of_transformers(tmp_path: Path) -> None:
+    LINES.save(tmp_path)
+    opened, text = AutoTokenizer.from_pretrained(tmp_path), "a fox\n  a\n\nfox\n"
+    assert load_tokenizer(tmp_path).space_before == "lines"
+    assert opened(text).input_ids == LINES.encode(text)
+    assert opened.decode(opened(text).input_ids) == f" {text}"
 
 
 def test_plain_bytes_have_their_own_value() -> None:

@@ -11,6 +11,7 @@ from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
 from braidlm.data.sources.format import TEMPLATE, ReadOptions
+from braidlm.data.tokenizing.spaces import SpaceBefore
 from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
@@ -31,9 +32,9 @@ class TokenizerConfig:
     begin: bool = False
     """For `bpe`: put the token that ends a text before every text too, as it stands before every document that is
     trained on. Then a model knows where a text begins, and its first word is scored too."""
-    prefix_space: bool = False
-    """For `bpe`: put a space before every text that has none, so that a word is one token wherever it stands. BabyLM's
-    reading times score each word as a text of its own, and need it."""
+    space_before: SpaceBefore = "nothing"
+    """For `bpe`: put a space before `texts` that have none, so that a first word is the token that it is within a line;
+    BabyLM's reading times score each word as a text of its own, and need it. Or before all `lines`."""
 
     @classmethod
     def from_shorthand(cls, kind: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _shared_tokenizer(packed: dict[str, PackedData], config: DataConfig) -> Brai
             _check_tokenizer(data, tokenizer, name, first)
         return tokenizer
     kind = config.tokenizer.kind
-    asked = [name for name in ("begin", "prefix_space") if getattr(config.tokenizer, name)]
+    asked = [name for name in ("begin", "space_before") if getattr(config.tokenizer, name) not in (False, "nothing")]
     if kind != "bpe" and asked:
         todo = "Leave it out; a tokenizer that is not trained here begins texts as its own files say."
         raise BraidError(f"`{asked[0]}` is of a tokenizer that is trained here", f"data.tokenizer.{asked[0]}", todo)
@@ -168,7 +168,7 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
         for name, plan in plans.items():
             yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
 
-    backend = train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order, spec.prefix_space)
+    backend = train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order, spec.space_before)
     tokenizer = BraidTokenizer(backend, special)
     if spec.begin:
         tokenizer.begin_texts()

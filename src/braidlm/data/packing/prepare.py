@@ -31,6 +31,7 @@ from braidlm.data.sources.format import TEMPLATE
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
 from braidlm.data.sources.separators import Separator, check_separator, unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
+from braidlm.data.tokenizing.spaces import SpaceBefore
 from braidlm.model.config.ranges import Workers
 from braidlm.model.config.strict import decode
 
@@ -44,7 +45,7 @@ def prepare(
     vocab_size: int | None = None,
     special_tokens: Mapping[str, str] | Sequence[str] | None = None,
     begin: bool = False,
-    prefix_space: bool = False,
+    space_before: SpaceBefore = "nothing",
     fields: str | Sequence[str] = ("text",),
     joiner: str = "\n",
     answer: str | None = None,
@@ -70,7 +71,7 @@ def prepare(
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
     folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
-    too, with `prefix_space` a space. See `ReadOptions` for how documents are read. With a limit, only documents within
+    too, `space_before` a space. See `ReadOptions` for how documents are read. With a limit, only documents within
     it are read, also for training the tokenizer. Where another process prepares this folder, `wait` waits for it and
     takes what it made.
     """
@@ -94,7 +95,7 @@ def prepare(
     out = given_path(out)
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
         check_utf8(text)
-    choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, prefix_space)
+    choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, space_before)
     plan = _plan(source_list, options, shard_mb)
     limit = Limit(limit_documents, limit_words)
     work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)

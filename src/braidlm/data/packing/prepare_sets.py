@@ -53,5 +53,5 @@ def prepare_sets(
         packed[name] = prepare(sources, out / name, tokenizer=tokenizer, **options)
         tokenizer = packed[name].tokenizer_folder
         # All are of the first set's tokenizer.
-        options |= {"vocab_size": None, "special_tokens": None, "begin": False, "prefix_space": False}
+        options |= {"vocab_size": None, "special_tokens": None, "begin": False, "space_before": "nothing"}
     return packed

@@ -15,6 +15,7 @@ from braidlm.core.reading import read_json
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.sources.format import Piece, by_document, from_first_word
 from braidlm.data.tokenizing.cutting import Cutter
+from braidlm.data.tokenizing.spaces import AddedSpaces
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.data.tokenizing.words import TextBatch
 from braidlm.model.config.ranges import CountOrZero
@@ -119,9 +120,11 @@ class Packer:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
             ids, counts = _flat([encoding.ids for encoding in encodings])
             sizes = self._token_bytes[ids]
-            if self.tokenizer.prefix_space:  # the first token has a space that is not in the text
+            if self.tokenizer.space_before != "nothing":  # a first token has a space that is not in the text
                 first = (np.cumsum(counts) - counts)[counts > 0]
                 sizes[first] -= [text[:1] != " " for text, count in zip(texts, counts, strict=True) if count]
+                if self._added_spaces is not None:
+                    sizes -= self._added_spaces.of(ids, first)
             words = spans.words_by_length(sizes, counts)
             if words is not None:
                 return ids, counts, words, _ends_within(sizes, counts), True
@@ -131,6 +134,10 @@ class Packer:
         offsets = [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
         words = spans.words_by_offset([pairs[:, 0] for pairs in offsets])
         return ids, counts, words, np.concatenate(offsets)[:, 1], False
+
+    @cached_property
+    def _added_spaces(self) -> AddedSpaces | None:
+        return AddedSpaces(self.tokenizer.token_bytes) if self.tokenizer.space_before == "lines" else None
 
     @cached_property
     def _token_bytes(self) -> np.ndarray | None:

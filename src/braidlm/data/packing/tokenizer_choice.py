@@ -12,6 +12,7 @@ from braidlm.data.packing.assembly import Limit
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
 from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
+from braidlm.data.tokenizing.spaces import SpaceBefore
 from braidlm.data.tokenizing.training import train_bpe_on_sample
 from braidlm.model.config.ranges import Positive, VocabularySize
 from braidlm.model.config.strict import decode
@@ -29,15 +30,16 @@ class TokenizerChoice:
     vocab_size: int
     sample_bytes: int
     begin: bool = False
-    prefix_space: bool = False
+    space_before: SpaceBefore = "nothing"
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         if self.existing is not None:
             return self.existing.identity()
         facts = {"bpe": self.vocab_size, "special": asdict(self.special), "sample": self.sample_bytes}
-        beginnings = {"begin": self.begin, "prefix_space": self.prefix_space}
-        return facts | {name: True for name, asked in beginnings.items() if asked}
+        if self.begin:
+            facts["begin"] = True
+        return facts if self.space_before == "nothing" else facts | {"space_before": self.space_before}
 
 
 def choose_tokenizer(
@@ -46,7 +48,7 @@ def choose_tokenizer(
     special_tokens: Mapping[str, str] | Sequence[str] | None,
     sample_mb: float,
     begin: bool = False,
-    prefix_space: bool = False,
+    space_before: SpaceBefore = "nothing",
 ) -> TokenizerChoice:
     """What was asked for, checked."""
     decode(VocabularySize | None, vocab_size, "vocab_size")
@@ -63,14 +65,14 @@ def choose_tokenizer(
             f"a vocabulary of {vocab_size} was asked for, and '{tokenizer}' has {existing.vocab_size} tokens",
             todo="Leave the size out, or use `--tokenizer bpe` to train a tokenizer of that size.",
         )
-    if existing is not None and (begin or prefix_space):
-        asked = "--begin" if begin else "--prefix-space"
+    if existing is not None and (begin or space_before != "nothing"):
+        asked = "--begin" if begin else "--space-before"
         raise BraidError(
             "only a tokenizer that is trained here can be told how texts begin",
             todo=f"Leave out `{asked}`: '{tokenizer}' begins texts as its own files say.",
         )
     sample_bytes = int(sample_mb * MEGABYTE)
-    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, sample_bytes, begin, prefix_space)
+    return TokenizerChoice(existing, special, vocab_size or DEFAULT_VOCAB_SIZE, sample_bytes, begin, space_before)
 
 
 def make_tokenizer(
@@ -89,7 +91,7 @@ def make_tokenizer(
                 choice.sample_bytes,
                 choice.vocab_size,
                 choice.special.order,
-                choice.prefix_space,
+                choice.space_before,
             )
         tokenizer = BraidTokenizer(backend, choice.special)
         if choice.begin:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, processors
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import write_json, write_text
+from braidlm.data.tokenizing.spaces import SpaceBefore, space_before
 
 ROLES = ("eos", "bos", "pad", "unk", "mask")
 PAUSE = "<pause>"
@@ -98,10 +99,9 @@ class BraidTokenizer:
         return encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)]
 
     @property
-    def prefix_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text that has none."""
-        split = self.definition.get("pre_tokenizer", {})
-        return split.get("type") == "ByteLevel" and "add_prefix_space" in split
+    def space_before(self) -> SpaceBefore:
+        """What the tokenizer puts a space before."""
+        return space_before(self.definition)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""
@@ -202,7 +202,7 @@ class BraidTokenizer:
         write_text(folder / "tokenizer.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config["model_input_names"] = ["input_ids", "attention_mask"]  # Transformers 4 would add token_type_ids
-        if self.prefix_space:
+        if self.space_before != "nothing":
             config["add_prefix_space"] = True  # Transformers 4 takes this, and not what tokenizer.json says
         config |= {key: self.settings[key] for key in KEPT_SETTINGS if key in self.settings}
         config |= {f"{role}_token": token for role, token in self.special.roles().items()}

@@ -8,11 +8,12 @@ different words is replaced by a smaller one.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.cutting import PART_CHARS, word_ends
+from braidlm.data.tokenizing.spaces import BETWEEN_LINES, SpaceBefore
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 
 MAX_WORD_CHARS = 1024
@@ -33,11 +34,12 @@ def train_bpe(
     vocab_size: int,
     special_tokens: Sequence[str] = SpecialTokens.order,
     max_distinct_bytes: float = math.inf,
-    prefix_space: bool = False,
+    space_before: SpaceBefore = "nothing",
 ) -> Tokenizer:
     """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given.
 
-    With `prefix_space` it puts a space before every text that has none.
+    `space_before` puts a space before every text that has none, or before every line too; decoding takes the spaces
+    between lines away again.
     """
     min_size = 256 + len(special_tokens)
     if vocab_size < min_size:
@@ -46,8 +48,11 @@ def train_bpe(
             todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
         )
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space_before != "nothing", use_regex=True)
     backend.decoder = decoders.ByteLevel()
+    if space_before == "lines":
+        backend.normalizer = normalizers.Replace(*BETWEEN_LINES)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(*reversed(BETWEEN_LINES))])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -64,13 +69,13 @@ def train_bpe_on_sample(
     characters: int,
     vocab_size: int,
     special_tokens: Sequence[str],
-    prefix_space: bool = False,
+    space_before: SpaceBefore = "nothing",
 ) -> Tokenizer:
     """A BPE of `sample(characters)`, or of a smaller sample if that one has too many different words."""
     asked = characters
     while True:
         try:
-            backend = train_bpe(sample(characters), vocab_size, special_tokens, MAX_DISTINCT_BYTES, prefix_space)
+            backend = train_bpe(sample(characters), vocab_size, special_tokens, MAX_DISTINCT_BYTES, space_before)
         except _TooManyWordsError as error:
             # A smaller sample is spread over the data in the same way, and may have a few more words than this part.
             characters = max(1, int(0.8 * min(characters, error.characters)))

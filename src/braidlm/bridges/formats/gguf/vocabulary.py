@@ -72,8 +72,8 @@ def vocabulary_problems(tokenizer: BraidTokenizer, rows: int) -> list[str]:
         problems.append(f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {rows} rows for them")
     if "normalizer" in tokenizer.definition:
         problems.append(f"the tokenizer changes texts first ({tokenizer.definition['normalizer']['type']})")
-    if tokenizer.prefix_space:
-        problems.append("the tokenizer puts a space before every text (`prefix_space`), and llama.cpp does not")
+    if tokenizer.space_before != "nothing":
+        problems.append("the tokenizer puts a space before every text (`space_before`), and llama.cpp does not")
     elif pre_tokenizer_name(tokenizer) is None:
         problems.append(
             f"no pre-tokenizer of {', '.join(PRE_TOKENIZERS)} divides texts into words as this tokenizer does"
