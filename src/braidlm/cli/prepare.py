@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
     choices = get_args(SpaceBefore)
-    group("--space-before", choices=choices, default=choices[0], help="a trained one puts a space there (%(default)s)")
+    group("--space-before", choices=choices, default=choices[0], help="where a trained one adds a space (%(default)s)")
     group(
         "--sample-mb",
         type=number(Positive),

@@ -15,7 +15,7 @@ FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def hasten_omegaconf() -> Any:
     """Let OmegaConf read YAML by libyaml, and make the class that does so once instead of for every file.
 
-    Returns the class of its own.
+    Returns OmegaConf's own class.
     """
     from omegaconf import _utils
 

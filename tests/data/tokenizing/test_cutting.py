@@ -11,6 +11,7 @@ from braidlm.data.corpora.builtin import document
 from braidlm.data.tokenizing import cutting
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.cutting import Cutter
+from braidlm.data.tokenizing.spaces import BETWEEN_LINES
 
 ENGLISH = "\n\n".join(document(corpus, 0, number) for number in range(60) for corpus in ("stories", "maths"))
 README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
@@ -39,7 +40,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("kind", ["gpt-2", "llama-3", "bytes", "prefix space", "nfc", "no words"])
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-3", "bytes", "prefix space", "spaces of lines", "nfc", "no words"])
 def test_parts_of_real_text_give_the_tokens_of_the_whole(name: str, kind: str) -> None:
     text = TEXTS[name]
     split = pre_tokenizers.Split(Regex(LLAMA_3), "isolated")
@@ -50,6 +51,9 @@ def test_parts_of_real_text_give_the_tokens_of_the_whole(name: str, kind: str) -
             "llama-3": lambda: tokenizer(text, pre_tokenizers.Sequence([split, byte_level])),
             "bytes": bytes_tokenizer,
             "prefix space": lambda: tokenizer(text, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+            "spaces of lines": lambda: tokenizer(
+                text, pre_tokenizers.ByteLevel(add_prefix_space=True), normalizers.Replace(*BETWEEN_LINES)
+            ),
             "nfc": lambda: tokenizer(text, normalizer=normalizers.NFC()),
             "no words": lambda: tokenizer(text, byte_level),
         }[kind]()
@@ -58,7 +62,7 @@ def test_parts_of_real_text_give_the_tokens_of_the_whole(name: str, kind: str) -
     assert "".join(parts) == text
     assert len(parts) > len(text) // 3000
     assert max(map(len, parts)) <= 2400
-    if (name, kind) == ("chinese", "prefix space"):
+    if name == "chinese" and kind in ("prefix space", "spaces of lines"):
         assert cutter.unsafe > 0  # a space is put before every part, and this text has none that could be it
     else:
         assert cutter.unsafe == 0

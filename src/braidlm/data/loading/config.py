@@ -34,7 +34,7 @@ class TokenizerConfig:
     trained on. Then a model knows where a text begins, and its first word is scored too."""
     space_before: SpaceBefore = "nothing"
     """For `bpe`: put a space before `texts` that have none, so that a first word is the token that it is within a line;
-    BabyLM's reading times score each word as a text of its own, and need it. Or before all `lines`."""
+    BabyLM's reading times score each word as a text of its own, and need it. `lines` does so before every line too."""
 
     @classmethod
     def from_shorthand(cls, kind: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import numpy as np
 SpaceBefore = Literal["nothing", "texts", "lines"]
 """What a space is put before: texts that have none, or these and every further line."""
 BETWEEN_LINES = ("\n", "\n ")
-"""What a normalizer makes of the end of a line, and decoding makes undone. A line that begins with spaces gets another,
-so that none is lost."""
+"""The end of a line, and what the normalizer makes of it; decoding turns it back. A line that begins with spaces gets
+one more, so that none is lost."""
 
 
 def space_before(definition: dict[str, Any]) -> SpaceBefore:
