@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ os.environ["HF_HOME"] = _cache.name
 os.environ["HF_MODULES_CACHE"] = str(Path(_cache.name) / "modules")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A shell lets what it starts in the background ignore Ctrl+C, which tests send to themselves and to commands.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The libraries and the collected tests are a million objects, which the collector would go through again and again.
 gc.set_threshold(50_000, 20, 20)
