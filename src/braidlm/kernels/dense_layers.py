@@ -19,8 +19,6 @@ from braidlm.model.routing.routing import Routings
 
 MAX_ATTENDED = 512
 """Tokens up to which our own attention is the faster one (on an H200)."""
-MAX_ATTENDED_ROTATED = 512
-"""The same where queries and keys are rotated."""
 
 Sublayer = tuple[Tensor, PendingAdd, Routings]
 
@@ -67,11 +65,9 @@ def activation_of(feed: Any) -> tuple[str, bool]:
 
 def _has_faster_attention(attention: Any, context: PassContext) -> bool:
     """Whether our own kernels are faster than the library's, which needs queries and keys apart."""
-    rotated = context.rotations[attention.head_dim] is not None
-    if context.time > (MAX_ATTENDED_ROTATED if rotated else MAX_ATTENDED):
-        return False
     dim: int = attention.head_dim
-    return attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
+    fits = attention.kv_heads == attention.heads and dim >= 16 and dim & (dim - 1) == 0
+    return fits and context.time <= MAX_ATTENDED
 
 
 def _attend(attention: Any, qkv: Tensor, context: PassContext) -> Tensor:

@@ -16,8 +16,10 @@ from braidlm.model.gates import ScalarGate, VectorGate
 
 ELEMENTS, WARPS = 4096, 8
 """Elements of a program's block, and its warps."""
-MIN_SIZE = 2**21
-"""Elements of a stream from which on its traffic, and not the launch, takes the time; in a graph it always does."""
+MIN_SIZE = 2**23
+"""Elements of a stream from which on a layer takes longer than Triton's launch, which costs the host more than torch's.
+
+In a graph launches cost nothing."""
 
 
 @triton.jit
@@ -30,18 +32,23 @@ def _add_scaled(output, hidden, weight, out, size, width, ELEMENTS: tl.constexpr
     tl.store(out + offsets, x.to(out.dtype.element_ty), mask=mask)
 
 
-class AddScaled(torch.autograd.Function):
+def add_scaled(output: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
     """output [..., width], hidden of that shape, weight [width] or [1] -> output + weight * hidden."""
+    output, size = output.contiguous(), output.numel()
+    out = torch.empty_like(output)
+    _add_scaled[(triton.cdiv(size, ELEMENTS),)](
+        output, hidden.contiguous(), weight, out, size, output.shape[-1], ELEMENTS, len(weight) == 1, num_warps=WARPS
+    )
+    return out
+
+
+class AddScaled(torch.autograd.Function):
+    """`add_scaled` with gradients."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-        output, hidden = output.contiguous(), hidden.contiguous()
         ctx.save_for_backward(hidden, weight)
-        out = torch.empty_like(output)
-        _add_scaled[(triton.cdiv(output.numel(), ELEMENTS),)](
-            output, hidden, weight, out, output.numel(), output.shape[-1], ELEMENTS, len(weight) == 1, num_warps=WARPS
-        )
-        return out
+        return add_scaled(output, hidden, weight)
 
     @staticmethod
     @once_differentiable
@@ -62,7 +69,8 @@ class LoweredVectorGate(VectorGate):
     def add(self, hidden: Tensor, output: Tensor) -> Tensor:
         if not output.is_cuda or (output.numel() < MIN_SIZE and not torch.cuda.is_current_stream_capturing()):
             return super().add(hidden, output)
-        return AddScaled.apply(output, hidden, self.weight)  # type: ignore[no-any-return]
+        add: Any = AddScaled.apply if torch.is_grad_enabled() else add_scaled
+        return add(output, hidden, self.weight)  # type: ignore[no-any-return]
 
 
 def lower_gates(model: nn.Module) -> None:

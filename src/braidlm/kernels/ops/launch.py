@@ -22,11 +22,10 @@ def programs_for(device: torch.device, per_sm: int, tiles: int, groups: int = 1)
     return max(1, triton.cdiv(tiles, triton.cdiv(max(1, tiles), largest)))
 
 
-def row_tile(width: int, times: int = 1) -> dict[str, int]:
-    """The tile of whole rows that a program reads, and its warps; both may be some times as many."""
+def row_tile(width: int) -> dict[str, int]:
+    """The tile of whole rows that a program reads, and its warps."""
     columns = 1 << (width - 1).bit_length()
-    rows, warps = max(1, ELEMENTS // columns), max(1, min(16, columns // ELEMENTS))
-    return {"ROWS": rows * times, "COLUMNS": columns, "num_warps": min(16, warps * times)}
+    return {"ROWS": max(1, ELEMENTS // columns), "COLUMNS": columns, "num_warps": max(1, min(16, columns // ELEMENTS))}
 
 
 def register_limit(registers: int | None) -> dict[str, int]:

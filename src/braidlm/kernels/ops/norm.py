@@ -23,12 +23,7 @@ VECTORS = 3
 """Summed backward: gradients of the norm's weight, its bias and the bias of the layer before (some may be unused)."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 8
 """A maximum and a minimum, backward: each program writes partial sums, so it should have some rows to sum."""
-BACKWARD_TIMES = 1
-"""How many times the rows and warps of a forward program one has backward: more make fewer partial sums."""
-WARP_COLUMNS = 256
-"""Columns that a warp reads at once backward; where it reads rows twice as wide, they have two parts."""
-BACKWARD_STAGES = 3
-"""Tiles that a program backward reads ahead: each takes registers, so that fewer programs run at once."""
+STAGES = tl.constexpr(3)
 
 
 @triton.jit
@@ -90,37 +85,29 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _row_sum(x):  # type: ignore[no-untyped-def]
-    """The sums [1, rows, 1] of rows in parts."""
-    return tl.sum(tl.sum(x, 0), 1)[None, :, None]
-
-
-@triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
     normed_gradient, summed_gradient, summed, weight, means, rstds, seed, gradient, delta_gradient, sums, rows, width,
     keep_scale, CENTRED: tl.constexpr, BIASED: tl.constexpr, DELTA_BIASED: tl.constexpr, THRESHOLD: tl.constexpr,
-    VECTORS: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A tile is [parts of a row, rows, columns of a part]: then warps lie along rows, and none waits for another."""
-    PART: tl.constexpr = COLUMNS // PARTS
     program, programs = tl.program_id(0), tl.num_programs(0)
-    part_column = tl.arange(0, PARTS)[:, None] * PART + tl.arange(0, PART)[None, :]
-    column = part_column[:, None, :]
+    column = tl.arange(0, COLUMNS)[None, :]
     column_mask = column < width
-    if weight is not None:  # in the shape of a tile, or its layout would become that of the rows
-        w = tl.load(weight + tl.broadcast_to(column, [PARTS, ROWS, PART]), mask=column_mask, other=0.0).to(tl.float32)
-    weight_sum = tl.zeros([PARTS, ROWS, PART], tl.float32)
-    bias_sum = tl.zeros([PARTS, ROWS, PART], tl.float32)
-    delta_bias_sum = tl.zeros([PARTS, ROWS, PART], tl.float32)
+    if weight is not None:
+        w = tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    delta_bias_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
-        row = (begin + tl.arange(0, ROWS))[None, :, None]
-        mask = (row < rows) & column_mask
-        offsets = row.to(tl.int64) * width + column
+        row = begin + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & column_mask
+        offsets = row.to(tl.int64)[:, None] * width + column
         x = tl.load(summed + offsets, mask=mask, other=0.0).to(tl.float32)
         y_gradient = tl.load(normed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
-        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)[:, None]
         if CENTRED:
-            x -= tl.load(means + row, mask=row < rows, other=0.0)
+            x -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
         x = tl.where(mask, x * rstd, 0.0)
         x_gradient = y_gradient
         if weight is not None:
@@ -128,10 +115,7 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             x_gradient = y_gradient * w
         if BIASED:
             bias_sum += y_gradient
-        projection = _row_sum(x_gradient * x) / width
-        if CENTRED:
-            x_gradient -= _row_sum(x_gradient) / width
-        x_gradient = (x_gradient - x * projection) * rstd
+        x_gradient = norm_gradient(x_gradient, x, rstd, width, CENTRED)
         if summed_gradient is not None:
             x_gradient += tl.load(summed_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
         x_gradient = store_gradients(
@@ -140,13 +124,10 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         if DELTA_BIASED:
             delta_bias_sum += tl.where(mask, x_gradient, 0.0)
     if sums is not None:
-        sums += program * width * VECTORS + part_column
-        if weight is not None:
-            tl.store(sums, tl.sum(weight_sum, 1), mask=part_column < width)
-        if BIASED:
-            tl.store(sums + width, tl.sum(bias_sum, 1), mask=part_column < width)
-        if DELTA_BIASED:
-            tl.store(sums + 2 * width, tl.sum(delta_bias_sum, 1), mask=part_column < width)
+        store_vector_sums(
+            sums, program * width * VECTORS, weight_sum, bias_sum, delta_bias_sum, width,
+            weight is not None, BIASED, DELTA_BIASED, COLUMNS,
+        )  # fmt: skip
 
 
 class AddNorm(torch.autograd.Function):
@@ -217,7 +198,7 @@ class AddNorm(torch.autograd.Function):
         summed_gradient = None if summed_gradient is None else summed_gradient.contiguous()
         delta_gradient = torch.empty_like(summed) if ctx.delta_slot is None else ctx.delta_slot.gradient
         gradient = torch.empty_like(summed) if ctx.dropout else delta_gradient
-        tile = row_tile(width, BACKWARD_TIMES)
+        tile = row_tile(width)
         needs_sums = weight is not None or ctx.delta_biased
         tiles = triton.cdiv(rows, tile["ROWS"] * (TILES_PER_PROGRAM if needs_sums else 1))
         programs = programs_for(summed.device, PROGRAMS_PER_SM, tiles) if needs_sums else tiles
@@ -225,7 +206,7 @@ class AddNorm(torch.autograd.Function):
         _norm_backward[(programs,)](
             normed_gradient.contiguous(), summed_gradient, summed, weight, means, rstds, seed, gradient,
             delta_gradient, sums, rows, width, 1 / (1 - ctx.dropout), ctx.centred, ctx.biased, ctx.delta_biased,
-            threshold(ctx.dropout), VECTORS, BACKWARD_STAGES, 2 if tile["COLUMNS"] > WARP_COLUMNS else 1, **tile,
+            threshold(ctx.dropout), VECTORS, **tile,
         )  # fmt: skip
         gradients = (gradient, delta_gradient if ctx.adds else None)
         if not needs_sums:
