@@ -1,7 +1,10 @@
 """Tiny models with random weights that make every part matter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -42,6 +45,20 @@ def randomised(model: Any, seed: int = 0) -> Any:
         scale = parameter.ndim == 1 and not name.endswith("bias")
         parameter.copy_(1 + 0.2 * noise if scale else noise / parameter.shape[-1] ** 0.5)
     return model
+
+
+@contextmanager
+def models_built() -> Iterator[list[BraidConfig]]:
+    """The configurations of all models that are built in the block."""
+    built: list[BraidConfig] = []
+    plain = BraidForCausalLM.__init__
+
+    def counted(model: BraidForCausalLM, config: BraidConfig) -> None:
+        built.append(config)
+        plain(model, config)
+
+    with patch.object(BraidForCausalLM, "__init__", counted):
+        yield built
 
 
 def random_ids(batch: int, time: int, seed: int = 0, vocab_size: int = VOCABULARY) -> torch.Tensor:

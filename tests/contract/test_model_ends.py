@@ -195,7 +195,7 @@ def test_what_is_shared_counts_once(model: BraidForCausalLM) -> None:
 
 def test_the_folder_holds_each_tensor_once(model: BraidForCausalLM, tmp_path: Path) -> None:
     save_model(model, tmp_path / "model", ToyTokenizer(), {})
-    check_weights(tmp_path / "model", model.config)
+    check_weights(tmp_path / "model", model)
     opened = load_model(tmp_path / "model")
     assert torch.equal(opened(random_ids(2, 5)).logits, model(random_ids(2, 5)).logits)
     assert opened.tied == model.tied

@@ -319,10 +319,11 @@ def test_a_row_of_padding_alone_is_finite_and_harms_no_other(model: BraidForCaus
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, tmp_path: Any) -> None:
+@pytest.mark.parametrize("opened", [load_model, BraidForCausalLM.from_pretrained], ids=["braid", "transformers"])
+def test_a_saved_folder_loads_bit_equal(model: BraidForCausalLM, opened: Any, tmp_path: Any) -> None:
     model = model.float()
     ids = random_ids(2, 8)
-    loaded = load_model(save_model(model, tmp_path / "m", None, {"made_by": "a test"}))
+    loaded = opened(save_model(model, tmp_path / "m", None, {"made_by": "a test"}))
     assert loaded.config.architecture == model.config.architecture
     ours, theirs = model.state_dict(), loaded.state_dict()
     assert list(ours) == list(theirs)

@@ -48,9 +48,8 @@ class Export:
     def __init__(self, location: Location, kind: str, bridge: ExportingBridge, tokenizer: BraidTokenizer | None):
         folder = location.path
         self.location, self.kind, self.bridge, self.tokenizer = location, kind, bridge, tokenizer
-        config = load_config(folder)
-        check_weights(folder, config)
-        info = ModelInfo(config)
+        info = ModelInfo(load_config(folder))
+        check_weights(folder, info.model)
         if problems := bridge.export_problems(info) + bridge.tokenizer_problems(info, tokenizer):
             raise BraidError(f"{bridge.title} cannot express this model:{bullet_list(problems)}", str(folder))
         self.target = bridge.target(info)

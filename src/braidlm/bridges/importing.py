@@ -12,7 +12,7 @@ from braidlm.bridges.plan import ConversionPlan, counted_patterns
 from braidlm.core.differences import compare_shapes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.core.models.folders import save_model
+from braidlm.core.models.folders import fill, save_model
 from braidlm.core.models.licence import licence_record
 from braidlm.data.tokenizing.build import BraidTokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -54,12 +54,7 @@ class Import:
     def model(self) -> BraidForCausalLM:
         """The checkpoint as a model in memory, in evaluation mode."""
         tensors = {mapping.braid: self.read(mapping) for mapping in self.mappings}
-        # On the meta device at first, so that the tensors read become the model's own without a second copy.
-        model = skeleton(self.info.config)
-        tensors |= {own: tensors[embedding] for own, embedding in model.tied.items()}
-        model.load_state_dict(tensors, assign=True)
-        model.tie_weights()
-        return model.eval()
+        return fill(skeleton(self.info.config), tensors)
 
     def read(self, mapping: TensorMapping) -> torch.Tensor:
         """One tensor of ours."""

@@ -10,15 +10,15 @@ import torch
 from braidlm.bridges.bridge import bridges, folder_formats
 from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import Location, find_tokenizer
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import (
     WEIGHTS,
     check_weights,
-    choose_paths,
-    leave_out_modules,
     load_config,
     load_model,
+    switch,
 )
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.names import StrPath, find_model, title_of
@@ -53,9 +53,13 @@ class OpenModel:
         return self.kind == BRAID
 
     @cached_property
+    def info(self) -> ModelInfo:
+        """Its configuration, in Braid's terms, and its modules on the meta device."""
+        return ModelInfo(load_config(self.folder)) if self.is_braid else self.imported.info
+
+    @property
     def config(self) -> BraidConfig:
-        """Its configuration, in Braid's terms."""
-        return load_config(self.folder) if self.is_braid else self.imported.info.config
+        return self.info.config
 
     @cached_property
     def tokenizer(self) -> BraidTokenizer:
@@ -77,9 +81,9 @@ class OpenModel:
 
     def check(self, paths: Sequence[str] | None = None, without: Sequence[str] | None = None) -> None:
         """Check configuration, paths, modules and the header of the weights, before anything is loaded."""
-        self._switch(paths, without)
+        switch(self.info.model, paths, without, self.folder)
         if self.is_braid:
-            check_weights(self.folder, self.config)
+            check_weights(self.folder, self.info.model)
 
     def load(
         self,
@@ -90,14 +94,8 @@ class OpenModel:
         """The model in memory, in evaluation mode; with `paths`, only these are active, and `without` these modules."""
         if self.is_braid:
             return load_model(self.folder, device, paths, self.config, without)
-        self._switch(paths, without)
+        self.check(paths, without)
         return self.imported.model().to(device)
-
-    def _switch(self, paths: Sequence[str] | None, without: Sequence[str] | None) -> None:
-        if paths is not None:
-            choose_paths(self.config, paths, self.folder)
-        if without:
-            leave_out_modules(self.config, without, self.folder)
 
     def record(self) -> dict[str, Any]:
         """Which model this is, for the lineage of another that is made of it."""

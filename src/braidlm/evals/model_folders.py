@@ -8,14 +8,14 @@ from typing import Any
 
 from braidlm.bridges.locate import on_disk
 from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import (
     check_vocabulary,
     check_weights,
-    choose_paths,
-    leave_out_modules,
     load_config,
     load_lineage,
     load_model,
+    switch,
 )
 from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.names import StrPath, model_folder, name_sources
@@ -128,13 +128,10 @@ def open_model_folder(
         )
         raise BraidError("this model folder has no tokenizer that can be read", str(path), todo) from error
     if decoder is None:
-        braid_config = load_config(path)
-        check_weights(path, braid_config)
-        check_vocabulary(braid_config.vocab_size, tokenizer, str(path))
-        if paths is not None:
-            choose_paths(braid_config, paths, path)
-        if without:
-            leave_out_modules(braid_config, without, path)
+        model = skeleton(load_config(path))
+        check_weights(path, model)
+        check_vocabulary(model.config.vocab_size, tokenizer, str(path))
+        switch(model, paths, without, path)
     elif paths is not None or without:
         what, option = ("paths to choose from", "--paths") if paths is not None else ("named modules", "--without")
         raise BraidError(f"only Braid's models have {what}", str(path), f"Leave out {option}.")

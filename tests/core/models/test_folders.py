@@ -17,7 +17,7 @@ from braidlm.core.models import folders
 from braidlm.core.models.folders import load_config, load_lineage, load_model, save_model
 from braidlm.core.reading import read_json
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import ToyTokenizer, random_ids, tiny_model
+from tiny_models import ToyTokenizer, models_built, random_ids, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,45 @@ def test_a_model_comes_back_in_evaluation_and_in_its_type(tmp_path: Path) -> Non
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert torch.equal(loaded.head.weight, model.head.weight)
     assert loaded.head.weight is loaded.model.embedding.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_is_what_transformers_opens(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+    config = tiny_config(tie_embeddings=tied, stages=[{"block": {"layers": 3, "share": "feeds"}}])
+    config.frozen = ["embedding", "head"]
+    folder = save_model(BraidForCausalLM(config).to(dtype), tmp_path / "m", ToyTokenizer(), {})
+    model, reference = load_model(folder), BraidForCausalLM.from_pretrained(folder)
+    ours, theirs = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, reference))
+    assert list(ours) == list(theirs)
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, theirs[name])
+        assert (parameter.dtype, parameter.requires_grad) == (theirs[name].dtype, theirs[name].requires_grad)
+    assert all(ours[own] is ours[saved] for own, saved in model.tied.items())
+    assert (bool(model.tied), model.training) == (True, reference.training)
+    assert model.config.to_dict() == reference.config.to_dict()
+    assert (model.name_or_path, model.config.name_or_path) == (str(folder), str(folder))
+    assert model.generation_config.to_dict() == reference.generation_config.to_dict()
+
+
+def test_the_configuration_decides_the_type_as_in_transformers(folder: Path) -> None:
+    data = read_json(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(data | {"dtype": "bfloat16"}))
+    assert load_model(folder).dtype == BraidForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+
+
+def test_opening_builds_a_model_once(good: Path) -> None:
+    with models_built() as built:
+        load_model(good)
+    assert len(built) == 1
+
+
+def test_a_configuration_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
+    paths = {"stages": [{"parallel": {"paths": ["a", "b"], "join": "add"}}]}
+    folder = save_model(tiny_model(**paths), tmp_path / "m", None, {})
+    config = load_config(folder)
+    assert load_model(folder, paths=["a"], config=config).config.paths == ["a"]
+    assert config.paths is None
 
 
 def test_a_padding_token_is_always_named(good: Path) -> None:

@@ -4,6 +4,7 @@ import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
@@ -136,18 +139,29 @@ def load_model(
     in `without` are switched off. A `config` that is given differs from the folder's own in how the model is trained.
     """
     folder = Path(folder)
-    config = load_config(folder) if config is None else config
-    if paths is not None:
-        choose_paths(config, paths, folder)
-    if without:
-        leave_out_modules(config, without, folder)
-    check_weights(folder, config)
+    config = load_config(folder) if config is None else deepcopy(config)
+    config.name_or_path = str(folder)
+    model = skeleton(config)
+    switch(model, paths, without, folder)
+    check_weights(folder, model)
     check_weights_fit((folder / WEIGHTS).stat().st_size, device)
-    if (folder / GENERATION).is_file():
-        read_json(folder / GENERATION)  # transformers takes the defaults in place of one that it cannot read
+    fill(model, load_file(folder / WEIGHTS))
     with errors_of_transformers(folder):
-        model = BraidForCausalLM.from_pretrained(folder, config=config)
-    return model.to(device).eval()
+        if (folder / GENERATION).is_file():
+            read_json(folder / GENERATION)  # transformers takes the defaults in place of one that it cannot read
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        model.to(config.dtype)
+    return model.to(device)
+
+
+def fill(model: BraidForCausalLM, tensors: dict[str, Tensor]) -> BraidForCausalLM:
+    """Give a skeleton its weights, which become its own without a second copy; it is then in evaluation mode.
+
+    What is tied has its tensor under the name that it is saved under.
+    """
+    model.load_state_dict(tensors | {own: tensors[saved] for own, saved in model.tied.items()}, assign=True)
+    model.tie_weights()
+    return model.eval()
 
 
 @contextmanager
@@ -162,19 +176,15 @@ def errors_of_transformers(path: Path) -> Iterator[None]:
         raise BraidError(f"transformers cannot open this: {first}", str(path)) from error
 
 
-def choose_paths(config: BraidConfig, paths: Sequence[str], folder: Path) -> None:
-    """Let a model that is not loaded yet use these paths alone."""
-    config.paths = None
+def switch(model: BraidForCausalLM, paths: Sequence[str] | None, without: Sequence[str] | None, folder: Path) -> None:
+    """Let a model use these paths alone, and have these modules switched off; its configuration says so too."""
     with errors_at(str(folder)):
-        use_paths(skeleton(config), paths)
-    config.paths = list(paths)
-
-
-def leave_out_modules(config: BraidConfig, names: Sequence[str], folder: Path) -> None:
-    """Let a model that is not loaded yet have these modules switched off."""
-    with errors_at(str(folder)):
-        switch_off_modules(skeleton(config), names)
-    config.without = list(names)
+        if paths is not None:
+            use_paths(model, paths)
+            model.config.paths = list(paths)
+        if without:
+            switch_off_modules(model, without)
+            model.config.without = list(without)
 
 
 def load_config(folder: Path | str) -> BraidConfig:
@@ -220,8 +230,9 @@ def load_lineage(folder: Path | str) -> dict[str, Any] | None:
     return lineage
 
 
-def check_weights(folder: Path, config: BraidConfig) -> None:
-    """Every tensor is there with its shape and finite numbers, none is left over, and the file is the saved one."""
+def check_weights(folder: Path, model: BraidForCausalLM) -> None:
+    """Every tensor of a skeleton is there with its shape and finite numbers, none is left over, and the file is the
+    saved one."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise BraidError(f"the folder has no {WEIGHTS}", str(folder))
@@ -230,7 +241,6 @@ def check_weights(folder: Path, config: BraidConfig) -> None:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise BraidError(f"{WEIGHTS} is damaged ({error})", str(folder), "Use another copy.") from error
-    model = skeleton(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in model.tied:
         expected.pop(name, None)

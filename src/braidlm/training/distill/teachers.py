@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from braidlm.bridges.locate import find_tokenizer, locate_model
 from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core.errors import BraidError
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import check_weights, errors_of_transformers, load_config, load_lineage, load_model
 from braidlm.core.models.integrity import model_hash, not_finite, not_finite_error
 from braidlm.core.models.licence import licence_record
@@ -139,7 +140,7 @@ def _find(config: TeacherConfig, weight: float, tokenizer: BraidTokenizer, lengt
     _check_tokenizer(config.model, folder, tokenizer)
     if model_type(folder) == BRAID:
         own: Any = load_config(folder)
-        check_weights(folder, own)
+        check_weights(folder, skeleton(own))
     else:
         with errors_of_transformers(folder):
             own = AutoConfig.from_pretrained(folder, trust_remote_code=False)
