@@ -145,12 +145,11 @@ def load_model(
     switch(model, paths, without, folder)
     check_weights(folder, model)
     check_weights_fit((folder / WEIGHTS).stat().st_size, device)
-    fill(model, load_file(folder / WEIGHTS))
     with errors_of_transformers(folder):
         if (folder / GENERATION).is_file():
             read_json(folder / GENERATION)  # transformers takes the defaults in place of one that it cannot read
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        model.to(config.dtype)
+        fill(model, load_file(folder / WEIGHTS)).to(config.dtype)
     return model.to(device)
 
 
