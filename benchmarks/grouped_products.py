@@ -21,8 +21,9 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
+from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.combine import Combine, summed_rows
-from braidlm.kernels.routed.grouped_products import Blocks, grouped_backward, grouped_forward
+from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward
 from braidlm.kernels.routed.grouped_weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import permute
 

@@ -20,9 +20,9 @@ from profile_step import print_profile
 from torch import Tensor, nn, optim
 from triton.runtime.errors import OutOfResources
 
+from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.optimizers.fused_step import FusedStep
 from braidlm.kernels.optimizers.newton_schulz import BLOCKS, NewtonSchulz, ProductBlocks
-from braidlm.kernels.routed.grouped_products import Blocks
 from braidlm.model.config.registry import Choice
 from braidlm.training.step.optimizers.contract import OptimizerConfig, optimizers
 from braidlm.training.step.optimizers.muon import MuonConfig

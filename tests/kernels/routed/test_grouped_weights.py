@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sorted_rows import choices
 
-from braidlm.kernels.routed.grouped_products import Blocks
+from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.grouped_weights import Gathered, WeightLayout, _default_layout, weight_gradients
 from braidlm.kernels.routed.permutation import permute
 

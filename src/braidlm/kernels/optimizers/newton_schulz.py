@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.optimizers.batched_muon import COEFFICIENTS
-from braidlm.kernels.routed.grouped_products import Blocks
 
 UNIT, LARGE_UNIT = 64, 128
 """Rows and columns are padded to multiples of one of these: of the large one where it wastes little."""

@@ -4,8 +4,6 @@ Gathering tokens, adding a bias, the activation and its derivative are fused int
 numbers forward; backward they hold zeros, so that a sum over an expert's tiles is a sum over its rows.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -13,31 +11,10 @@ from torch import Tensor
 
 from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.dropout import keep_mask, threshold
-from braidlm.kernels.ops.launch import is_nvidia, register_limit
+from braidlm.kernels.ops.launch import is_nvidia
+from braidlm.kernels.ops.product_blocks import MIN_BLOCK, Blocks, fit_blocks
+from braidlm.kernels.routed.grouped_blocks import activated_blocks, combined_blocks, product_blocks
 from braidlm.kernels.routed.permutation import Permutation
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A program's block of a product [rows, columns], its step over the inner dimension, and its launch options."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-    max_registers: int | None = None
-    """Per thread, where a limit lets a multiprocessor run more programs at once."""
-
-    @property
-    def launch(self) -> dict[str, int]:
-        return {"num_warps": self.warps, "num_stages": self.stages, **register_limit(self.max_registers)}
-
-
-FLOAT32_BLOCKS = Blocks(64, 64, 32, 4, 2)
-"""Smaller, since float32 takes twice the memory."""
-MIN_BLOCK = 16
-"""A tensor core's minimum in any dimension."""
 
 
 @triton.jit
@@ -206,7 +183,7 @@ def grouped_forward(
     assert rows.shape == (len(permutation.row_of_choice) if gather else permutation.rows, inputs)
     assert weight.is_contiguous()
     columns = outputs // 2 if gated else outputs
-    rule = _product_blocks if activation is None else _activated_blocks
+    rule = product_blocks if activation is None else activated_blocks
     blocks = blocks or rule(outputs, inputs, rows.dtype)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, inputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program computes two products
@@ -264,7 +241,7 @@ def combined_backward(
     `weighted` [R, in] gets the activation's value times the weight.
     """
     assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
-    blocks = _combined_blocks(weight.shape[1], weight.shape[2], gradient.dtype, gated)
+    blocks = combined_blocks(weight.shape[1], weight.shape[2], gradient.dtype, gated)
     sums, projections = _backward(
         gradient, weight, permutation, inner, activation, gated, blocks, out, summed, row_weights, weighted
     )
@@ -289,7 +266,7 @@ def _backward(
     assert experts == permutation.experts
     assert weight.is_contiguous()
     assert (inner is None) == (activation is None)
-    blocks = blocks or _product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
+    blocks = blocks or product_blocks(columns, outputs, gradient.dtype, summed or activation is not None)
     m, n, k = fit_blocks(blocks, permutation.tile, columns, outputs)
     n = max(MIN_BLOCK, n // 2) if gated else n  # a program holds twice the elements
     parts = triton.cdiv(columns, n)
@@ -305,59 +282,6 @@ def _backward(
         outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
     return sums, projections
-
-
-# These blocks were the fastest of twelve or more on an H200 for banks of 192-768, 384-768 and 384-248 channels, and of
-# ten for banks of 1024-2048 channels and more. "Uneven" is what was measured at 248 channels: no multiple of a block.
-LARGE = 1024
-"""Channels from which on a program can hold a large block, and a product is long enough to fill the device with it."""
-LARGE_BLOCKS = Blocks(128, 256, 64, 8, 4)
-LARGE_BACKWARD_BLOCKS = Blocks(128, 128, 64, 8, 3)
-"""With an activation's derivative, or sums, a program holds twice the elements."""
-UNEVEN_BLOCKS = Blocks(128, 128, 64, 8, 3, 128)
-UNEVEN_COMBINED_BLOCKS = Blocks(64, 64, 64, 4, 3, 128)
-
-
-def _is_large(columns: int, inner: int) -> bool:
-    return min(columns, inner) >= LARGE and columns % LARGE_BLOCKS.columns == 0
-
-
-def _product_blocks(columns: int, inner: int, dtype: torch.dtype, summed: bool = False) -> Blocks:
-    if dtype == torch.float32:
-        return FLOAT32_BLOCKS
-    if _is_large(columns, inner):
-        return LARGE_BACKWARD_BLOCKS if summed else LARGE_BLOCKS
-    if not _fits(columns, 128) or (summed and columns % 128 == 0):
-        return Blocks(128, 64, 64, 4, 3)
-    return UNEVEN_BLOCKS if inner % 64 and not summed else Blocks(64, 128, 64, 4, 3)
-
-
-def _activated_blocks(columns: int, inner: int, dtype: torch.dtype) -> Blocks:
-    if dtype == torch.float32:
-        return FLOAT32_BLOCKS
-    if _is_large(columns, inner):
-        return LARGE_BLOCKS
-    if not _fits(columns, 128):
-        return Blocks(128, 64, 64, 8, 3)
-    return UNEVEN_BLOCKS if columns % 128 else Blocks(128, 128, 64, 8, 3)
-
-
-def _combined_blocks(columns: int, inner: int, dtype: torch.dtype, gated: bool) -> Blocks:
-    if dtype == torch.float32 or gated or columns % 128 == 0 or not _fits(columns, 128):
-        return _product_blocks(columns, inner, dtype, summed=True)
-    return UNEVEN_COMBINED_BLOCKS
-
-
-def _fits(columns: int, block: int) -> bool:
-    """Whether blocks waste little of their last one."""
-    return triton.cdiv(columns, block) * block <= 1.1 * columns
-
-
-def fit_blocks(blocks: Blocks, rows: int, columns: int, inner: int) -> tuple[int, int, int]:
-    """Block sizes that are not much larger than their dimensions."""
-    sizes = zip((blocks.rows, blocks.columns, blocks.inner), (rows, columns, inner), strict=True)
-    m, n, k = (min(block, max(MIN_BLOCK, triton.next_power_of_2(size))) for block, size in sizes)
-    return m, n, k
 
 
 def plain_grouped(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from braidlm.kernels.routed.grouped_products import MIN_BLOCK
+from braidlm.kernels.ops.product_blocks import MIN_BLOCK
 from braidlm.kernels.routed.permutation import Permutation
 
 COLUMNS = 64

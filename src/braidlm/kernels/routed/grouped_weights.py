@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.launch import multiprocessors
-from braidlm.kernels.routed.grouped_products import FLOAT32_BLOCKS, LARGE, Blocks, fit_blocks
+from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks, fit_blocks
+from braidlm.kernels.routed.grouped_blocks import LARGE
 from braidlm.kernels.routed.grouped_sums import row_sums, stacked, sum_splits, weighted_sums
 from braidlm.kernels.routed.permutation import Permutation
 
