@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from braidlm.core.models.accounting import skeleton
+from braidlm.core.models.folders import fill
 from braidlm.core.models.memory import check_weights_fit, weights_bytes
 from braidlm.edits.account import Account, Part
 from braidlm.edits.sources import Source
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
@@ -28,9 +27,8 @@ docs/compose.md has the numbers. `random` is PaPaformer's: as the model's initia
 """
 
 
-def assemble(config: BraidConfig, account: Account, sources: Mapping[str, Source], seed: int) -> BraidForCausalLM:
-    """The model that the account describes; of the sources only one tensor's parts are in memory at a time."""
-    model = skeleton(config)
+def assemble(model: BraidForCausalLM, account: Account, sources: Mapping[str, Source], seed: int) -> BraidForCausalLM:
+    """Fill a skeleton as the account says; of the sources only one tensor's parts are in memory at a time."""
     check_weights_fit(weights_bytes(model))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,11 +45,9 @@ def assemble(config: BraidConfig, account: Account, sources: Mapping[str, Source
     # A fresh buffer begins at zero: the ranking of a router that balances, the opening of its new choices.
     state |= {name: torch.zeros_like(b, device="cpu") for name, b in model.named_buffers() if name in account.fresh}
     state |= {name: p.data for name, p in model.named_parameters() if name in account.fresh}
-    state |= {own: state[first] for own, first in model.tied.items()}  # a tied head, and what layers share
-    model.load_state_dict(state, assign=True)
-    model.tie_weights()
+    fill(model, state)
     assert not any(tensor.is_meta for tensor in model.state_dict().values()), "every tensor has its values"
-    return model.eval()
+    return model
 
 
 @torch.no_grad()

@@ -81,7 +81,7 @@ def compose(
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
     plan = EditPlan(
         lines=composition.lines(),
-        config=composition.config,
+        model=composition.model,
         account=composition.account,
         finish=initialise_as_mean if start == "mean" and not averaged else None,
         check=partial(check_averaged, paths) if averaged else None,

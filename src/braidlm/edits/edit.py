@@ -48,7 +48,8 @@ class EditPlan:
 
     lines: list[str]
     """The plan in words."""
-    config: BraidConfig
+    model: BraidForCausalLM
+    """On the meta device; the plan is carried out by filling it."""
     account: Account
     finish: Callable[[BraidForCausalLM], None] | None = None
     """Fills what the account calls fresh in another way than the model's initialisation."""
@@ -120,7 +121,7 @@ def carry_out(
         return None
     assert out is not None
     seed = record["options"]["seed"]
-    model = assemble(plan.config, plan.account, sources, seed)
+    model = assemble(plan.model, plan.account, sources, seed)
     if plan.finish is not None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -89,7 +89,7 @@ class Factorize(Edit):
             *account_table(account, ()),
             *(f"  note: {note}" for note in (*notes_of(source), *notes)),
         ]
-        return EditPlan(lines, config, account, measure=measure)
+        return EditPlan(lines, model, account, measure=measure)
 
     def _factors(self, source: Source, matrices: list[Matrix]) -> dict[str, Factors]:
         """By the matrix's tensor; without those that would not become smaller."""

@@ -92,7 +92,7 @@ class AddGates(Edit):
         account.check(targets(model), {SOURCE: source.plain.tensors})
         lines = [self._title(source.model.title, model), *account_table(account, ())]
         lines += [f"  note: {note}" for note in source.notes]
-        return EditPlan(lines, config, account, unchanged_on=probe_ids(config))
+        return EditPlan(lines, model, account, unchanged_on=probe_ids(config))
 
     def _apply_to_decoder(
         self, opened: OpenDecoder, out: str | Path | None, record: dict[str, Any], dry_run: bool

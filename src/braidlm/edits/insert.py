@@ -83,7 +83,7 @@ class Insert(Edit):
         lines = [self._title(source, model, grown), *account_table(account, ()), *self._notes(source, layers, frozen)]
 
         fill = partial(_fill, account=account, scale=self.scale)
-        return EditPlan(lines, config, account, finish=fill, unchanged_on=probe_ids(config))
+        return EditPlan(lines, model, account, finish=fill, unchanged_on=probe_ids(config))
 
     def _check(self, source: Source, modules: list[Modules], grown: list[Modules]) -> None:
         if not modules:

@@ -79,7 +79,7 @@ class Prune(Edit):
             *account_table(account, ()),
             *(f"  note: {note}" for note in _notes(modules, kept)),
         ]
-        return EditPlan(lines, config, account, unchanged_on=_probe(calibration.texts, config) if spared else None)
+        return EditPlan(lines, model, account, unchanged_on=_probe(calibration.texts, config) if spared else None)
 
     def _kept(self, source: Source, modules: list[Modules], usage: Usage) -> dict[str, list[int]]:
         """The indices of the modules that stay, by the address of their part."""

@@ -85,7 +85,7 @@ class Quantize(Edit):
             *account_table(account, ()),
             *(f"  note: {note}" for note in notes),
         ]
-        return EditPlan(lines, config, account, measure=measure)
+        return EditPlan(lines, model, account, measure=measure)
 
 
 def _derived(matrix: Matrix, group: int | None) -> dict[str, Derived]:

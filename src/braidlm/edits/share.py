@@ -58,7 +58,7 @@ class Share(Edit):
         lines = [self._title(source, model), *account_table(account, ())]
         lines += [f"  note: {note}" for note in (*source.notes, *self._notes(stages, sharing))]
         finish = partial(_fit_low_rank, source=source, before=before) if self.lora else None
-        return EditPlan(lines, config, account, finish=finish)
+        return EditPlan(lines, model, account, finish=finish)
 
     @property
     def _least(self) -> int:

@@ -1,7 +1,6 @@
 """The sources of an edit, read tensor by tensor: a model folder of Braid's, or one that a bridge reads."""
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import Any
 
 from safetensors import safe_open
@@ -35,10 +34,10 @@ class Source(ABC):
         self.model = model
         self.config = model.config
 
-    @cached_property
+    @property
     def plain(self) -> ModelInfo:
         """Its modules on the meta device."""
-        return ModelInfo(self.config)
+        return self.model.info
 
     @abstractmethod
     def read(self, name: str) -> Tensor:

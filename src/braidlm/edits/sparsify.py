@@ -47,7 +47,7 @@ class Sparsify(Edit):
         if not chosen:
             raise BraidError(f"no matrix has a number of inputs that is a multiple of {PATTERN[1]}", source.model.title)
         derived = {matrix.tensor: self._derived(matrix) for matrix in chosen}
-        _, account = account_of(source, source.config, derived)
+        model, account = account_of(source, source.config, derived)
         total = sum(tensor.numel() for tensor in source.plain.tensors.values())
         zeros = round(sum(m.size for m in chosen) * (1 - PATTERN[0] / PATTERN[1] if self.share is None else self.share))
         notes = notes_of(source)
@@ -59,7 +59,7 @@ class Sparsify(Edit):
             *account_table(account, ()),
             *(f"  note: {note}" for note in notes),
         ]
-        return EditPlan(lines, source.config, account, measure=measure)
+        return EditPlan(lines, model, account, measure=measure)
 
     def _derived(self, matrix: Matrix) -> Derived:
         def compute(tensor: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Withdraw(Edit):
             *account_table(account, names),
             *(f"  note: {note}" for note in source.notes),
         ]
-        return EditPlan(lines, config, account, check=partial(_check, source, left))
+        return EditPlan(lines, model, account, check=partial(_check, source, left))
 
     def _kept(self, source: Source) -> list[int]:
         """The indices of the models that stay."""

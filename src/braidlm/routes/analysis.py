@@ -11,7 +11,6 @@ from braidlm.bridges.opening import OpenModel
 from braidlm.core.console import progress, warn
 from braidlm.core.decoding.generation import TextStream
 from braidlm.core.errors import BraidError, errors_at
-from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.loading import OpenDecoder
@@ -93,7 +92,7 @@ class _NothingToSee(BraidError):
 
 
 def _opened(name: str, model: OpenModel, active: Sequence[str] | None, without: Sequence[str] | None) -> OpenedModel:
-    meta_model = skeleton(model.config)
+    meta_model = model.info.model
     gated = model.config.decoded.gates is not None
     try:
         routed = bool(routing_modules(meta_model))

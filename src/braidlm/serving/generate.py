@@ -14,7 +14,6 @@ from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
-from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath, find_model, model_folder, name_sources
 from braidlm.decoders.loading import OpenDecoder
 from braidlm.decoders.opening import open_folder
@@ -202,7 +201,7 @@ def _check_model(
         limit = model.context
     else:
         model.check(paths, without)
-        empty = skeleton(model.config)
+        empty = model.info.model
         early_exit.check(empty)
         limit = empty.model.positions.limit
     for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts, pauses), strict=True):

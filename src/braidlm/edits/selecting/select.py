@@ -73,13 +73,13 @@ class Select(Edit):
             raise no_gates(source.model.title)
         model = source.model.load(choose_device("auto"))
         selection = self.select(model, source.model)
-        config = _with_gates(source.config, selection.kept)
-        account = moved(list(targets(skeleton(config))), SOURCE, {})
+        planned = skeleton(_with_gates(source.config, selection.kept))
+        account = moved(list(targets(planned)), SOURCE, {})
         used = {part.tensor for origin in account.derived.values() for part in origin.parts}
         for name in source.plain.tensors:
             if name not in used:
                 account.left_out[Part(SOURCE, name)] = "its gate goes"
-        account.check(targets(skeleton(config)), {SOURCE: source.plain.tensors})
+        account.check(targets(planned), {SOURCE: source.plain.tensors})
 
         def measure(edited: BraidForCausalLM) -> dict[str, Any]:
             check_equal(logits_without(model, selection), edited, selection)
@@ -88,7 +88,7 @@ class Select(Edit):
         zero = not any(lens.change for layer, lens in selection.lenses.items() if layer in selection.dropped)
         unchanged_on = selection.probe if zero else None
         lines = [*selection.lines(), *account_table(account, ()), *(f"  note: {note}" for note in source.notes)]
-        return EditPlan(lines, config, account, unchanged_on=unchanged_on, measure=measure)
+        return EditPlan(lines, planned, account, unchanged_on=unchanged_on, measure=measure)
 
     def apply(self, model: str | Path, out: str | Path | None, record: dict[str, Any], dry_run: bool) -> Path | None:
         """Of a decoder of transformers with gates, the same decoder with fewer of them."""

@@ -95,10 +95,8 @@ class Upcycle(Edit):
         notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self.notes()]
         lines = [self._title(source, model), *account_table(account, ()), *(f"  note: {note}" for note in notes)]
         if not self.noise:
-            return EditPlan(lines, config, account, unchanged_on=probe_ids(config))
-        return EditPlan(
-            lines, config, account, finish=noise_for(account, self.noise), measure=_change_of_logits(source)
-        )
+            return EditPlan(lines, model, account, unchanged_on=probe_ids(config))
+        return EditPlan(lines, model, account, finish=noise_for(account, self.noise), measure=_change_of_logits(source))
 
     def notes(self) -> list[str]:
         """What the options mean, for the plan."""

@@ -18,6 +18,7 @@ from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
+from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath
 from braidlm.core.reading import read_json
 from braidlm.core.report import figures
@@ -48,7 +49,8 @@ class PrunedModel(ModelFolder):
     def load(self, device: str) -> Any:
         assert self.plan is not None
         assert self.source is not None
-        return assemble(self.plan.config, self.plan.account, {SOURCE: self.source}, seed=1).to(device)
+        empty = skeleton(self.plan.model.config)  # the plan's own stays empty: all plans are kept until the end
+        return assemble(empty, self.plan.account, {SOURCE: self.source}, seed=1).to(device)
 
 
 def prune_curve(
@@ -115,12 +117,12 @@ def _pruned_models(
                 except BraidError as error:
                     raise BraidError(error.what, error.where or f"{curve}, {words}", error.todo) from error
                 pruned = _pruned(folder, f"{curve}, {words}", plan, source)
-                yield pruned, _point(curve, pruned.name, words, plan.config, **point)
+                yield pruned, _point(curve, pruned.name, words, plan.model.config, **point)
 
 
 def _pruned(folder: ModelFolder, name: str, plan: EditPlan, source: Source) -> PrunedModel:
     """Points that leave out the same modules have the same hash, and are scored once."""
-    known = {"of": folder.sha256, "architecture": plan.config.architecture}
+    known = {"of": folder.sha256, "architecture": plan.model.config.architecture}
     sha256 = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return PrunedModel(name, folder.path, None, folder.tokenizer, sha256, plan=plan, source=source)
 
