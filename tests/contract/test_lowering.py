@@ -13,7 +13,8 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from braidlm.kernels.lowering import LOWERINGS, Lowered
+from braidlm.kernels.honoured_options import LOWERINGS
+from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.model.dropout import scale_dropout
 from braidlm.model.errors import BraidError
