@@ -12,7 +12,6 @@ from braidlm.bridges.importing import Import
 from braidlm.bridges.locate import Location, find_tokenizer
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import (
     WEIGHTS,
     check_weights,
@@ -20,6 +19,7 @@ from braidlm.core.models.folders import (
     load_model,
     switch,
 )
+from braidlm.core.models.integrity import file_sha256
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.names import StrPath, find_model, title_of
 from braidlm.core.reading import read_json
@@ -101,7 +101,7 @@ class OpenModel:
         """Which model this is, for the lineage of another that is made of it."""
         named = {"model": self.folder.name, **licence_record(self.folder)}
         if self.is_braid:
-            return {**named, "sha256": sha256_of(self.folder / WEIGHTS)}
+            return {**named, "sha256": file_sha256(self.folder / WEIGHTS)}
         return {**named, "format": self.kind, "weights": self.imported.checkpoint.hashes()}
 
 

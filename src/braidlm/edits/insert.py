@@ -136,12 +136,13 @@ class Insert(Edit):
 
 def _fill(model: BraidForCausalLM, account: Account, scale: float) -> None:
     """Give new rows what the model's initialisation gives to all rows."""
+    grown = {name: origin.new_rows for name, origin in account.derived.items() if origin.new_rows is not None}
     for address, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            origin = account.origins.get(f"{address}.{name}")
-            if isinstance(origin, Derived) and origin.new_rows is not None:
-                count, after = origin.new_rows
-                fresh = deepcopy(module)
-                model._init_weights(fresh)
-                rows = fresh.get_parameter(name)[after : after + count]
-                parameter[after : after + count] = rows * scale if module.writes_stream else rows
+        own = [name for name, _ in module.named_parameters(recurse=False) if f"{address}.{name}" in grown]
+        if own:
+            fresh = deepcopy(module)
+            model._init_weights(fresh)
+        for name in own:
+            count, after = grown[f"{address}.{name}"]
+            rows = fresh.get_parameter(name)[after : after + count]
+            module.get_parameter(name)[after : after + count] = rows * scale if module.writes_stream else rows

@@ -10,8 +10,8 @@ from braidlm.bridges.checkpoint import FLOATS
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.bridges.opening import BRAID, OpenModel
 from braidlm.core.errors import BraidError
-from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import WEIGHTS, load_lineage
+from braidlm.core.models.integrity import file_sha256
 from braidlm.core.models.licence import licence_record
 from braidlm.core.models.trained_length import LENGTH, trained_length
 from braidlm.model.compression.compression import untrainable
@@ -85,7 +85,7 @@ class _BraidSource(Source):
         return {
             "model": folder.name,
             "format": BRAID,
-            "sha256": sha256_of(self.path),
+            "sha256": file_sha256(self.path),
             **licence_record(folder),
             **known,
         }

@@ -67,7 +67,7 @@ def model_hash(folder: Path) -> str:
     """SHA-256 over all files that determine the model's scores."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in HASHED_FILES for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 
