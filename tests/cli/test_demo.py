@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from braidlm.studies.demo import _Clock
 
 SMALL = [
     "domains.stories.documents=150",
@@ -74,3 +75,11 @@ def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pyte
     assert "is finished already" in shown
     assert "Bits per byte" in shown
     assert sorted(demo_folder.glob("seed-1/*/checkpoints/*")) == before
+
+
+def test_training_of_an_earlier_call_counts_in_the_time() -> None:
+    clock = _Clock()
+    clock.note("trained")
+    clock.at_least("trained", 60.0)
+    clock.at_least("trained", 5.0)
+    assert clock.seconds == {"trained": 60.0}

@@ -67,6 +67,12 @@ def test_the_nearest_verb_is_named(capsys, word: str, near: str):
     assert f"there is no verb '{word}'. Did you mean '{near}'?" in capsys.readouterr().err
 
 
+def test_the_nearest_kind_of_edit_is_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["edit", "prun", "models/big"])
+    assert "braid edit: there is no kind 'prun'. Did you mean 'prune'?" in capsys.readouterr().err
+
+
 def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "VERBS", ("nonsense", "list"))
     assert braid("list", "recipes").code == 0

@@ -158,8 +158,8 @@ def test_packed_data(braid, tmp_path: Path):
     facts = braid("show", data.folder, "--json").json()
     assert (facts["kind"], facts["tokens"]) == ("data", data.manifest.tokens)
     shown = braid("show", data.folder).out
-    for text in (f"{data.manifest.tokens}", "tokens per word", "x.txt"):
-        assert text in shown
+    for text in (f"{data.manifest.tokens}", "tokens per word", "x.txt", "fields (text), joiner \\n, separator blank"):
+        assert text in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,24 @@ def test_a_folder_of_transformers_is_shown_as_braid_reads_it(braid, capsys, tmp_
     ours, theirs = (braid("show", folder, "--json").json() for folder in (made_model, tmp_path / "gpt2"))
     assert theirs["parameters"] == ours["parameters"]
     assert "This is a 'gpt2' folder" in theirs["notes"][0]
+
+
+def test_a_converted_model_names_its_source_without_the_sources_recipe(braid, capsys, tmp_path: Path, made_model: Path):
+    braidlm.convert(made_model, tmp_path / "gpt2", to="gpt2")
+    lineage = json.loads((tmp_path / "gpt2" / "lineage.json").read_text())
+    lineage["sources"][0]["lineage"] = {"recipe": {"training": {"batch": 16}}, "training": {"steps": 100}}
+    (tmp_path / "gpt2" / "lineage.json").write_text(json.dumps(lineage))
+    capsys.readouterr()
+    shown = " ".join(braid("show", tmp_path / "gpt2").out.split())
+    assert "lineage (training (steps 100))" in shown
+    assert "batch" not in shown
+    weights = lineage["sources"][0]["weights"][0]["sha256"]
+    assert weights[:12] in shown
+    assert weights[:13] not in shown
+
+
+def test_a_name_far_from_every_recipe_is_answered_in_two_lines(braid):
+    assert len(braid("show", "nothing-of-this-name").err) < 300
 
 
 def test_a_misspelled_folder_is_told_from_a_misspelled_recipe(braid, model_folder: Path):

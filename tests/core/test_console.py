@@ -41,3 +41,10 @@ def test_columns_that_do_not_fit_stand_in_further_tables(
     ]
     console.table(("model", "a column wider than all there is"), [("one", "1")], keep=1)
     assert "1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1508.4375, "1508"), (12.5, "12.5"), (849_000.0, "849k"), (1_234_567.0, "1.23M"), (331, "331")]
+)
+def test_counts_are_short(number: float, text: str) -> None:
+    assert console.count(number) == text

@@ -40,7 +40,7 @@ def test_an_unknown_task_is_told(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_told_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(BraidError, match="blimp: its data is not in"):
+    with pytest.raises(BraidError, match=r"blimp: its data is not in(.|\n)*tasks\.data=FOLDER(.|\n)*`tasks=null`"):
         run_study(decode_study(with_tasks(tmp_path, names=["blimp"], data=str(tmp_path / "none"))), device="cpu")
     assert not list(tmp_path.iterdir())
 

@@ -111,6 +111,7 @@ def _unknown_verb(argv: list[str]) -> str | None:
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The arguments; `key=value` may also follow an option, where argparse does not look for positionals."""
+    _check_kind(parser, argv)
     args, extra = parser.parse_known_args(argv)
     unknown = next((word.split("=")[0] for word in extra if word.startswith("-")), None)
     if unknown is not None:
@@ -125,6 +126,17 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     if extra:
         args.overrides = [*args.overrides, *extra]
     return args
+
+
+def _check_kind(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """A verb's first word, where it must be one of its kinds, is told as a wrong verb is."""
+    own = _deepest(parser, argv[:1])
+    kinds = next((action for action in own._actions if isinstance(action, argparse._SubParsersAction)), None)
+    word = argv[1] if own is not parser and len(argv) > 1 else "-"
+    if kinds is not None and not word.startswith("-") and word not in kinds.choices:
+        near = did_you_mean(word, kinds.choices)
+        console.error([f"{own.prog}: there is no kind '{word}'.{near}", f"`{own.prog} --help` says what each does."])
+        raise SystemExit(2)
 
 
 def _deepest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.ArgumentParser:

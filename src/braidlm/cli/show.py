@@ -1,7 +1,7 @@
 """`braid show`: what a recipe, a model folder, a run or a packed data set is and costs."""
 
 import argparse
-import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ MEMORY = {
     "training_adamw": "training state, AdamW",
     "cache_float32": "cache of one text, float32",
 }
+
+IN_LINEAGE_ALONE = ("recipe", "recipe_sha256", "versions", "tensors", "left_out", "read_as")
+"""What a source's lineage holds and its row leaves out."""
+SHA_256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,15 +143,17 @@ def _stage_name(row: dict[str, Any]) -> str:
 def _run_rows(run: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("checkpoint", run["checkpoint"] or "none yet")] if run else []
     for kind in ("train", "validation"):
-        numbers = [f"{key} {_number(value)}" for key, value in run.get(kind, {}).items() if _is_plain(value)]
-        rows += [(f"last {kind} record", ", ".join(numbers))] if numbers else []
+        numbers = {key: value for key, value in run.get(kind, {}).items() if _is_plain(value)}
+        rows += [(f"last {kind} record", _described(numbers))] if numbers else []
     return rows
 
 
 def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("made by", str(lineage["made_by"]))] if "made_by" in lineage else []
     if training := lineage.get("training"):
-        rows.append(("trained", ", ".join(f"{_number(v)} {k}" for k, v in training.items() if _is_plain(v))))
+        counts = [f"{value:,} {key}" for key, value in training.items() if _is_plain(value) and isinstance(value, int)]
+        measures = {key: value for key, value in training.items() if isinstance(value, float)}
+        rows.append(("trained", ", ".join([*counts, *filter(None, [_described(measures)])])))
     for source in lineage.get("sources") or []:
         rows.append(("source", _described(source)))
     if "created" in lineage:
@@ -158,33 +164,38 @@ def _lineage_rows(lineage: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _described(source: dict[str, Any]) -> str:
-    """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, for any keys."""
+    """`data stories, tokens 338,006, subset (start 0, stop 0.95)`, for any keys but those that fill a page."""
     parts = []
     for key, value in source.items():
-        if isinstance(value, list):
-            inner = f"({'; '.join(_described(one) if isinstance(one, dict) else str(one) for one in value)})"
-        elif isinstance(value, dict):
-            inner = f"({_described(value)})"
-        else:
-            inner = _number(value) if _is_plain(value) else str(value)
-        parts.append(f"{key} {inner}")
+        if value is None or key in IN_LINEAGE_ALONE:
+            continue
+        text = _value(value)
+        parts.append(f"{key.replace('_', ' ')} {f'({text})' if isinstance(value, (list, dict)) else text}")
     return ", ".join(parts)
+
+
+def _value(value: Any) -> str:
+    """A value of a lineage in words: of a SHA-256 the first twelve digits, a line break as it is written in code."""
+    if isinstance(value, list):
+        return "; ".join(_value(one) for one in value)
+    if isinstance(value, dict):
+        return _described(value)
+    if _is_plain(value):
+        return _number(value)
+    return SHA_256.sub(lambda found: found[0][:12], str(value)).replace("\n", "\\n")
 
 
 def _print_data(facts: dict[str, Any]) -> None:
     console.show(f"packed data {facts['name']}")
-    counts = ("tokens", "documents", "words", "bytes", "vocab_size")
-    rows: list[tuple[str, str]] = [(key, _number(facts[key])) for key in counts if key in facts]
+    counts = {key: key for key in ("tokens", "documents", "words", "bytes")} | {"vocab_size": "vocabulary"}
+    rows: list[tuple[str, str]] = [(label, _number(facts[key])) for key, label in counts.items() if key in facts]
     if facts.get("words"):
         rows.append(("tokens per word", f"{facts['tokens'] / facts['words']:.2f}"))
     if answers := facts.get("targets"):
         rows.append(("answers", f"{answers['tokens']:,} of the tokens, {answers['bytes']:,} bytes"))
     rows += [("token type", str(facts.get("dtype"))), ("tokenizer", str(facts.get("tokenizer"))[:16])]
-    rows += [
-        (f"source {key}", json.dumps(value, ensure_ascii=False))
-        for key, value in facts.get("source", {}).items()
-        if key != "key"
-    ]
+    source = facts.get("source", {})
+    rows += [(key.replace("_", " "), _value(value)) for key, value in source.items() if key != "key"]
     table(("", ""), rows)
 
 

@@ -193,7 +193,7 @@ def count(number: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= size:
             return f"{number / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{number:.4g}" if isinstance(number, float) else str(number)
 
 
 def duration(seconds: float) -> str:

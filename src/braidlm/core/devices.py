@@ -16,7 +16,10 @@ def choose_device(name: str) -> str:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device it was built without
         reason = str(error).strip().split("\n")[0]
-        raise BraidError(f"there is no device '{name}' here ({reason})", todo="Use auto, cpu or cuda.") from None
+        why = (
+            "" if reason.startswith("Expected one of") else f" ({reason})"
+        )  # torch's list of every device there could be
+        raise BraidError(f"there is no device '{name}' here{why}", todo="Use auto, cpu or cuda.") from None
     return name
 
 

@@ -14,6 +14,7 @@ from braidlm.evals.tasks import TASKS
 StrPath = str | Path
 VARIABLE = "BRAID_DATA"
 DEFAULT = "data"
+SAY_WHERE = f"Say where data is with `--data FOLDER` (or {VARIABLE}=FOLDER), or with `--data TASK=PATH`."
 BUILT_IN = Path("built-in")
 """Stands for the data of a task that makes its items itself."""
 
@@ -31,8 +32,10 @@ def data_here(task: str, root: StrPath | None = None) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def find_data(tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrPath]) -> dict[str, Path]:
-    """The path of each task's data; all missing data is reported at once."""
+def find_data(
+    tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrPath], todo: str = SAY_WHERE
+) -> dict[str, Path]:
+    """The path of each task's data; all missing data is reported at once, and `todo` says how to name it."""
     for name in own:
         if name not in tasks:
             raise BraidError(f"data is given for '{name}', which is not evaluated.{did_you_mean(name, tasks)}")
@@ -50,10 +53,7 @@ def find_data(tasks: Sequence[str], root: StrPath | None, own: Mapping[str, StrP
             missing.append(f"{name}: its data is not in {data_root(root)}. {_with_folder(TASKS[name].fetch, root)}")
             collections.append(_with_folder(TASKS[name].collection, root))
     if missing:
-        raise BraidError(
-            "\n".join([*missing, *filter(None, dict.fromkeys(collections))]),
-            todo=f"Say where data is with `--data FOLDER` (or {VARIABLE}=FOLDER), or with `--data TASK=PATH`.",
-        )
+        raise BraidError("\n".join([*missing, *filter(None, dict.fromkeys(collections))]), todo=todo)
     paths |= {name: fetch_from_hub(source, TASKS[name].hub, data_root(root)) for name, source in on_hub.items()}
     return {name: paths[name] for name in tasks}
 

@@ -18,9 +18,9 @@ class BraidError(ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the nearest known name, or the names that exist."""
+    """' Did you mean 'x'?' for the nearest known name, or the names that exist, if they are not a page full."""
     names = sorted(str(n) for n in known)
     near = get_close_matches(str(name), names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean '{near[0]}'?"
-    return f" There are: {', '.join(names)}." if names else ""
+    return f" There are: {', '.join(names)}." if 0 < len(names) <= 60 else ""

@@ -26,7 +26,7 @@ def model_colours(results: StudyResults) -> dict[str, str]:
 
 
 def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> "Figure | None":
-    """How the first seed's models learned a domain; a composed model begins where its paths ended.
+    """How the first seed's models learned a domain; a composed model begins after the tokens of its paths.
 
     None if there was no validation.
     """

@@ -50,7 +50,7 @@ class DemoFacts:
 
 def write_page(path: Path, facts: DemoFacts) -> Path:
     """Write the page, and its pictures as PNG files beside it."""
-    page = Page("Two small models become one", "What `braid demo` did on this machine, just now")
+    page = Page("Two small models become one", "What `braid demo` did on this machine")
     results = facts.results
     _verdict(page, facts, path.parent)
     page.heading("What was done")
@@ -169,7 +169,8 @@ def _curves(page: Page, facts: DemoFacts, folder: Path) -> None:
         figures.save_png(chart, folder / f"learning-{domain}.png")
         page.figure(
             figures.to_svg(chart),
-            f"Held-out {domain} during the training. The composed model begins where its paths have ended.",
+            f"Held-out {domain} during the training. The composed model begins after the tokens of both paths. Its "
+            "blocks before and after them are new and untrained, so that it may be behind a path at first.",
         )
 
 

@@ -9,11 +9,14 @@ from braidlm.evals.evaluate import evaluate
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.results import Evaluation
 from braidlm.evals.suites import expand
-from braidlm.evals.task_data import find_data
+from braidlm.evals.task_data import VARIABLE, find_data
 from braidlm.evals.tasks import TASKS
 
 FOLDER = "tasks"
 """In the study's folder."""
+SAY_WHERE = (
+    f"Say where data is with `tasks.data=FOLDER` (or {VARIABLE}=FOLDER), or leave the tasks out with `tasks=null`."
+)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class TasksConfig:
 
     def check(self) -> None:
         """Raise an error for data that is missing, before any model is trained."""
-        find_data(expand(self.names), self.data, {})
+        find_data(expand(self.names), self.data, {}, SAY_WHERE)
 
     def evaluate(self, folders: Mapping[str, Path], out: Path, device: str | None) -> Evaluation:
         """Every model on every task, under the name that it is given here."""

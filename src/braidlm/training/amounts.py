@@ -74,8 +74,8 @@ def repetition(budget: Amount, streams: Sequence[TokenStream]) -> str | None:
     if budget.count <= available:
         return None
     return (
-        f"The budget is {budget} and the data has {short_count(available)}: epochs repeat, and the data is shown "
-        f"{budget.count / available:.1f} times on average."
+        f"The budget is {short_count(budget.count)} {budget.unit} and the data has {short_count(available)}: epochs "
+        f"repeat, and the data is shown {budget.count / available:.1f} times on average."
     )
 
 

@@ -76,5 +76,6 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(BraidError) as caught:
         _device(name)
-    assert f"there is no device '{name}' here (" in str(caught.value)
+    assert f"there is no device '{name}' here" in str(caught.value)
+    assert "privateuseone" not in str(caught.value), "torch's list of every device is no help"
     assert "Use auto, cpu or cuda." in str(caught.value)
