@@ -212,10 +212,11 @@ def _decode_union(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
 
 def _decode_literal(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     allowed = get_args(hint)
-    if data in allowed and type(data) in {type(a) for a in allowed}:
+    if data in allowed and type(data) in map(type, allowed):
         return data
-    hint_text = did_you_mean(data, [str(a) for a in allowed]) if isinstance(data, str) else ""
-    problems.append(f"{_at(where)}{_show(data)} is not one of {', '.join(map(str, allowed))}.{hint_text}")
+    tip = did_you_mean(data, allowed) if isinstance(data, str) else ""
+    tip = tip if "?" in tip else ""
+    problems.append(f"{_at(where)}{_show(data)} is not one of {', '.join(map(str, allowed))}.{tip}")
     return None
 
 
