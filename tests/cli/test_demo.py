@@ -36,7 +36,7 @@ def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
     page = (demo_folder / "report.html").read_text(encoding="utf-8")
     headings = re.findall(r"<h[23]>(.*?)</h[23]>", page)
     assert headings[:3] == [
-        "Two owners who cannot pool their text: what do they get?",
+        "Two owners keep 60% of their text to themselves: what do they get?",
         "What does it cost when one of them withdraws?",
         "What would one model that saw all of the text reach?",
     ], "the verdict comes first"

@@ -126,9 +126,10 @@ def _setting(page: Page, facts: DemoFacts) -> None:
     share = results.study.paths.share if results.study.paths is not None else 0.0
     page.text(
         "Braid wrote children's stories and worked word problems by rules, and trained two small models apart, "
-        f"each on {share:.0%} of its own text alone, as two owners of private data would. Then it composed the two "
-        "into one model, trained that on the rest, which neither had seen, and compared it with a dense model of about "
-        "the same size that was trained from nothing on all of the text. Nothing was downloaded."
+        f"each on {share:.0%} of its own text alone, as two owners of private data would, with one tokenizer. Then it "
+        "composed the two into one model, trained that on the rest, which neither had seen and both give for it, "
+        "and compared it with a dense model of about the same size that was trained from nothing on all of the text. "
+        "Nothing was downloaded."
     )
     sizes = {f"parameters, {m.name}": f"{m.parameters:,}" for m in results.models}
     page.facts(sizes | {"vocabulary": f"{facts.vocab_size:,}"})
