@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
-from braidlm.studies.tables import cost, learning
+from braidlm.studies.tables import cost, learning, quality, tables
 
 RECIPE = "papers/moep/strict-small"
 MODELS = ("gpt2", "moep", "moep_swiglu")
@@ -176,6 +177,13 @@ def test_one_table_and_one_picture_of_every_checkpoint(results: StudyResults) ->
     assert "words seen" in page
     assert "Models trained from scratch on the same batches" in page
     assert page.count("Bits per byte during the training") == 1
+
+
+def test_what_would_be_said_twice_is_said_once(results: StudyResults) -> None:
+    assert quality(results).columns[-1] == "english", "the mean of one domain is that domain"
+    ends = replace(results, models=[replace(model, curve=model.curve[-1:]) for model in results.models])
+    names = [[table.name for table in tables(each)] for each in (results, ends)]
+    assert names[0] == [*names[1][:1], "learning", *names[1][1:]], "one validation is no learning curve"
 
 
 def test_size_speed_and_wall_clock_stand_side_by_side(results: StudyResults) -> None:

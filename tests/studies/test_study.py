@@ -120,6 +120,7 @@ def test_tables(toy_results: StudyResults) -> None:
     rows = {row[0]: row for row in quality(toy_results).rows}
     assert set(rows) == {"stories", "maths", "linear", "routed", "dense"}
     assert "±" in rows["dense"][-1]
+    assert quality(toy_results).columns[-3:] == [*toy_results.domains, "mean"]
     times = {row[0]: row for row in training_time(toy_results).rows}
     assert times["dense"][1] == "–"
     assert times["linear, paths in parallel"][3]

@@ -20,7 +20,7 @@ from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
-from braidlm.studies.tables import summary, tables
+from braidlm.studies.tables import cost, summary, tables
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
 
@@ -91,6 +91,9 @@ def test_an_average_costs_what_its_members_cost(results: StudyResults) -> None:
     assert average.parameters == sum(model.parameters for model in members)
     assert average.words == sum(model.words for model in members)
     assert average.wall_seconds == pytest.approx(sum(model.wall_seconds for model in members))
+    speeds = {row[0]: row[4] for row in cost(results).rows}
+    assert speeds["by_seed"] == "–", "nothing was trained at the members' speed together"
+    assert speeds["dense"] != "–"
 
 
 def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:

@@ -47,6 +47,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     )
     clock.note("compared, and routes of tokens collected")
     for table in (quality(results), training_time(results), inactive_paths(results)):
+        console.show("")
         console.table(table.columns, table.rows, title=table.title)
     return write_page(out / "report.html", facts)
 

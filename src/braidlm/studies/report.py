@@ -50,6 +50,7 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
     """Tables in the terminal, as Markdown and CSV; results.json; report.html with the curves."""
     all_tables = tables(results)
     for table in all_tables:
+        console.show("")
         console.table(table.columns, table.rows, title=table.title, keep=1)
         table.write(folder / "tables")
     write_json(folder / "results.json", results.as_dict())

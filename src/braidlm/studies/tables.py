@@ -17,7 +17,7 @@ def tables(results: StudyResults) -> list[Table]:
         all_tables.insert(0, variants(results))
     if results.names("average") or results.study.validation.half is not None:
         all_tables.insert(0, summary(results))
-    if results.names("whole") and not results.names("path"):
+    if results.names("whole") and not results.names("path") and any(len(model.curve) > 1 for model in results.models):
         all_tables.append(learning(results))
     if results.study.tasks is not None:
         all_tables.append(task_scores(results))
@@ -65,12 +65,13 @@ def quality(results: StudyResults) -> Table:
         for name in results.names(kind):
             models = results.of(name, kind)
             scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
-            both = over_seeds([_mean_bits(m.bits) for m in models]).text()
+            if len(results.domains) > 1:
+                scores.append(over_seeds([_mean_bits(m.bits) for m in models]).text())
             seen = count(models[0].tokens)
             if kind == "composed":
                 seen = f"{count(sum(path.tokens for path in _paths_of(results, models[0])))} + {seen}"
-            rows.append([name, _label(kind), f"{models[0].parameters:,}", seen, *scores, both])
-    columns = ["model", "", "parameters", "tokens", *results.domains, "mean"]
+            rows.append([name, _label(kind), f"{models[0].parameters:,}", seen, *scores])
+    columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
     half = results.study.validation.half
     text = "held-out text" if half is None else f"the {half} half of held-out text"
     return Table("bits-per-byte", f"Bits per byte on {text} (lower is better)", columns, rows)
@@ -159,7 +160,9 @@ def cost(results: StudyResults) -> Table:
             first, took = models[0], _seconds(models)
             walls = [m.wall_seconds for m in models]
             sizes = (first.parameters, first.active_parameters, first.flops_per_token)
-            speed = count(round(first.tokens / took)) if took else "–"
+            speed = (
+                count(round(first.tokens / took)) if took and kind != "average" else "–"
+            )  # an average is not trained
             wall = duration(sum(walls) / len(walls)) if all(walls) else "–"
             rows.append([name, *(f"{size:,}" for size in sizes), speed, duration(took) if took else "–", wall])
     columns = ["model", "parameters", "active", "FLOPs per token", "tokens/s", "training", "wall clock"]
