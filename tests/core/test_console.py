@@ -48,3 +48,18 @@ def test_columns_that_do_not_fit_stand_in_further_tables(
 )
 def test_counts_are_short(number: float, text: str) -> None:
     assert console.count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(42.4, "42s"), (75, "1m15s"), (9_000, "2h30m"), (172_799, "47h59m"), (4108 * 3600, "171 days")],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert console.duration(seconds) == text
+
+
+def test_a_title_is_printed_once_and_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(console._console, "_width", 24)
+    title = "Every model: what it costs and what it reaches"
+    console.table(["model", "parameters", "wall clock"], [["one", "1,000,000", "5.3s"]], title=title, keep=1)
+    assert capsys.readouterr().out.count(title) == 1

@@ -89,12 +89,15 @@ def _ends_row(ends: dict[str, float] | None) -> list[tuple[str, str]]:
 
 
 def _print_study(facts: dict[str, Any]) -> None:
+    from braidlm.studies.tables import kind_label
+
     console.show(f"study {facts['name']}{': ' + facts['about'] if facts.get('about') else ''}\n")
     keys = ("parameters", "active_parameters", "flops_per_token")
     rows = [
-        (row["name"], row["kind"], row["layers"], row["width"], *(row[key] for key in keys)) for row in facts["models"]
+        (row["name"], kind_label(row["kind"]), row["layers"], row["width"], *(row[key] for key in keys))
+        for row in facts["models"]
     ]
-    table(("model", "", "attentions", "width", "parameters", "active", "FLOPs per token"), rows)
+    table(("model", "", "layers", "width", "parameters", "active", "FLOPs per token"), rows, keep=1)
     console.show("")
     trained = [row for row in facts["models"] if row["training"]["epochs"]]  # an average is not
     rows = [(row["name"], row["times"], *_training_row(row["training"])) for row in trained]

@@ -109,10 +109,12 @@ def table(
     if _document is not None:
         return
     body = [[_cell(value) for value in row] for row in rows]
+    if title is not None:
+        _console.print(Text(title, style="bold"), soft_wrap=True)
     for number, part in enumerate(_split_columns(columns, body, keep)):
         if number:
             show("")
-        _print_table([columns[at] for at in part], [[row[at] for at in part] for row in body], title)
+        _print_table([columns[at] for at in part], [[row[at] for at in part] for row in body])
 
 
 def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: int | None) -> list[list[int]]:
@@ -131,8 +133,8 @@ def _split_columns(columns: Sequence[str], body: Sequence[Sequence[str]], keep: 
     return tables
 
 
-def _print_table(columns: Sequence[str], body: Sequence[Sequence[str]], title: str | None) -> None:
-    grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+def _print_table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    grid = Table(header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         numeric = body and all(_is_number(row[index]) for row in body)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -203,7 +205,9 @@ def duration(seconds: float) -> str:
         return f"{seconds}s"
     if seconds < 3600:
         return f"{seconds // 60}m{seconds % 60:02d}s"
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{round(seconds / 86400)} days"
 
 
 def error(lines: Sequence[str]) -> None:

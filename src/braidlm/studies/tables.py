@@ -45,7 +45,7 @@ def summary(results: StudyResults) -> Table:
         sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), " + ".join(map(count, words))]
         rows.append(
             [
-                *(name, _label(first.kind), str(len(models)), *sizes),
+                *(name, kind_label(first.kind), str(len(models)), *sizes),
                 *(over_seeds([_mean_bits(each) for each in half]).text(digits=4) for half in bits),
                 *(over_seeds([m.tasks[task] for m in models]).text(digits=2) for task in tasks),
                 *(duration(took) if first.words else "–", duration(wall)),
@@ -70,7 +70,7 @@ def quality(results: StudyResults) -> Table:
             seen = count(models[0].tokens)
             if kind == "composed":
                 seen = f"{count(sum(path.tokens for path in _paths_of(results, models[0])))} + {seen}"
-            rows.append([name, _label(kind), f"{models[0].parameters:,}", seen, *scores])
+            rows.append([name, kind_label(kind), f"{models[0].parameters:,}", seen, *scores])
     columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
     half = results.study.validation.half
     text = "held-out text" if half is None else f"the {half} half of held-out text"
@@ -204,7 +204,8 @@ def inactive_paths(results: StudyResults) -> Table:
     return Table("silent-paths", title, ["model", "inactive", *results.domains], rows)
 
 
-def _label(kind: Kind) -> str:
+def kind_label(kind: Kind) -> str:
+    """A kind of model in the words of tables."""
     return "from scratch" if kind == "whole" else kind
 
 

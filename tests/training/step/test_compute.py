@@ -88,7 +88,7 @@ def test_a_choice_is_used_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     use_compute(model, {"model.stages.0.experts": "dense", "model.stages.2.layers.0": "sparse"})
     assert model.model.stages[0].experts.compute == "dense"
     assert model.model.stages[2].layers[0].compute == "sparse"
-    assert "Routed parts are computed dense (1), sparse (1)." in capsys.readouterr().out
+    assert "Routed parts: 1 computed dense, 1 computed sparse, the faster here." in capsys.readouterr().out
     use_compute(model, {})
     assert not capsys.readouterr().out
 

@@ -52,7 +52,8 @@ def use_compute(model: PreTrainedModel, choices: Choices) -> None:
         model.get_submodule(name).compute = choice  # type: ignore[assignment]
     counts = {choice: list(choices.values()).count(choice) for choice in sorted(set(choices.values()))}
     if counts:
-        console.say("Routed parts are computed " + ", ".join(f"{choice} ({n})" for choice, n in counts.items()) + ".")
+        each = ", ".join(f"{n} computed {choice}" for choice, n in counts.items())
+        console.say(f"Routed parts: {each}, the faster here.")
 
 
 def _inputs_of(model: PreTrainedModel, parts: dict[str, nn.Module], ids: Tensor) -> dict[str, tuple[Any, ...]]:
