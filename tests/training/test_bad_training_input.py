@@ -211,7 +211,10 @@ def test_the_folder_of_another_recipe(braid: Callable[..., Any], recipe: Path, t
     assert f"error: {folder}: this run folder belongs to another recipe: " in answer.err
     assert "model.stages[0].block.attention.heads was 2 and is 4; seed was 3 and is 9" in answer.err
     assert "training.budget was 2 steps and is 1 steps" in answer.err
-    assert "Give the new run a folder of its own (out=DIR), or start this one anew with --fresh." in answer.err
+    assert (
+        "Give the new run a folder of its own (name=NAME or out=DIR), or start this one anew with --fresh."
+        in answer.err
+    )
     assert weight_bytes(folder / "checkpoints" / "step-000002") == before
     bad = braid("train", recipe, "training.budget=3", "model.vocab_size=1", "--fresh")
     assert bad.code == 2

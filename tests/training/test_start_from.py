@@ -50,7 +50,10 @@ def test_show_finds_no_problem_in_it(recipe: Path, braid: Callable[..., Any]) ->
 CONFLICTS = {
     "a new tokenizer": (
         ["data.tokenizer.vocab_size=400"],
-        ["asks for a new tokenizer, and the model to start from has its own", "Leave out data.tokenizer"],
+        [
+            "asks for a new tokenizer, and the model to start from has its own",
+            "Use the model's (`data.tokenizer=null`)",
+        ],
     ),
     "another tokenizer": (
         ["data.tokenizer=bytes"],

@@ -48,7 +48,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
             raise BraidError(
                 "this run folder belongs to another recipe: " + listed(changed),
                 str(folder),
-                "Give the new run a folder of its own (out=DIR), or start this one anew with --fresh.",
+                "Give the new run a folder of its own (name=NAME or out=DIR), or start this one anew with --fresh.",
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")

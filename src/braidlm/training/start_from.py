@@ -47,7 +47,7 @@ def data_of(recipe: Recipe) -> DataConfig:
             str(start),
             "Name the tokenizer that the model was trained with: data.tokenizer=DIR."
             if own is None
-            else "Leave out data.tokenizer to use the model's, or start_from to train a new model.",
+            else "Use the model's (`data.tokenizer=null`), or leave out start_from to train a new model.",
         )
     if own is not None:
         check_same_tokenizer(start, own, load_tokenizer(asked.kind))

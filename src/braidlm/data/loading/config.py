@@ -85,9 +85,12 @@ class DataSetConfig:
     """Text to validate on instead: a packed folder or a source."""
 
     def __post_init__(self) -> None:
-        if sum(origin is not None for origin in (self.path, self.source, self.folder)) != 1:
+        given = [name for name in ("path", "source", "folder") if getattr(self, name) is not None]
+        if len(given) != 1:
+            both = f"; `{'` and `'.join(given)}` are given, and `{given[-1]}=null` takes one out" if given else ""
             raise BraidError(
                 "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
+                f"{both}"
             )
         if self.path is not None and self.answer is not None:
             raise BraidError(
