@@ -18,7 +18,7 @@ from braidlm.core.models.folders import (
     switch,
 )
 from braidlm.core.models.integrity import model_hash
-from braidlm.core.models.names import StrPath, model_folder, name_sources
+from braidlm.core.models.names import StrPath, model_folder, name_sources, names_inside
 from braidlm.core.models.runs import CHECKPOINTS, CONFIG, is_interruption, is_run, model_folders_in
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import load_tokenizer
@@ -103,9 +103,8 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     parent = folder / CHECKPOINTS if is_run(folder) else folder
     checkpoints = [path for path in model_folders_in(parent) if not is_interruption(path)]
     if not checkpoints:
-        raise BraidError(
-            "there are no checkpoints here", str(folder), "Leave out --all-checkpoints to evaluate a single model."
-        )
+        todo = names_inside(folder) or "Leave out --all-checkpoints to evaluate a single model."
+        raise BraidError("there are no checkpoints here", str(folder), todo)
     return checkpoints
 
 

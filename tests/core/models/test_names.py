@@ -119,6 +119,14 @@ def test_a_folder_that_is_nothing(tmp_path: Path) -> None:
     assert "a file stands where a folder is expected" in refused(tmp_path / "file")
 
 
+def test_a_folder_of_runs_says_what_is_in_it(study: Path) -> None:
+    made_run(study.parent / "mine")
+    assert f"Name one that is in it: {study.parent / 'mine'}, {study}." in refused(study.parent)
+    for number in range(9):
+        made_run(study.parent / f"more-{number}")
+    assert f"{study.parent / 'more-3'} ..." in refused(study.parent)
+
+
 def test_short_names_are_unique(study: Path, tmp_path: Path) -> None:
     assert list(name_sources([study / "dense", study / "stories"])) == ["dense", "stories"]
     assert list(name_sources(study))[:2] == ["seed-1/dense", "seed-1/stories"]

@@ -32,6 +32,8 @@ from braidlm.core.reading import existing_folder
 
 StrPath = str | Path
 BEST = "best"
+MANY, FEW = 200, 5
+"""How many entries of a folder are looked at for models, and how many of these an error names."""
 _SEED = re.compile(r"seed-(\d+)")
 _ON_THE_WAY = re.compile(r".+-(composed|\d+-[a-z]+)")
 
@@ -64,7 +66,17 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
     raise BraidError(
         f"this is neither a model folder (no {CONFIG}) nor a run folder (no {RECIPE}) nor a study (no seed-1/NAME)",
         str(path),
+        names_inside(path),
     )
+
+
+def names_inside(folder: Path) -> str | None:
+    """'Name one that is in it: ...', for a folder that is none itself and holds runs, models or studies."""
+    inside = [path for path in sorted(folder.iterdir())[:MANY] if path.is_dir()]
+    found = [str(path) for path in inside if is_model_folder(path) or is_run(path) or study_models(path)]
+    if not found:
+        return None
+    return f"Name one that is in it: {', '.join(found[:FEW])}{' ...' if len(found) > FEW else ''}."
 
 
 def name_sources(
