@@ -159,7 +159,7 @@ def test_packed_data(braid, tmp_path: Path):
     assert (facts["kind"], facts["tokens"]) == ("data", data.manifest.tokens)
     shown = braid("show", data.folder).out
     for text in (f"{data.manifest.tokens}", "tokens per word", "x.txt", "fields (text), joiner \\n, separator blank"):
-        assert text in " ".join(shown.split())
+        assert text.replace(" ", "") in "".join(shown.split()), "long paths are broken anywhere"
 
 
 @pytest.mark.parametrize(
