@@ -32,6 +32,7 @@ def test_two_runs_become_a_model_that_trains(braid, runs, packed, tmp_path):
     assert "left out: the path's norm before its own head" in said
     assert f"`braid train RECIPE start_from={out}`" in said
     assert said.splitlines()[-1] == str(out)
+    assert sum(line.endswith(str(out)) for line in said.splitlines()) == 1
     assert load_config(out).architecture["stages"][2]["parallel"]["join"]["losses"] == {"load_balance": 0.01}
     recipe = {
         "name": "both",

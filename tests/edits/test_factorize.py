@@ -68,6 +68,8 @@ def test_the_loss_is_measured_before_and_after(tmp_path: Path, capsys: pytest.Ca
     assert main(argv) == 0
     printed = capsys.readouterr().out
     assert "become products" in printed
+    assert printed.endswith(f"\n{tmp_path / 'out'}\n")
+    assert printed.count(str(tmp_path / "out")) == 1
     assert "bits per byte" in printed
     lineage = load_lineage(tmp_path / "out")
     assert lineage is not None

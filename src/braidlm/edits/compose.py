@@ -99,7 +99,7 @@ def compose(
         plan, by_name, models[0].tokenizer, out, {"made_by": "braid compose", "options": options}, dry_run
     )
     if folder is not None:
-        console.say(f"Written: {folder}\n{_what_next(composition, folder)}")
+        console.say(_what_next(composition, folder))
     return folder
 
 

@@ -100,10 +100,7 @@ def edit(
     if out is not None or not dry_run:
         check_new_folder(out)
     record = {"made_by": f"braid edit {kind}", "options": {"seed": seed, **asdict(chosen)}}  # type: ignore[call-overload]
-    folder = chosen.apply(model, out, record, dry_run)
-    if folder is not None:
-        console.say(f"Written: {folder}")
-    return folder
+    return chosen.apply(model, out, record, dry_run)
 
 
 def carry_out(
