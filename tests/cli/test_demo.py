@@ -1,5 +1,7 @@
 """The demo from end to end, at toy size."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -26,10 +28,22 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo") / "out"
-    assert main(["demo", "--quiet", "--out", str(folder), *SMALL]) == 0
-    return folder
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The demo's folder, and what its first run printed."""
+    folder, printed = tmp_path_factory.mktemp("demo") / "out", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["demo", "--out", str(folder), *SMALL]) == 0
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def demo_folder(first_run: tuple[Path, str]) -> Path:
+    return first_run[0]
+
+
+def test_a_first_run_calls_nothing_finished_already(first_run: tuple[Path, str]) -> None:
+    assert "packing" in first_run[1]
+    assert "finished already" not in first_run[1]
 
 
 def test_the_page_tells_the_whole_story(demo_folder: Path) -> None:
@@ -72,7 +86,7 @@ def test_the_same_call_again_shows_what_is_there(demo_folder: Path, capsys: pyte
     before = sorted(demo_folder.glob("seed-1/*/checkpoints/*"))
     assert main(["demo", "--out", str(demo_folder), *SMALL]) == 0
     shown = capsys.readouterr().out
-    assert "is finished already" in shown
+    assert shown.count("is finished already: the same sources") == 2, "once for each domain"
     assert "Bits per byte" in shown
     assert sorted(demo_folder.glob("seed-1/*/checkpoints/*")) == before
 

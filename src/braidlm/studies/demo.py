@@ -31,7 +31,7 @@ def demo(out: str | Path = "demo", overrides: list[str] | None = None) -> Path:
     clock = _Clock()
     data = open_data(study.data_config, study.validation.half)
     clock.note("stories and word problems written, and cut into tokens")
-    models = run_study(study)
+    models = run_study(study, data=data)
     clock.note(trained := "paths, composed model and dense model trained")
     results = measure(study, models)
     clock.at_least(trained, sum(model.wall_seconds for model in results.models))

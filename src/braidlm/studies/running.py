@@ -26,8 +26,13 @@ from braidlm.training.amounts import Amount
 from braidlm.training.train import Run, train
 
 
-def run_study(study: Study, device: str | None = None, fresh: bool = False) -> list[TrainedModel]:
-    """Prepare the data, then train and compose whatever is not there yet; returns every model in order."""
+def run_study(
+    study: Study, device: str | None = None, fresh: bool = False, data: OpenData | None = None
+) -> list[TrainedModel]:
+    """Train and compose whatever is not there yet; returns every model in order.
+
+    `data` is the study's data where it is open already; otherwise it is prepared and opened.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BraidError(
             "a study runs in one process", todo="Its runs can be trained on several GPUs one by one, each a recipe."
@@ -36,10 +41,10 @@ def run_study(study: Study, device: str | None = None, fresh: bool = False) -> l
     check_texts(study)
     if study.tasks is not None:
         study.tasks.check()
-    data = open_data(study.data_config, study.validation.half)
+    opened = open_data(study.data_config, study.validation.half) if data is None else data
 
     def runs(seed: int) -> _SeedRuns:
-        return _SeedRuns(study, seed, data, device, fresh)
+        return _SeedRuns(study, seed, opened, device, fresh)
 
     def distil(average: str, teacher: TrainedModel, seed: int) -> TrainedModel:
         return runs(seed).distilled(average, teacher)
