@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tiny_runs import records, tiny_recipe, weight_bytes, written
 
+from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.data.packing.prepare import prepare
+from braidlm.training.run_folder import check_folder
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
 from braidlm.training.trainables import braid_model
@@ -208,13 +211,15 @@ def test_the_folder_of_another_recipe(braid: Callable[..., Any], recipe: Path, t
     before = weight_bytes(folder / "checkpoints" / "step-000002")
     answer = braid("train", recipe, "training.budget=1", "seed=9", "model.block.attention.heads=4")
     assert answer.code == 2
-    assert f"error: {folder}: this run folder belongs to another recipe: " in answer.err
-    assert "model.stages[0].block.attention.heads was 2 and is 4; seed was 3 and is 9" in answer.err
-    assert "training.budget was 2 steps and is 1 steps" in answer.err
-    assert (
-        "Give the new run a folder of its own (name=NAME or out=DIR), or start this one anew with --fresh."
-        in answer.err
+    assert answer.err.splitlines()[0] == (
+        f"error: {folder}: this run folder belongs to another recipe (the folder's -> yours):"
     )
+    assert answer.err.splitlines()[1:4] == [
+        "  training.budget: 2 steps -> 1 steps",
+        "  seed: 3 -> 9",
+        "  model.stages[0].block.attention.heads: 2 -> 4",
+    ]
+    assert "give it a folder of its own (name=NAME or out=DIR), or let --fresh remove the run" in answer.err
     assert weight_bytes(folder / "checkpoints" / "step-000002") == before
     bad = braid("train", recipe, "training.budget=3", "model.vocab_size=1", "--fresh")
     assert bad.code == 2
@@ -222,6 +227,27 @@ def test_the_folder_of_another_recipe(braid: Callable[..., Any], recipe: Path, t
     assert braid("train", recipe, "training.budget=3", "seed=9", "--fresh").code == 0
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000003"]
     assert [r["step"] for r in records(folder, "train")] == [3]
+
+
+def test_what_differs_is_shown_as_a_recipe_has_it(tmp_path: Path) -> None:
+    """Keys and not Python's mappings; long texts to their end, where they may differ; of many keys the first."""
+    texts = [f"/{'long/' * 20}{name}.txt" for name in "ab"]
+    before = {"data": {"source": texts[0], "mix": None}, "model": {"stages": [{"layers": 2}]}}
+    now = {
+        "data": {"source": texts[1], "mix": {"weights": {"a": 1.0, "b": True}}},
+        "model": {"stages": [{"layers": 2}, {"layers": 4}], **{f"key{number}": number for number in range(30)}},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before, sort_keys=False))
+    with pytest.raises(BraidError) as caught:
+        check_folder(tmp_path, now, fresh=False)
+    lines = caught.value.what.splitlines()
+    assert lines[1:5] == [
+        f"  data.source: {texts[0]} -> {texts[1]}",
+        "  data.mix: null -> {weights: {a: 1.0, b: true}}",
+        "  model.stages[1]: null -> {layers: 4}",
+        "  model.key0: null -> 0",
+    ]
+    assert lines[-1] == "  and 21 more"
 
 
 @pytest.mark.parametrize("fresh", [[], ["--fresh"]], ids=["", "fresh"])

@@ -77,7 +77,7 @@ def test_a_fresh_run_has_a_fresh_order_and_another_order_is_another_run(
     run = train(recipe({"stories": stories}, tmp_path / "run"))
     assert json.loads((run.folder / "order" / "order.json").read_text())["stories"]["kind"] == "surprisal"
     other = recipe({"stories": stories}, tmp_path / "run", kind="length")
-    with pytest.raises(BraidError, match=r"data.order.kind was surprisal and is length"):
+    with pytest.raises(BraidError, match=r"data.order.kind: surprisal -> length"):
         train(other)
     train(other, fresh=True)
     assert json.loads((run.folder / "order" / "order.json").read_text())["stories"]["kind"] == "length"

@@ -132,7 +132,7 @@ def test_one_that_never_began_is_in_the_table_until_it_does(
 def test_other_recipes_in_the_same_folders_are_refused_before_any_run(recipe: Path, tmp_path: Path) -> None:
     sweep(str(recipe), ["seed=1,2"])
     before = table_of(tmp_path / "run, 'odd'")
-    with pytest.raises(BraidError, match=r"seed=1: this run folder belongs to another recipe: training.batch"):
+    with pytest.raises(BraidError, match=r"seed=1: this run folder belongs to another recipe .*:\n  training.batch: "):
         sweep(str(recipe), ["seed=1,5", "training.batch=2"])
     assert labels(tmp_path / "run, 'odd'") == ["seed=1", "seed=2"]
     assert table_of(tmp_path / "run, 'odd'") == before
