@@ -183,7 +183,11 @@ def test_a_comparison_that_was_stopped_goes_on(
         ({"data": {"order": "length"}}, "data.order.kind: shuffled in small, length in other"),
         ({"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}, "data.tokenizer.kind: bytes in small, bpe in"),
         ({"data": {"sets": {"stories": RECIPE["data"]["sets"]["stories"]}}}, "in small, nothing in other"),
-        ({"checkpoints": {"every": "100 tokens"}}, "checkpoints.every: some steps in small, 100 tokens in other"),
+        ({"checkpoints": {"every": "100 tokens"}}, "checkpoints.every: 500 steps in small, 100 tokens in other"),
+        (
+            {"checkpoints": {"every": "1M words to 10M, then 10M"}},
+            "checkpoints.every: 500 steps in small, '1M words to 10M, then 10M' in other",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -238,7 +242,7 @@ def test_mistakes(
 
 def test_a_folder_of_another_comparison(pair: list[dict[str, Any]], compared: tuple[Comparison, Any]) -> None:
     changed = [one | {"seed": 3, "training": one["training"] | {"batch": 3}} for one in pair]
-    with pytest.raises(BraidError, match=r"training.batch was 2 and is 3(.|\n)*--out DIR"):
+    with pytest.raises(BraidError, match=r"training.batch: 2 -> 3(.|\n)*--out DIR"):
         compare(changed, out=compared[0].folder, device="cpu")
 
 
