@@ -14,7 +14,7 @@ from braidlm.core.reading import read_json
 from braidlm.training.loop import Trainer
 from braidlm.training.step import threads
 from braidlm.training.step.parallel import Rank
-from braidlm.training.step.threads import choose_threads, fastest, using_threads
+from braidlm.training.step.threads import StarvedThreads, choose_threads, fastest, using_threads
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
 from tiny_models import tiny_model
@@ -80,6 +80,41 @@ def test_who_chooses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         assert choose_threads(TrainableBraid(model), SHAPE, CPU, None, None) == 1
     assert choose_threads(TrainableBraid(model), SHAPE, Rank(0, 1, torch.device("cuda")), 3, 2) is None
     assert capsys.readouterr().out == ""
+
+
+READINGS = {
+    "a quiet machine": (2, [(1.9, 60.0), (1.7, 60.0)], None),
+    "a core that is taken": (2, [(1.9, 5.0), (0.7, 6.0), (0.6, 6.0)], "training.threads=1 "),
+    "taken a moment only": (2, [(0.7, 6.0), (1.8, 6.0), (0.7, 6.0), (1.8, 6.0)], None),
+    "seconds after it was taken": (2, [(0.7, 2.0), (0.7, 2.0)], None),
+    "one long reading": (2, [(0.7, 60.0)], None),
+    "some of many cores": (16, [(8.9, 6.0), (8.9, 6.0)], "training.threads=8 "),
+    "a single thread, which waits for none": (1, [(0.3, 60.0), (0.3, 60.0)], None),
+}
+
+
+@pytest.mark.parametrize("case", READINGS)
+def test_threads_that_wait_for_cores_are_noticed_once(case: str) -> None:
+    count, readings, advice = READINGS[case]
+    monitor = StarvedThreads()
+    warnings = [monitor.update(count, cores, seconds) for cores, seconds in readings]
+    assert warnings[:-1] == [None] * (len(readings) - 1)
+    assert warnings[-1] is None if advice is None else f"{count} CPU threads get the time of " in str(warnings[-1])
+    assert advice is None or advice in str(warnings[-1])
+    assert advice is None or monitor.update(count, *readings[-1]) is None
+
+
+def test_a_run_says_that_its_threads_wait(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(threads, "PATIENCE", 0.0)
+    monkeypatch.setattr(threads, "fastest", lambda *_: 2)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)  # as if others had all of the cores
+    short = {"training": {"budget": 4}, "log": {"every": 1}}
+    train(tiny_recipe({"stories": stories}, tmp_path / "run", **short))
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert "2 CPU threads get the time of 0.0 cores" in warning
+    assert "the same command with training.threads=1 goes on from there" in warning
 
 
 def test_a_resumed_run_keeps_the_number_that_it_began_with(

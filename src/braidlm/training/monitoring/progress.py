@@ -44,13 +44,16 @@ class SpeedMeter:
         self.training_flops = 3 * flops_per_token  # the backward pass costs twice the forward
         self.peak = peak_flops(device)
         self.processes = processes
-        self.since, self.tokens = time.perf_counter(), 0
+        self.seconds = self.cores = 0.0
+        """How long the last reading took, and the CPU time of this process in each of its seconds."""
+        self.pause(0)
 
     def read(self, tokens: int) -> dict[str, Any]:
         """The speed since the last call; `tokens` is the total so far."""
-        now = time.perf_counter()
-        rate = (tokens - self.tokens) / max(now - self.since, 1e-9)
-        self.since, self.tokens = now, tokens
+        self.seconds = max(time.perf_counter() - self.since, 1e-9)
+        self.cores = (time.process_time() - self.cpu) / self.seconds
+        rate = (tokens - self.tokens) / self.seconds
+        self.pause(tokens)
         facts: dict[str, Any] = {"tokens_per_second": round(rate, 1)}
         if self.peak is not None:
             facts["utilisation"] = round(rate * self.training_flops / (self.peak * self.processes), 4)
@@ -58,7 +61,7 @@ class SpeedMeter:
 
     def pause(self, tokens: int) -> None:
         """Restart the measurement after work that is not training."""
-        self.since, self.tokens = time.perf_counter(), tokens
+        self.since, self.cpu, self.tokens = time.perf_counter(), time.process_time(), tokens
 
 
 def peak_flops(device: torch.device) -> float | None:

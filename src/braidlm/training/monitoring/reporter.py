@@ -16,6 +16,7 @@ from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, sc
 from braidlm.training.recipe import Recipe
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.parallel import Rank
+from braidlm.training.step.threads import StarvedThreads
 from braidlm.training.trainables.trainable import Trainable
 
 
@@ -44,6 +45,7 @@ class Reporter:
         self.metrics = StepMetrics(rank)
         self.usage_monitor = UsageMonitor(choices_of(trained.model))
         self.speed = SpeedMeter(flops_per_token, rank.device, rank.world_size)
+        self.starved_threads = StarvedThreads()
         self.last: dict[str, Any] = {}
         """The newest loss and bits per byte, which a checkpoint keeps."""
 
@@ -58,7 +60,7 @@ class Reporter:
             "gradient_norm": self.metrics.norm,
             "learning_rate": rate,
             "epochs": {name: round(epoch, 3) for name, epoch in epochs.items()},
-            **self.speed.read(progress.tokens),
+            **self._speed(progress),
             **self._usage(),
             **self._extra_losses(),
         }
@@ -66,6 +68,14 @@ class Reporter:
         if tracker is not None:
             tracker.record("train", progress.steps, **record)
         return record
+
+    def _speed(self, progress: Progress) -> dict[str, Any]:
+        facts = self.speed.read(progress.tokens)
+        if self.rank.is_main and self.rank.device.type == "cpu":
+            warning = self.starved_threads.update(torch.get_num_threads(), self.speed.cores, self.speed.seconds)
+            if warning:
+                console.warn(warning)
+        return facts
 
     def _usage(self) -> dict[str, Any]:
         """How evenly routers use their choices."""

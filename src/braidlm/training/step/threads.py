@@ -21,6 +21,10 @@ TRIALS = 2
 ADVANTAGE = 0.9
 """More threads are taken only where they need less than this share of the time, since the machine may get busier."""
 VARIABLE = "OMP_NUM_THREADS"
+STARVED = 0.6
+"""Threads that get less than this share of a core each wait for cores: undisturbed they get 0.8 or more (LOG.md)."""
+PATIENCE = 10.0
+"""Seconds of training before a run says that its threads wait."""
 
 
 def choose_threads(
@@ -44,6 +48,33 @@ def choose_threads(
     threads = broadcast(measured, rank)
     console.say(f"Computing with {_counted(threads)} of {most}, the fastest here now; training.threads=N sets another.")
     return threads
+
+
+class StarvedThreads:
+    """Notices that the threads of a run wait for cores that another program took after their number was chosen.
+
+    The run goes on with them, because another number rounds differently; its user may choose.
+    """
+
+    def __init__(self) -> None:
+        self.low: list[float] = []
+        """Seconds of each reading since the threads wait."""
+        self.said = False
+
+    def update(self, threads: int, cores: float, seconds: float) -> str | None:
+        """A warning, once, after `seconds` in which the threads had the time of so many `cores`."""
+        if threads == 1 or self.said:
+            return None
+        self.low = [*self.low, seconds] if cores < STARVED * threads else []
+        # One reading alone may be of something else than steps, such as compiling.
+        self.said = len(self.low) > 1 and sum(self.low) >= PATIENCE
+        if not self.said:
+            return None
+        return (
+            f"{_counted(threads)} get the time of {cores:.1f} cores here, probably because another program runs too. "
+            "They wait for each other, so that fewer may be faster: stop with Ctrl-C, and the same command with "
+            f"training.threads={max(1, int(cores))} goes on from there"
+        )
 
 
 def saved_threads(position: dict[str, Any]) -> int | None:
