@@ -91,6 +91,17 @@ def test_a_sweep(recipe: Path, stories: Path, tmp_path: Path, braid: Callable[..
     assert [row["run"] for row in table_of(folder)] == names
 
 
+def test_a_sweep_in_the_folder_of_a_run(recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
+    """Who trained a recipe before and sweeps it now sees the runs of the sweep, and the earlier one in the files."""
+    assert braid("train", recipe, "--device", "cpu").code == 0
+    answer = braid("train", recipe, "seed=1,2", "--multirun", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    folder = tmp_path / "run, 'odd'"
+    names = [f"{folder.name}/seed=1", f"{folder.name}/seed=2"]
+    assert [line.startswith(names[at]) for at, line in enumerate(answer.out.splitlines()[-3:-1])] == [True, True]
+    assert [row["run"] for row in table_of(folder)] == [folder.name, *names]
+
+
 def test_one_that_fails_stops_no_other(recipe: Path, tmp_path: Path, braid: Callable[..., Any]) -> None:
     rates = "training.optimizer.lr=1e9,0.01"
     answer = braid("train", recipe, rates, "training.warmup=0", "--multirun", "--device", "cpu")

@@ -8,7 +8,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import StrPath
-from braidlm.core.models.runs import RECIPE, is_run, read_history, read_metrics, training_seconds
+from braidlm.core.models.runs import RECIPE, read_history, read_metrics, training_seconds
 from braidlm.core.reading import given_path, read_json, read_yaml
 from braidlm.training.run_folder import budget_of, completed
 
@@ -64,12 +64,12 @@ def has_runs(folder: Path) -> bool:
 
 
 def read_runs(folders: Sequence[StrPath]) -> list[RunRecord]:
-    """The runs of these folders, in the order in which they were started: each is a run, or has runs in it."""
+    """The runs of these folders, in the order in which they were started: each folder is a run, or has runs in it."""
     recipes: dict[Path, dict[str, Any]] = {}
     errors: dict[Path, str] = {}
     for given in folders:
         folder = given_path(given)
-        found = [folder] if is_run(folder) else sorted(path.parent for path in folder.rglob(RECIPE))
+        found = sorted(path.parent for path in folder.rglob(RECIPE))  # in a run's own folder there may be a sweep
         failed = sorted(folder.rglob(f"{FAILURES}/*.json"))
         if not found and not failed:
             raise BraidError("there is no run in it", str(given), "Name the folders of runs, sweeps or studies.")
