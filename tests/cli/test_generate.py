@@ -65,7 +65,7 @@ def test_top_next(braid, model_folder: Path):
     assert sum(token.probability for token in everything) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_end_of_text_ends_it(model_folder: Path):
+def test_the_end_of_text_ends_it(braid, model_folder: Path, tmp_path: Path):
     model, tokenizer = load_model(model_folder), bytes_tokenizer()
     model.head.weight.data.zero_()
     model.model.norm.bias.data.fill_(1.0)
@@ -73,6 +73,9 @@ def test_the_end_of_text_ends_it(model_folder: Path):
     model.head.weight.data[tokenizer.eos_id] = 1.0
     pieces = list(continue_text(model, tokenizer, ["a", "bc"], 10, Sampling(0.0)))
     assert [(p.prompt, p.text, p.stopped, p.tokens) for p in pieces] == [(0, "", "end", 1), (1, "", "end", 1)]
+    shown = braid("generate", save_model(model, tmp_path / "ending", tokenizer, {"made_by": "a test"}), "a").out
+    assert shown.splitlines()[1] == "(ended by the model, with its token for the end of a text)"
+    assert shown.splitlines()[2].startswith("(1 token in ")
 
 
 def test_learned_positions_end_a_text(braid, model_folder: Path):

@@ -132,9 +132,11 @@ def _generate(args: argparse.Namespace) -> None:
             rows = [(repr(token.text), token.id, f"{token.probability:.1%}") for token in text.next]
             show("")
             table(("token", "id", "probability"), rows, title=f"after {text.prompt[-40:]!r}")
-    limited = [text for text in result.texts if text.stopped == "limit"]
-    if limited:
+    reasons = {text.stopped for text in result.texts}
+    if "limit" in reasons:
         say("(stopped at the longest text this model can read)")
+    if reasons == {"end"}:
+        say("(ended by the model, with its token for the end of a text)")
     if result.paths is not None:
         say(f"(active paths: {', '.join(result.paths)})")
     if result.without is not None:
@@ -144,7 +146,8 @@ def _generate(args: argparse.Namespace) -> None:
     if result.accepted is not None:
         say(f"({result.accepted:.0%} of the drafted tokens were accepted)")
     tokens = sum(text.tokens for text in result.texts)
-    say(f"({tokens} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
+    counted = f"{tokens} token{'' if tokens == 1 else 's'}"
+    say(f"({counted} in {result.seconds:.2f} s, {result.tokens_per_second:.0f} tokens/s on {result.device})")
 
 
 def _standard_input() -> str:
