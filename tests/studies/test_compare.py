@@ -182,7 +182,10 @@ def test_a_comparison_that_was_stopped_goes_on(
         ({"data": {"length": 16}}, "data.length: 32 in small, 16 in other"),
         ({"data": {"order": "length"}}, "data.order.kind: shuffled in small, length in other"),
         ({"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}, "data.tokenizer.kind: bytes in small, bpe in"),
-        ({"data": {"sets": {"stories": RECIPE["data"]["sets"]["stories"]}}}, "in small, nothing in other"),
+        (
+            {"data": {"sets": {"stories": RECIPE["data"]["sets"]["stories"]}}},
+            "data.sets.maths: {source: maths, documents: 30, ",
+        ),
         ({"checkpoints": {"every": "100 tokens"}}, "checkpoints.every: 500 steps in small, 100 tokens in other"),
         (
             {"checkpoints": {"every": "1M words to 10M, then 10M"}},

@@ -73,12 +73,13 @@ def _changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
         for index, (old, new) in enumerate(zip_longest(before, now)):
             yield from _changes(old, new, f"{where}[{index}]")
     elif before != now:
-        yield f"{where}: {_as_yaml(before)} -> {_as_yaml(now)}"
+        yield f"{where}: {as_yaml(before)} -> {as_yaml(now)}"
 
 
-def _as_yaml(value: Any) -> str:
-    """A value as a recipe has it, in one line; of a whole section its beginning."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
+def as_yaml(value: Any) -> str:
+    """A value as a recipe has it, in one line; of a whole section its beginning, without keys that are null."""
+    given = {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+    text = yaml.safe_dump(given, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
     line = text.removesuffix("\n").removesuffix("\n...")
     return shown(line) if isinstance(value, (dict, list)) else line
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from braidlm.core.differences import differences, shown
+from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import encode
 from braidlm.training.recipe import LoadedRecipe
+from braidlm.training.run_folder import as_yaml
 from braidlm.training.start_from import data_of
 
 
@@ -18,7 +19,7 @@ def check_same_batches(recipes: Mapping[str, LoadedRecipe]) -> None:
     if different:
         lines = [f"{path}: {_listed(values)}" for path, values in different.items()]
         raise BraidError(
-            "\n".join(["these recipes would not see the same batches:", *lines]),
+            "\n  ".join(["these recipes would not see the same batches:", *lines]),
             todo="Nothing was started. An override is for all recipes, so that `KEY=VALUE` makes them equal.",
         )
 
@@ -43,4 +44,4 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _quoted(value: Any) -> str:
     """As a recipe has it; a phrase such as `1M words to 10M, then 10M` in quotes, since commas part values too."""
-    return f"'{value}'" if isinstance(value, str) and ", " in value else shown(value)
+    return f"'{value}'" if isinstance(value, str) and ", " in value else as_yaml(value)
