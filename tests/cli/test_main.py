@@ -1,5 +1,7 @@
 """The command itself: where overrides may stand, and what a broken verb does to the others."""
 
+import importlib
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +103,23 @@ def test_python_m_imports_nothing_from_the_current_folder(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert "tiny/llama" in done.stdout
+
+
+def test_the_help_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 0
+    assert "Begin with `braid demo` or `braid train tiny/llama`" in " ".join(capsys.readouterr().out.split())
+
+
+EXAMPLES = [
+    line.strip()
+    for verb in command.VERBS
+    for line in getattr(importlib.import_module(f"braidlm.cli.{verb}"), "EPILOG", "").splitlines()
+    if line.startswith("  braid ")
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_help_are_commands(example: str) -> None:
+    """Each has only verbs, kinds, options and values that exist."""
+    words = shlex.split(example)[1:]
+    command._parse(command.make_parser(words[0]), words)

@@ -5,6 +5,11 @@ import argparse
 from braidlm.core import console
 
 HELP = "convert a model from or to gpt2, llama, mistral, moduleformer or qwen2, from moep_lm or papaformer, or to gguf"
+EPILOG = """examples:
+  braid convert openai-community/gpt2 --from gpt2 --out models/gpt2
+  braid convert runs/mine --to llama --out mine-llama --dry-run
+  braid convert runs/mine --to gguf --dtype q8_0 --out mine.gguf
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

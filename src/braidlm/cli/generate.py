@@ -12,6 +12,12 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
 
 HELP = "continue a text with a model, and show what may come next"
+EPILOG = """examples:
+  braid generate runs/mine "Once upon a time" --max-tokens 100 --seed 1
+  braid generate runs/mine "Once upon a" --top-next 5 --max-tokens 1
+  braid generate runs/both "Tom has 3 apples" --paths maths
+  braid generate --prompts prompts.txt --models runs/mine runs/wider --out texts.html
+"""
 STANDARD_INPUT = "-"
 USAGE = """%(prog)s MODEL PROMPT [PROMPT ...] [options]
        %(prog)s --prompts FILE --models MODEL [MODEL ...] [--out REPORT] [options]"""

@@ -74,7 +74,9 @@ def make_parser(only: str | None = None, arguments: bool = True) -> argparse.Arg
     """
     common = common_options()
     parser = argparse.ArgumentParser(
-        prog="braid", description="Small language models as parts: train, compose, grow, prune, look inside."
+        prog="braid",
+        description="Small language models as parts: train, compose, grow, prune, look inside.",
+        epilog="Begin with `braid demo` or `braid train tiny/llama`. `braid VERB --help` has options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"braid {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")

@@ -13,6 +13,12 @@ from braidlm.core.console import count, duration, table
 from braidlm.model.config.ranges import Length
 
 HELP = "look at a recipe, a model, a run, a study or packed data, or compare several: cost, stages, lineage, problems"
+EPILOG = """examples:
+  braid show tiny/llama model.width=128
+  braid show best/average domains.english.folder=corpus tasks=null
+  braid show runs/mine runs/wider
+  braid show data/mine
+"""
 MEMORY = {
     "weights_compressed": "weights, compressed",
     "weights_float32": "weights, float32",

@@ -7,6 +7,15 @@ from braidlm.core.errors import BraidError
 from braidlm.core.interruptions import exit_code
 
 HELP = "train a model, or run a whole study, as a recipe says; the same command resumes after a stop"
+EPILOG = """examples:
+  braid train tiny/llama
+  braid train tiny/llama name=mine data.sets.stories.source=texts training.budget="2000 steps"
+  braid train mine.yaml start_from=models/both
+  braid train mine.yaml seed=1,2,3 training.optimizer.lr=0.001,0.003 --multirun
+  braid train tiny/taught --device cpu
+
+the run is in runs/NAME, after the recipe's `name`; `out=DIR` is another folder
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
