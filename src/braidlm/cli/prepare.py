@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from braidlm.cli.numbers import number
 from braidlm.cli.settings import options_of
-from braidlm.core.console import show_json, table
+from braidlm.core.console import say, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import TEMPLATE
 from braidlm.data.tokenizing.spaces import SpaceBefore
@@ -127,6 +127,8 @@ def run(args: argparse.Namespace) -> None:
         return
     if options.pop("name") is not None:
         raise BraidError("several data sets have the names that they are given with", "--name", "Leave it out.")
+    if args.tokenizer == "bpe" and len(sets) > 1:
+        say(f"The tokenizer is trained on {next(iter(sets))} alone and used for all: the others may be held out.")
     packed = prepare_sets(sets, **options)
     for data in packed.values():
         _show(data)

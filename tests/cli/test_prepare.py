@@ -1,0 +1,17 @@
+"""`braid prepare` says what its results do not show."""
+
+from pathlib import Path
+
+import pytest
+
+from braidlm.cli.main import main
+
+
+@pytest.mark.parametrize(("tokenizer", "told"), [("bpe", True), ("bytes", False)])
+def test_of_several_sets_the_first_trains_the_tokenizer(
+    tokenizer: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--documents", "30", "--tokenizer", tokenizer, "--out", str(tmp_path / "out")]
+    size = ["--vocab-size", "300"] if told else []
+    assert main(["prepare", "tales=stories", "sums=maths", *options, *size]) == 0
+    assert ("The tokenizer is trained on tales alone and used for all" in capsys.readouterr().out) == told
