@@ -170,9 +170,12 @@ def test_a_model_of_another_shape(
     first = train(tiny_recipe({"stories": stories}, tmp_path / "first", training={"budget": 1}))
     answer = braid("train", recipe, f"start_from={first.model}", "model.width=32", "model.block.attention.heads=4")
     assert answer.code == 2
-    assert f"error: {first.model}: the model to start from has another shape: " in answer.err
-    assert "model.width was 16 and is 32" in answer.err
-    assert "model.stages[0].block.attention.heads was 2 and is 4" in answer.err
+    assert (
+        f"error: {first.model}: the model to start from has another shape (the model's -> the recipe's):\n"
+        in answer.err
+    )
+    assert "\n  model.width: 16 -> 32\n" in answer.err
+    assert "\n  model.stages[0].block.attention.heads: 2 -> 4\n" in answer.err
     assert "Leave out `model` to use the folder's own architecture; `~model` on" in answer.err
     answer = braid("train", recipe, "~model", f"start_from={first.model}", "data.length=64")
     assert "data.length is 64 and the model's context only 32" in answer.err

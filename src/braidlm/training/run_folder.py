@@ -5,14 +5,13 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from braidlm.core import console
-from braidlm.core.differences import listed, shown
+from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_folder, write_text
 from braidlm.core.locks import lock_or_refuse
@@ -21,6 +20,7 @@ from braidlm.core.reading import read_yaml
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.training.amounts import Amount, parse_amount
 from braidlm.training.recipe import decode_recipe
+from braidlm.training.recipe_changes import recipe_changes, with_changes
 
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
@@ -35,8 +35,6 @@ NOT_IDENTITY = (
     ("training", "threads"),
 )
 """Keys of logging, display, storage and speed: a run whose recipe differs in these alone is the same run."""
-MAX_CHANGES = 12
-"""Lines of an error about another recipe."""
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
@@ -46,42 +44,16 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
         before = {} if fresh else completed(read_yaml(folder / RECIPE))
-        changed = [] if fresh else list(_changes(identity(before, recipe), identity(recipe, recipe)))
+        changed = [] if fresh else list(recipe_changes(identity(before, recipe), identity(recipe, recipe)))
         if changed:
-            raise _another_recipe(folder, changed)
+            raise BraidError(
+                with_changes("this run folder belongs to another recipe (the folder's -> yours)", changed),
+                str(folder),
+                "To go on with the folder's run, leave these keys as they were. To begin another, give it a folder of "
+                "its own (name=NAME or out=DIR), or let --fresh remove the run that is there.",
+            )
     elif folder.is_dir() and any(folder.iterdir()):
         raise BraidError("this folder exists and is not a run", str(folder), "Choose another with out=DIR.")
-
-
-def _another_recipe(folder: Path, changed: list[str]) -> BraidError:
-    more = [f"and {len(changed) - MAX_CHANGES} more"] if len(changed) > MAX_CHANGES else []
-    lines = ["this run folder belongs to another recipe (the folder's -> yours):", *changed[:MAX_CHANGES], *more]
-    return BraidError(
-        "\n  ".join(lines),
-        str(folder),
-        "To go on with the folder's run, leave these keys as they were. To begin another, give it a folder of its own "
-        "(name=NAME or out=DIR), or let --fresh remove the run that is there.",
-    )
-
-
-def _changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Every key that differs, such as `training.batch: 8 -> 16`; null where a recipe has none."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**before, **now}:
-            yield from _changes(before.get(key), now.get(key), f"{where}.{key}" if where else str(key))
-    elif isinstance(before, list) and isinstance(now, list):
-        for index, (old, new) in enumerate(zip_longest(before, now)):
-            yield from _changes(old, new, f"{where}[{index}]")
-    elif before != now:
-        yield f"{where}: {as_yaml(before)} -> {as_yaml(now)}"
-
-
-def as_yaml(value: Any) -> str:
-    """A value as a recipe has it, in one line; of a whole section its beginning, without keys that are null."""
-    given = {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
-    text = yaml.safe_dump(given, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
-    line = text.removesuffix("\n").removesuffix("\n...")
-    return shown(line) if isinstance(value, (dict, list)) else line
 
 
 def completed(recipe: Any) -> Any:

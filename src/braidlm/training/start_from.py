@@ -6,7 +6,6 @@ from typing import Any
 
 from braidlm.bridges.locate import find_tokenizer, locate_model
 from braidlm.bridges.opening import OpenModel, open_model
-from braidlm.core.differences import changes, listed
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.data.loading.config import DataConfig, TokenizerConfig
@@ -19,6 +18,7 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import LoadedRecipe, Recipe
+from braidlm.training.recipe_changes import recipe_changes, with_changes
 from braidlm.training.step.objective import use_routing_losses
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
@@ -72,12 +72,13 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
         check_same_tokenizer(start.folder, own, data.tokenizer)
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
-        changed = changes(_what_it_computes(config.architecture), _what_it_computes(wanted.architecture), "model")
+        own_parts, parts = _what_it_computes(config.architecture), _what_it_computes(wanted.architecture)
+        changed = list(recipe_changes(own_parts, parts, "model"))
         if config.vocab_size != wanted.vocab_size:
-            changed.append(f"model.vocab_size was {config.vocab_size} and is {wanted.vocab_size}")
+            changed.append(f"model.vocab_size: {config.vocab_size} -> {wanted.vocab_size}")
         if changed:
             raise BraidError(
-                "the model to start from has another shape: " + listed(changed),
+                with_changes("the model to start from has another shape (the model's -> the recipe's)", changed),
                 where,
                 "Leave out `model` to use the folder's own architecture; `~model` on the command line removes it.",
             )

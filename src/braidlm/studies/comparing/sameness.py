@@ -7,7 +7,7 @@ from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import encode
 from braidlm.training.recipe import LoadedRecipe
-from braidlm.training.run_folder import as_yaml
+from braidlm.training.recipe_changes import as_yaml
 from braidlm.training.start_from import data_of
 
 
