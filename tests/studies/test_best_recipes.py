@@ -32,10 +32,10 @@ def toy(corpus: Path, out: Path) -> list[str]:
     ]
     changes += ["data.chunking.words_per_epoch=300", "training.batch=4", "training.warmup=2", "seeds=[1,2]"]
     changes += [f"{key}.every='300 words'" for key in ("checkpoints", "validation")]
-    for model in ("whole.wide", "averages.together.distilled", "averages.dense_first.distilled"):
+    for model in ("whole.wide", "distilled.routed_student", "distilled.dense_student"):
         changes += [f"{model}.model.{key}" for key in ("width=24", "stages[0].block.layers=1")]
     changes += ["whole.wide.model.block.attention.heads=2"]
-    changes += [f"averages.{name}.distilled.seeds=[1]" for name in ("together", "dense_first")]
+    changes += [f"+distilled.{name}.seeds=[1]" for name in ("routed_student", "dense_student")]
     changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
     return changes
 
@@ -55,11 +55,11 @@ def test_the_whole_budget() -> None:
 
 def test_averages_have_the_settings_of_the_pair_and_their_students_its_models() -> None:
     pair, averaged = (encode(load_study(f"best/{name}")) for name in ("strict-small", "average"))
-    assert {key for key in averaged if averaged[key] != pair.get(key)} == {"name", "whole", "averages"}
+    assert {key for key in averaged if averaged[key] != pair.get(key)} == {"name", "whole", "averages", "distilled"}
     alone = {row["name"]: row for row in show("best/strict-small")["models"]}
     models = {row["name"]: row for row in show("best/average-and-dense")["models"]}
     assert models["together"]["flops_per_token"] == 3 * models["wide"]["flops_per_token"]
-    for student, model in (("together_distilled", "routed"), ("dense_first_distilled", "dense")):
+    for student, model in (("routed_student", "routed"), ("dense_student", "dense")):
         for count in ("parameters", "flops_per_token"):
             assert models[student][count] == alone[model][count]
 
@@ -69,9 +69,8 @@ def test_from_text_to_the_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     assert main(["train", "best/average-and-dense", *toy(corpus, tmp_path / "out"), "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines()))
-    names = ["wide", "together", "together_distilled", "dense_first", "dense_first_distilled"]
-    assert [row["model"] for row in rows] == names
-    assert [row["seeds"] for row in rows] == ["2", "1", "1", "1", "1"]
+    assert [row["model"] for row in rows] == ["wide", "together", "routed_student", "dense_student"]
+    assert [row["seeds"] for row in rows] == ["2", "1", "1", "1"]
     for row in rows:  # `braid eval` and the study score the report half alike
         bits = [row[column].split(" ")[0] for column in ("bits per byte, report half", "bits_per_byte")]
         assert float(bits[0]) == pytest.approx(float(bits[1]), abs=0.006)

@@ -33,10 +33,12 @@ def averaged(folder: Path, **changes: Any) -> dict[str, Any]:
         "of_maths": {"model": PATH_MODEL, "domains": ["maths"], **SHORT},
     }
     averages = {
-        "by_seed": {"members": ["dense"], "distilled": {"weight": 0.7, "top_k": 9, "seeds": [5], **SHORT}},
+        "by_seed": {"members": ["dense"]},
         "by_source": {"members": ["of_maths", "of_stories"], "seeds": "each"},
     }
-    made = toy_study(folder / "out", folder / "data", paths=None, composed={}, whole=whole, averages=averages)
+    distilled = {"student": {"teacher": "by_seed", "weight": 0.7, "top_k": 9, "seeds": [5], **SHORT}}
+    parts = {"whole": whole, "averages": averages, "distilled": distilled}
+    made = toy_study(folder / "out", folder / "data", paths=None, composed={}, **parts)
     made["domains"] = {
         name: {"source": name, "documents": 500, "holdout": 0.4, "subset": {"stop": 0.2}} for name in made["domains"]
     }
@@ -55,7 +57,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
 
 def test_models_of_one_configuration_are_built_once(tmp_path: Path) -> None:
     models = {model.name: model for model in study_models(decode_study(averaged(tmp_path)))}
-    alike = {models[name].skeleton for name in ("dense", "of_stories", "of_maths", "by_seed_distilled")}
+    alike = {models[name].skeleton for name in ("dense", "of_stories", "of_maths", "student")}
     assert len(alike) == 1
     assert models["by_seed"].skeleton is not models["by_source"].skeleton, "their paths have other names"
     for model in models.values():
@@ -66,9 +68,9 @@ def test_every_model_is_there(results: StudyResults) -> None:
     made = [(model.name, model.kind, model.seed) for model in results.models if model.kind != "whole"]
     assert made == [
         ("by_seed", "average", 1),
-        ("by_seed_distilled", "distilled", 5),
         ("by_source", "average", 1),
         ("by_source", "average", 2),
+        ("student", "distilled", 5),
     ]
     out = results.study.folder
     assert results.of("by_seed")[0].folder == out / "by_seed"
@@ -97,7 +99,7 @@ def test_an_average_costs_what_its_members_cost(results: StudyResults) -> None:
 
 
 def test_a_distilled_model_has_a_members_size(results: StudyResults) -> None:
-    (student,) = results.of("by_seed_distilled")
+    (student,) = results.of("student")
     assert student.parameters == results.of("dense")[0].parameters
     lineage = load_lineage(student.folder)
     assert lineage is not None
@@ -115,8 +117,8 @@ def test_both_halves_are_in_one_table(results: StudyResults) -> None:
         ["of_stories", "from scratch", "2"],
         ["of_maths", "from scratch", "2"],
         ["by_seed", "average", "1"],
-        ["by_seed_distilled", "distilled", "1"],
         ["by_source", "average", "2"],
+        ["student", "distilled", "1"],
     ]
     for model in results.models:
         assert model.bits == model.halves["choose"]
@@ -140,7 +142,7 @@ def test_nothing_is_made_twice_but_what_changed(results: StudyResults) -> None:
     finally:
         console.set_quiet(False)
     changed = {m.name for m in again if before.get(m.model) != (m.model / "model.safetensors").stat().st_mtime_ns}
-    assert changed == {"dense", "by_seed", "by_seed_distilled"}
+    assert changed == {"dense", "by_seed", "student"}
 
 
 def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
     facts = {row["name"]: row for row in study_facts("study", data)["models"]}
     assert facts["by_seed"]["parameters"] == 2 * facts["dense"]["parameters"]
     assert facts["by_seed"]["training"]["seconds"] == 0
-    assert facts["by_seed_distilled"]["parameters"] == facts["dense"]["parameters"]
+    assert facts["student"]["parameters"] == facts["dense"]["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -160,23 +162,56 @@ def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
         ({"a": {"members": ["dense"], "seeds": "each"}}, "averages.a: an average has at least two members"),
         ({"a": {"members": ["dense", "dense"]}}, "averages.a.members: each is named once"),
         ({"dense": {"members": ["dense"]}}, "'dense' is the name of a whole model and of an average"),
-        (
-            {"a": {"members": ["dense"], "distilled": {"training": {"batches": 3}}}},
-            "averages.a.distilled.training: unknown key 'batches'",
-        ),
     ],
 )
 def test_mistakes(averages: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(BraidError) as caught:
-        decode_study(averaged(tmp_path, averages=averages))
+        decode_study(averaged(tmp_path, averages=averages, distilled={}))
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("student", "problem"),
+    [
+        ({"teacher": "by_sed"}, "distilled.a.teacher: there is no average 'by_sed'. Did you mean 'by_seed'?"),
+        ({"teacher": "dense"}, "distilled.a.teacher: there is no average 'dense'."),
+        ({}, "distilled.a.teacher: missing; it has no default"),
+        ({"teacher": "by_seed", "seeds": []}, "distilled.a.seeds: expected at least one, got []"),
+        (
+            {"teacher": "by_source", "seeds": [5]},
+            "distilled.a.seeds: expected some of the average's, [1, 2], got [5]",
+        ),
+        ({"teacher": "by_seed", "training": {"batches": 3}}, "distilled.a.training: unknown key 'batches'"),
+        ({"teacher": "by_seed", "model": {"widht": 3}}, "distilled.a.model: unknown key 'widht'"),
+    ],
+)
+def test_mistakes_of_students(student: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(BraidError) as caught:
+        decode_study(averaged(tmp_path, distilled={"a": student}))
+    assert problem in str(caught.value)
+
+
+def test_an_average_has_several_students(tmp_path: Path) -> None:
+    """Those of an average for each seed learn from that of their own."""
+    students = {"one": {"teacher": "by_source", **SHORT}, "two": {"teacher": "by_source", "seeds": [2], **SHORT}}
+    made = decode_study(averaged(tmp_path, distilled=students))
+    assert (made.seeds_of_distilled("one"), made.seeds_of_distilled("two")) == ([1, 2], [2])
+    console.set_quiet(True)
+    try:
+        taught = [model for model in run_study(made, device="cpu") if model.kind == "distilled"]
+    finally:
+        console.set_quiet(False)
+    assert [(model.name, model.seed) for model in taught] == [("one", 1), ("one", 2), ("two", 2)]
+    for model in taught:
+        (teacher,) = model.parts
+        assert (teacher.name, teacher.seed) == ("by_source", model.seed)
 
 
 def test_a_sweep_of_studies(tmp_path: Path) -> None:
     """Every combination is a study of its own, and the runs of all are in one table."""
     file = tmp_path / "swept.yaml"
     whole = {"dense": {"model": PATH_MODEL, **SHORT}}
-    file.write_text(yaml.safe_dump(averaged(tmp_path, whole=whole, averages={}, seeds=[1])))
+    file.write_text(yaml.safe_dump(averaged(tmp_path, whole=whole, averages={}, distilled={}, seeds=[1])))
     rates = "training.optimizer.lr=0.001,0.002"
     assert main(["train", str(file), rates, "--multirun", "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/runs.csv").read_text().splitlines()))
@@ -196,14 +231,14 @@ def test_some_models_have_some_seeds(tmp_path: Path) -> None:
     finally:
         console.set_quiet(False)
     seeds = [(model.name, model.seed) for model in made]
-    assert [(name, seed) for name, seed in seeds if name != "by_seed_distilled"] == [
+    assert [(name, seed) for name, seed in seeds if name != "student"] == [
         ("dense", 1),
         *((name, 2) for name in ("dense", "of_stories", "of_maths")),
         ("by_seed", 1),
         ("by_source", 2),
     ]
     facts = {row["name"]: row["times"] for row in study_facts("study", data)["models"]}
-    assert facts == {"dense": 2, "of_stories": 1, "of_maths": 1, "by_seed": 1, "by_seed_distilled": 1, "by_source": 1}
+    assert facts == {"dense": 2, "of_stories": 1, "of_maths": 1, "by_seed": 1, "by_source": 1, "student": 1}
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,7 @@ def test_a_study_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPa
         few = 12 if domain["source"] == "python" else DOCUMENTS  # its documents are whole files
         domain["documents"] = min(domain["documents"], few)
     data["whole"] = {each: spec if "model" in spec else {"model": spec} for each, spec in data["whole"].items()}
-    variants, averages = data.get("variants", {}), data.get("averages", {})
-    taught = {f"{each}_distilled": spec["distilled"] for each, spec in averages.items() if spec.get("distilled")}
+    variants, averages, taught = (data.get(key, {}) for key in ("variants", "averages", "distilled"))
     trained = [spec for spec in variants.values() if spec.get("domains")]
     for spec in (*data["whole"].values(), *trained, *taught.values()):
         spec |= {"epochs": None, "budget": "2 steps"}

@@ -1,4 +1,4 @@
-"""The averages of a study: members trained apart, their probabilities averaged, and one model that learns from them."""
+"""The averages of a study: members trained apart, their probabilities averaged, and the models that learn from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,32 +8,28 @@ from braidlm.edits.compose import compose
 from braidlm.studies.editing import is_made_of, remove_made
 from braidlm.studies.members import member_names
 from braidlm.studies.models import errors_of
-from braidlm.studies.phases import AverageSpec
 from braidlm.studies.study import Study
 from braidlm.studies.trained_model import TrainedModel
 
 Distil = Callable[[str, TrainedModel, int], TrainedModel]
-"""Trains the distilled model of the average of this name, taught by it, with a seed."""
+"""Trains the distilled model of this name, taught by an average, with a seed."""
 
 
 def average_models(study: Study, models: Sequence[TrainedModel], distil: Distil) -> Iterator[TrainedModel]:
-    """Every average, of all seeds or for each, followed by what is distilled from it."""
+    """Every average, of all seeds or for each, then every model that learns from one, with each of its seeds."""
+    averages: dict[str, list[TrainedModel]] = {}
     for name, spec in study.averages.items():
-        averages = [
+        own = study.seeds_of_average(name)
+        averages[name] = [
             _average(study, name, [m for m in models if m.name in spec.members and m.seed in seeds])
-            for seeds in ([study.seeds] if spec.seeds == "all" else [[s] for s in study.seeds_of(spec.members[0])])
+            for seeds in ([study.seeds] if own is None else [[seed] for seed in own])
         ]
-        yield from averages
-        if spec.distilled is not None:
-            yield from (distil(name, teacher, seed) for teacher, seed in _taught(study, spec, averages))
-
-
-def _taught(study: Study, spec: AverageSpec, averages: Sequence[TrainedModel]) -> Iterator[tuple[TrainedModel, int]]:
-    """Each teacher with a seed of what it teaches: its own, or all seeds where it is the average of all."""
-    assert spec.distilled is not None
-    for average in averages:
-        own = [average.seed] if spec.seeds == "each" else study.seeds
-        yield from ((average, seed) for seed in spec.distilled.seeds or own if spec.seeds == "all" or seed in own)
+        yield from averages[name]
+    for name, taught in study.distilled.items():
+        own = study.seeds_of_average(taught.teacher)
+        for seed in study.seeds_of_distilled(name):
+            teacher = next(one for one in averages[taught.teacher] if own is None or one.seed == seed)
+            yield distil(name, teacher, seed)
 
 
 def _average(study: Study, name: str, members: list[TrainedModel]) -> TrainedModel:

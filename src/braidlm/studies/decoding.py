@@ -29,8 +29,8 @@ def decode_study(data: dict[str, Any]) -> Study:
         part = data.get(key)
         if isinstance(part, dict):
             data[key] = _with_models(part, key, problems)
-    if isinstance(data.get("averages"), dict):
-        data["averages"] = {name: _average(spec, name, problems) for name, spec in data["averages"].items()}
+    if isinstance(data.get("distilled"), dict):
+        data["distilled"] = {name: _distilled(spec, name, problems) for name, spec in data["distilled"].items()}
     if isinstance(data.get("training"), dict):
         _check_training(data["training"], "training", problems)
     study = None
@@ -53,12 +53,9 @@ def _phases(study: Study) -> Iterator[tuple[str, Phase]]:
     """Every phase with its key."""
     if study.paths is not None:
         yield "paths", study.paths
-    for key, specs in (("composed", study.composed), ("whole", study.whole), ("variants", study.variants)):
-        for name, spec in specs.items():  # type: ignore[attr-defined]
+    for key in ("composed", "whole", "variants", "distilled"):
+        for name, spec in getattr(study, key).items():
             yield f"{key}.{name}", spec
-    for name, average in study.averages.items():
-        if average.distilled is not None:
-            yield f"averages.{name}.distilled", average.distilled
 
 
 def _check_training(training: dict[str, Any], where: str, problems: list[str]) -> None:
@@ -88,13 +85,11 @@ def _whole(spec: Any, where: str, problems: list[str]) -> Any:
     return {"model": _model(spec, where, problems)}
 
 
-def _average(spec: Any, name: str, problems: list[str]) -> Any:
-    """An average whose distilled model has its architecture decoded, if it says one."""
-    distilled = spec.get("distilled") if isinstance(spec, dict) else None
-    if not isinstance(distilled, dict) or distilled.get("model") is None:
+def _distilled(spec: Any, name: str, problems: list[str]) -> Any:
+    """A distilled model with its architecture decoded, if it says one."""
+    if not isinstance(spec, dict) or spec.get("model") is None:
         return spec
-    model = _model(distilled["model"], f"averages.{name}.distilled.model", problems)
-    return {**spec, "distilled": {**distilled, "model": model}}
+    return {**spec, "model": _model(spec["model"], f"distilled.{name}.model", problems)}
 
 
 def _model(model: Any, where: str, problems: list[str]) -> Any:

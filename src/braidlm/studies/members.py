@@ -39,16 +39,15 @@ def member_model(study: Study, member: str) -> RecipeModel:
     return model
 
 
-def distilled_model(study: Study, average: str) -> RecipeModel:
-    """The architecture of what is distilled from an average."""
-    spec = study.averages[average]
-    assert spec.distilled is not None
-    own: RecipeModel | None = spec.distilled.model
-    return own if own is not None else member_model(study, spec.members[0])
+def distilled_model(study: Study, name: str) -> RecipeModel:
+    """The architecture of a distilled model."""
+    spec = study.distilled[name]
+    own: RecipeModel | None = spec.model
+    return own if own is not None else member_model(study, study.averages[spec.teacher].members[0])
 
 
-def distilled_domains(study: Study, average: str) -> list[str]:
-    """The domains of all members."""
-    members = study.averages[average].members
+def distilled_domains(study: Study, name: str) -> list[str]:
+    """The domains of all members of a distilled model's teacher."""
+    members = study.averages[study.distilled[name].teacher].members
     read = [study.domains_of(study.whole[member]) if member in study.whole else [member] for member in members]
     return [domain for domain in study.domains if any(domain in domains for domains in read)]

@@ -78,16 +78,9 @@ def _names(study: Study) -> list[tuple[Kind, str]]:
         *(("composed", name) for name in study.composed),
         *(("whole", name) for name in study.whole),
         *(("variant", name) for name in study.variants),
-        *_average_names(study),
+        *(("average", name) for name in study.averages),
+        *(("distilled", name) for name in study.distilled),
     ]
-
-
-def _average_names(study: Study) -> Iterator[tuple[Kind, str]]:
-    """Each average, and what is distilled from it."""
-    for name, spec in study.averages.items():
-        yield "average", name
-        if spec.distilled is not None:
-            yield "distilled", study.distilled_name(name)
 
 
 def _config(study: Study, kind: Kind, name: str, before: list[StudyModel]) -> BraidConfig:
@@ -112,8 +105,7 @@ def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
         members = [member_model(study, member.model).architecture for member in members_of(study, average)]
         return composed_architecture(members, member_names(study, average), "average", blocks=0)
     if kind == "distilled":
-        teacher = next(one for one in study.averages if study.distilled_name(one) == name)
-        return distilled_model(study, teacher).architecture
+        return distilled_model(study, name).architecture
     assert study.paths is not None
     path: Architecture = study.paths.model.architecture
     if kind == "path":

@@ -121,8 +121,10 @@ class VariantSpec(Phase):
 class DistilledSpec(SeededPhase):
     """A model that learns the probabilities of an average beside the text that its members are trained on."""
 
+    teacher: str
+    """The average that it learns from."""
     model: Any = None
-    """The architecture; by default the first member's."""
+    """The architecture; by default that of the average's first member."""
     weight: Share = 0.5
     """The average's share of the loss; the rest is the text's."""
     temperature: Positive = 1.0
@@ -140,8 +142,6 @@ class AverageSpec:
     """Whole models or paths of the study: one with several seeds, or several, which may be trained on other domains."""
     seeds: Literal["all", "each"] = "all"
     """One average of the members of all seeds, or one for each seed."""
-    distilled: DistilledSpec | None = None
-    """Train one model of a member's size on what they say together; it is called NAME_distilled."""
 
 
 class EditStep(NamedTuple):

@@ -46,8 +46,8 @@ def run_study(
     def runs(seed: int) -> _SeedRuns:
         return _SeedRuns(study, seed, opened, device, fresh)
 
-    def distil(average: str, teacher: TrainedModel, seed: int) -> TrainedModel:
-        return runs(seed).distilled(average, teacher)
+    def distil(name: str, teacher: TrainedModel, seed: int) -> TrainedModel:
+        return runs(seed).distilled(name, teacher)
 
     models = [model for seed in study.seeds for model in runs(seed).with_variants()]
     return [*models, *average_models(study, models, distil)]
@@ -124,19 +124,18 @@ class _SeedRuns:
         run = self._train(name, sets, spec, domains=spec.domains, fresh=fresh, start_from=str(model))
         return TrainedModel(name, "variant", self.seed, run.model, run)
 
-    def distilled(self, average: str, teacher: TrainedModel) -> TrainedModel:
+    def distilled(self, name: str, teacher: TrainedModel) -> TrainedModel:
         """One model that learns from an average; from one that was made anew, it learns anew."""
-        name, spec = self.study.distilled_name(average), self.study.averages[average].distilled
-        assert spec is not None
+        spec = self.study.distilled[name]
         # At temperature 1 the members teach what their average does, and kernels know them.
         teachers = [part.model for part in teacher.parts] if spec.temperature == 1 else [teacher.model]
         named = [str(model) for model in teachers]
         distill = {"teachers": named, **{key: getattr(spec, key) for key in ("weight", "temperature", "top_k")}}
         taught = replace(spec, training={**spec.training, "distill": distill})
         with errors_of("distilled", name):
-            sets = self._sets(distilled_domains(self.study, average), 0.0, 1.0)
+            sets = self._sets(distilled_domains(self.study, name), 0.0, 1.0)
             fresh = not is_taught_by(self.folder / name, teachers)
-            run = self._train(name, sets, taught, fresh=fresh, model=distilled_model(self.study, average))
+            run = self._train(name, sets, taught, fresh=fresh, model=distilled_model(self.study, name))
         return TrainedModel(name, "distilled", self.seed, run.model, run, [teacher])
 
     def _sets(self, domains: list[str], begin: float, end: float) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
             facts = model_facts(model.skeleton, length)
         flops = facts["flops_per_token"]
         if model.kind == "distilled":
-            flops += models[-1]["flops_per_token"] // TRAINING_FLOPS  # the average before it, which is only run forward
+            teacher = next(one for one in models if one["name"] == study.distilled[model.name].teacher)
+            flops += teacher["flops_per_token"] // TRAINING_FLOPS  # it is only run forward
         plans.append(plan.training(*_training_share(study, model.kind, model.name), flops))
         times = _times(study, model.kind, model.name)
         models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts(), "times": times})
@@ -133,15 +134,10 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
 
 def _times(study: Study, kind: str, label: str) -> int:
     """How many models of this name there are: one for each of its seeds, or one average of all seeds."""
-    if kind not in ("average", "distilled"):
-        return len(study.seeds_of(label))
-    name = label if kind == "average" else next(n for n in study.averages if study.distilled_name(n) == label)
-    spec = study.averages[name]
-    own = study.seeds_of(spec.members[0]) if spec.seeds == "each" else study.seeds
     if kind == "average":
-        return len(own) if spec.seeds == "each" else 1
-    taught = spec.distilled.seeds if spec.distilled is not None else None
-    return len(own if taught is None else taught)
+        own = study.seeds_of_average(label)
+        return 1 if own is None else len(own)
+    return len(study.seeds_of_distilled(label) if kind == "distilled" else study.seeds_of(label))
 
 
 def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], float, Phase]:
@@ -152,10 +148,7 @@ def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], flo
     if kind == "average":
         return [], 0.0, Phase()
     if kind == "distilled":
-        average = next(name for name in study.averages if study.distilled_name(name) == label)
-        phase = study.averages[average].distilled
-        assert phase is not None
-        return distilled_domains(study, average), 1.0, phase
+        return distilled_domains(study, label), 1.0, study.distilled[label]
     assert study.paths is not None
     if kind == "path":
         return [label], study.paths.share, study.paths

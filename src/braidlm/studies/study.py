@@ -17,7 +17,7 @@ from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Length, Positive, Seed
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
-from braidlm.studies.phases import AverageSpec, ComposedSpec, PathsSpec, Phase, VariantSpec, WholeSpec
+from braidlm.studies.phases import AverageSpec, ComposedSpec, DistilledSpec, PathsSpec, Phase, VariantSpec, WholeSpec
 from braidlm.studies.tasks import TasksConfig
 from braidlm.training.amounts import Amount
 from braidlm.training.config import CheckpointConfig, LogConfig, SampleConfig, TrainingConfig, ValidationConfig
@@ -62,7 +62,9 @@ class Study:
     variants: dict[str, VariantSpec] = field(default_factory=dict)
     """What edits and further training make of trained models, by name."""
     averages: dict[str, AverageSpec] = field(default_factory=dict)
-    """Averages of models that were trained apart, by name, and what is distilled from them."""
+    """Averages of models that were trained apart, by name."""
+    distilled: dict[str, DistilledSpec] = field(default_factory=dict)
+    """Models that learn from averages, by name: students of an average, which may have several."""
     name: str = "study"
     """The study's folder is `runs/NAME` unless `out` says otherwise."""
     out: str | None = None
@@ -98,6 +100,7 @@ class Study:
         self._check_starts()
         self._check_seeds()
         self._check_averages()
+        self._check_distilled()
 
     def _check_names(self) -> None:
         """Each model has a folder of its own."""
@@ -106,7 +109,7 @@ class Study:
             "a whole model": self.whole,
         }
         kinds |= {"a composed one": self.composed, "a variant": self.variants, "an average": self.averages}
-        kinds |= {"a distilled one": [self.distilled_name(n) for n, spec in self.averages.items() if spec.distilled]}
+        kinds |= {"a distilled one": self.distilled}
         taken: dict[str, str] = {}
         for kind, names in kinds.items():
             for name in names:
@@ -167,10 +170,18 @@ class Study:
                     todo="Give the study several seeds, or name several members.",
                 )
 
-    @staticmethod
-    def distilled_name(average: str) -> str:
-        """The name of what is distilled from an average."""
-        return f"{average}_distilled"
+    def _check_distilled(self) -> None:
+        """A distilled model learns from an average that there is, with the seeds of one that is made for each seed."""
+        for name, spec in self.distilled.items():
+            if spec.teacher not in self.averages:
+                raise BraidError(
+                    f"distilled.{name}.teacher: there is no average '{spec.teacher}'."
+                    f"{did_you_mean(spec.teacher, self.averages)}"
+                )
+            own = self.seeds_of_average(spec.teacher)
+            if spec.seeds is not None and (not spec.seeds or set(spec.seeds) - set(own or spec.seeds)):
+                expected = "at least one" if own is None else f"some of the average's, {own}"
+                raise BraidError(f"distilled.{name}.seeds: expected {expected}, got {spec.seeds}")
 
     @property
     def model_names(self) -> list[str]:
@@ -191,6 +202,16 @@ class Study:
         spec = self.whole.get(model, self.paths)
         own = None if spec is None else spec.seeds
         return [seed for seed in self.seeds if own is None or seed in own]
+
+    def seeds_of_average(self, name: str) -> list[int] | None:
+        """The seeds that an average is made for, each of its own; None of one that is made of all seeds."""
+        spec = self.averages[name]
+        return self.seeds_of(spec.members[0]) if spec.seeds == "each" else None
+
+    def seeds_of_distilled(self, name: str) -> list[int]:
+        """The seeds that a distilled model is trained with."""
+        spec = self.distilled[name]
+        return spec.seeds or self.seeds_of_average(spec.teacher) or self.seeds
 
     def domains_of(self, spec: WholeSpec | VariantSpec) -> list[str]:
         """The domains that a model is trained on."""
