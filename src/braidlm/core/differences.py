@@ -11,17 +11,6 @@ MAX_SHOWN = 60
 """Characters of a value."""
 
 
-def changes(before: Any, now: Any, where: str = "") -> list[str]:
-    """Each difference with its path, such as `training.batch was 8 and is 16`."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = sorted({*before, *now}, key=str)
-        return [c for k in keys for c in changes(before.get(k), now.get(k), f"{where}.{k}" if where else str(k))]
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = enumerate(zip(before, now, strict=True))
-        return [c for i, (a, b) in pairs for c in changes(a, b, f"{where}[{i}]")]
-    return [] if before == now else [f"{where} was {_shortened(before)} and is {_shortened(now)}"]
-
-
 def differences(trees: Mapping[str, Any], path: str = "") -> Differences:
     """Every key whose values are not all equal, of named trees of plain data.
 
@@ -63,8 +52,3 @@ def listed(problems: list[str], max_shown: int = 5) -> str:
     """The first few of a list, and how many more there are."""
     more = f"; and {len(problems) - max_shown} more" if len(problems) > max_shown else ""
     return "; ".join(problems[:max_shown]) + more
-
-
-def _shortened(value: Any) -> str:
-    text = "not given" if value is None else str(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

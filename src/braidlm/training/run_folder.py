@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from braidlm.core import console
+from braidlm.core.changes import changes, with_changes
 from braidlm.core.differences import listed
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_folder, write_text
@@ -20,7 +21,6 @@ from braidlm.core.reading import read_yaml
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.training.amounts import Amount, parse_amount
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.recipe_changes import recipe_changes, with_changes
 
 RUN_ENTRIES = (METRICS, HISTORY, CHECKPOINTS, "states", "tensorboard", "wandb", "wandb-id", ORDER, RECIPE)
 """What a run writes into its folder; the recipe, which marks the folder as a run, is removed last."""
@@ -44,7 +44,7 @@ def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:
         raise BraidError("a file stands where the run's folder should be", str(folder), "Choose another with out=DIR.")
     if is_run(folder):
         before = {} if fresh else completed(read_yaml(folder / RECIPE))
-        changed = [] if fresh else list(recipe_changes(identity(before, recipe), identity(recipe, recipe)))
+        changed = [] if fresh else list(changes(identity(before, recipe), identity(recipe, recipe)))
         if changed:
             raise BraidError(
                 with_changes("this run folder belongs to another recipe (the folder's -> yours)", changed),

@@ -6,6 +6,7 @@ from typing import Any
 
 from braidlm.bridges.locate import find_tokenizer, locate_model
 from braidlm.bridges.opening import OpenModel, open_model
+from braidlm.core.changes import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import check_vocabulary
 from braidlm.data.loading.config import DataConfig, TokenizerConfig
@@ -18,7 +19,6 @@ from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.recipe import LoadedRecipe, Recipe
-from braidlm.training.recipe_changes import recipe_changes, with_changes
 from braidlm.training.step.objective import use_routing_losses
 
 TRAINING_ONLY = ("dropout", "initialisation", "losses", "temperature")
@@ -73,7 +73,7 @@ def load_start(start: OpenModel, loaded: LoadedRecipe, data: OpenData) -> BraidF
     if loaded.architecture is not None:
         wanted = BraidConfig(architecture=loaded.architecture, vocab_size=loaded.vocab_size or config.vocab_size)
         own_parts, parts = _what_it_computes(config.architecture), _what_it_computes(wanted.architecture)
-        changed = list(recipe_changes(own_parts, parts, "model"))
+        changed = list(changes(own_parts, parts, "model"))
         if config.vocab_size != wanted.vocab_size:
             changed.append(f"model.vocab_size: {config.vocab_size} -> {wanted.vocab_size}")
         if changed:

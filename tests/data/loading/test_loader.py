@@ -249,16 +249,16 @@ def test_a_budget_of_words_is_met_exactly_over_many_batches() -> None:
 def test_a_saved_position_is_refused_for_other_data_and_says_what_differs() -> None:
     saved = loader(seed=1).state()
     for changes, problem in [
-        ({"seed": 2}, "seed was 1 and is 2"),
-        ({"length": 16}, "length was 8 and is 16"),
-        ({"chunking": Windows(Windows.Config(4))}, "chunking.kind was contiguous and is windows"),
+        ({"seed": 2}, "seed: 1 -> 2"),
+        ({"length": 16}, "length: 8 -> 16"),
+        ({"chunking": Windows(Windows.Config(4))}, "chunking.kind: contiguous -> windows"),
         (
             {"mix": MixtureConfig(weights={"stories": 1, "maths": 1})},
-            "mix.weights was not given and is {'stories': 1, 'maths': 1}",
+            "mix.weights: null -> {stories: 1, maths: 1}",
         ),
-        ({"streams": [STORIES], "mix": None}, "... and is not given"),
-        ({"streams": [stream(97, "maths"), STORIES]}, "data.maths.tokens was 90 and is 97"),
-        ({"streams": [TokenStream(MATHS.data, Subset(0, 0.6)), STORIES]}, "data.maths.subset.stop was 1.0 and is 0.6"),
+        ({"streams": [STORIES], "mix": None}, "mix.curriculum[0]: {at: 0, weights: {stories: 1}} -> null"),
+        ({"streams": [stream(97, "maths"), STORIES]}, "data.maths.tokens: 90 -> 97"),
+        ({"streams": [TokenStream(MATHS.data, Subset(0, 0.6)), STORIES]}, "data.maths.subset.stop: 1.0 -> 0.6"),
     ]:
         with pytest.raises(BraidError) as caught:
             loader(**{"seed": 1, **changes}).load_state(saved)

@@ -14,7 +14,7 @@ from braidlm.bridges.exporting import FolderTarget
 from braidlm.bridges.hugging_face import read_config
 from braidlm.bridges.locate import Location
 from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
-from braidlm.core.differences import changes
+from braidlm.core.changes import changes
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.files import write_json
 from braidlm.core.reading import read_json
@@ -189,7 +189,7 @@ class ModuleFormerBridge(ExportingBridge):
             return ["attention and feed-forward must be experts in every block, attention with shared keys"]
         same = ModelInfo(BraidConfig(decode(ModuleFormerConfig, self.settings(info)).architecture()))
         problems = [
-            f"stage {number}: {change} in {self.title}"
+            f"stage {number} in {self.title}: {change}"
             for number in range(len(info.architecture.stages))
             for change in changes(_function(info.block_options(number)), _function(same.block_options(0)))
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from braidlm.core.differences import changes
+from braidlm.core.changes import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
 from braidlm.data.loading.chunking import Chunking
@@ -150,7 +150,7 @@ class Loader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue at the batch, or piece of one, at which `state` was taken."""
-        problems = changes(state["facts"], self._fingerprint())
+        problems = list(changes(state["facts"], self._fingerprint()))
         if (state["cut"] or self.chunking.keeps_rows) and state["global_rows"] != self.global_rows:
             problems.append(
                 f"the position is inside a batch of {state['global_rows']} rows, and a batch has {self.global_rows} now"
@@ -159,7 +159,7 @@ class Loader:
             )
         if problems:
             raise BraidError(
-                "the saved position belongs to other data: " + "; ".join(problems),
+                with_changes("the saved position belongs to other data", problems),
                 todo="Resume with the data and the settings of the run that was saved, or begin a new run.",
             )
         positions = [_stream_position(*state["places"][name]) for name in self.names]

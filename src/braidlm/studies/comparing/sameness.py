@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from braidlm.core.changes import as_yaml
 from braidlm.core.differences import differences
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import encode
 from braidlm.training.recipe import LoadedRecipe
-from braidlm.training.recipe_changes import as_yaml
 from braidlm.training.start_from import data_of
 
 

@@ -1,4 +1,4 @@
-"""How two recipes differ, as their files would show it: `training.batch: 8 -> 16`."""
+"""How two trees of plain data differ, as a recipe would have it: `training.batch: 8 -> 16`."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -12,14 +12,14 @@ MAX_CHANGES = 12
 """Lines of an error."""
 
 
-def recipe_changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Every key that differs, with both values; null where a recipe has none."""
+def changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """Every key that differs, with both values; null where one has none."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
-            yield from recipe_changes(before.get(key), now.get(key), f"{where}.{key}" if where else str(key))
+            yield from changes(before.get(key), now.get(key), f"{where}.{key}" if where else str(key))
     elif isinstance(before, list) and isinstance(now, list):
         for index, (old, new) in enumerate(zip_longest(before, now)):
-            yield from recipe_changes(old, new, f"{where}[{index}]")
+            yield from changes(old, new, f"{where}[{index}]")
     elif before != now:
         yield f"{where}: {as_yaml(before)} -> {as_yaml(now)}"
 
