@@ -100,6 +100,8 @@ def prepare(
     limit = Limit(limit_documents, limit_words)
     work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)
     if (finished := _finished(out, work.key, replace)) is not None:
+        if not wait:  # several runs share what is prepared for them, and need not say so
+            say(f"{out} is finished already: the same sources, options and tokenizer")
         return finished
     with explained_disk_errors(out), work_folder(out, work.key, wait) as folder:
         if (finished := _finished(out, work.key, replace)) is not None:  # by another process, since it was asked above
@@ -185,7 +187,6 @@ def _finished(out: Path, key: str, replace: bool) -> PackedData | None:
     with contextlib.suppress(BraidError) if replace else contextlib.nullcontext():
         data = PackedData(out)  # a damaged one may be replaced
         if data.manifest.source.get("key") == key:
-            say(f"{out} is finished already: the same sources, options and tokenizer")
             return data
     if not replace:
         raise BraidError(

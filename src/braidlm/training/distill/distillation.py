@@ -154,7 +154,9 @@ def make_distillation(
             models = [teacher.load(rank.device, dtype) for teacher in found]
         return Teachers(models, weights, vocab_size, config.temperature)
 
-    console.say("Teachers: " + ", ".join(f"{teacher.name} ({teacher.weight:.0%})" for teacher in found) + ".")
+    alike = len({teacher.name for teacher in found}) < len(found)  # one model with several seeds
+    labels = (f"{teacher.folder if alike else teacher.name} ({teacher.weight:.0%})" for teacher in found)
+    console.say(f"Teachers: {', '.join(labels)}.")
     if config.top_k is None:
         return OnlineDistillation(config, model, load()).to(rank.device)
     top_k = min(config.top_k, vocab_size)
