@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -211,12 +212,16 @@ def test_a_finished_run_is_left_alone(
 ) -> None:
     recipe = tiny_recipe({"stories": stories}, tmp_path / "run", training={"budget": 2})
     first = train(recipe)
+    said = capsys.readouterr().out
+    assert re.search(rf"Training \S+ parameters for 2 steps \(.*CPU.*\), in {tmp_path / 'run'}\n", said), said
     lines = records(tmp_path / "run")
     monkeypatch.setattr(Trainer, "_step", None)
     again = train(recipe)
     assert (again.model, again.progress, again.finished) == (first.model, first.progress, True)
     assert records(tmp_path / "run") == lines
-    assert "run is finished already (2 steps)." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "run is finished already (2 steps)." in said
+    assert "Training" not in said
 
 
 def test_two_at_once_are_kept_apart(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

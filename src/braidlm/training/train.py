@@ -211,7 +211,11 @@ def _track(trainer: Trainer, folder: Path) -> bool:
         return trainer.run(None)
     steps = trainer.progress.steps
     tracker = Tracker(folder, trainer.recipe.log, trainer.recipe.name, steps, trainer.recorded)
-    record_event(folder, "start", **_start_facts(trainer))
+    facts, trained = _start_facts(trainer), console.count(trainable_parameters(trainer.model))
+    whole = console.count(facts["parameters"])
+    which = trained if trained == whole else f"{trained} of {whole}"
+    console.say(f"Training {which} parameters for {trainer.budget} ({facts['device']}), in {folder}")
+    record_event(folder, "start", **facts)
     with contextlib.closing(tracker):
         try:
             return trainer.run(tracker)
