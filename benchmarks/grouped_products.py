@@ -23,8 +23,8 @@ from triton.runtime.errors import OutOfResources
 
 from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.combine import Combine, summed_rows
-from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward
-from braidlm.kernels.routed.grouped_weights import WeightLayout, grouped_weight_gradient
+from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward
+from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import permute
 
 BATCHES = {8192: 16, 32768: 32, 65536: 128}

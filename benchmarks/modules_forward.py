@@ -23,7 +23,7 @@ from torch import Tensor
 from braidlm.core.models.presets import config_from
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.grouped_layers import GroupedFeed
+from braidlm.kernels.routed.grouped.layers import GroupedFeed
 from braidlm.kernels.routed.permutation import permute
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.dispatch import sort_by_expert

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import RECIPE
+from composed_paths import RECIPE
 
 from braidlm.data.packing.prepare import prepare
 from braidlm.training.train import train

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from composing import saved_path
+from composed_paths import saved_path
 
 from braidlm.bridges.convert import convert
 from braidlm.bridges.opening import open_model

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
+from composed_paths import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
 from safetensors.torch import load_file
 
 from braidlm.core.errors import BraidError

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from braidlm.bridges.bridge import bullet_list
 from braidlm.core.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
 
 OPERATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "as it is": lambda parts: parts[0],
@@ -133,6 +134,11 @@ class Account:
         for part, reason in self.left_out.items():
             left_out.setdefault(part.source, {})[part.tensor] = reason
         return {"tensors": tensors, "left_out": left_out}
+
+
+def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
+    """Every tensor to account for; a tied head is the embedding."""
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied}
 
 
 def _misshaped(

@@ -13,11 +13,10 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.files import check_new_folder
 from braidlm.core.models.names import find_sources, model_folder
 from braidlm.edits.assembly import STARTS, initialise_as_mean
-from braidlm.edits.averaging import averages, check_averaged, check_no_layout, composing_joins
-from braidlm.edits.composition import Composition
-from braidlm.edits.edit import EditPlan, carry_out
-from braidlm.edits.layout import lay_out
-from braidlm.edits.path_models import (
+from braidlm.edits.composing.averaging import averages, check_averaged, check_no_layout, composing_joins
+from braidlm.edits.composing.composition import Composition
+from braidlm.edits.composing.layout import lay_out
+from braidlm.edits.composing.path_models import (
     PathModel,
     PathShape,
     check_alone,
@@ -26,6 +25,7 @@ from braidlm.edits.path_models import (
     check_tokenizers,
     name_paths,
 )
+from braidlm.edits.edit import EditPlan, carry_out
 from braidlm.edits.sources import open_source
 from braidlm.model.config.architecture import Architecture, read_architecture
 from braidlm.model.config.braid_config import BraidConfig

@@ -28,11 +28,10 @@ from braidlm.decoders.adapter import gate_tensors, weights_sha256, write_adapter
 from braidlm.decoders.full_folder import write_decoder
 from braidlm.decoders.gating import attach, gates_of
 from braidlm.decoders.loading import OpenDecoder, open_decoder
-from braidlm.edits.account import Account, Fresh, account_table
+from braidlm.edits.account import Account, Fresh, account_table, targets
 from braidlm.edits.edit import PROBE, SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import moved
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode

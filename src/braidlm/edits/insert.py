@@ -13,11 +13,10 @@ from typing import ClassVar, Literal
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
+from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM

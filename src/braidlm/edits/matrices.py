@@ -10,10 +10,9 @@ from torch import Tensor
 from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
-from braidlm.edits.account import Account, Derived, Part
+from braidlm.edits.account import Account, Derived, Part, targets
 from braidlm.edits.edit import SOURCE
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.model.compression.low_rank import sizes_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Derived, Part, account_table
+from braidlm.edits.account import Derived, Part, account_table, targets
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibrate
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, Probability, Share

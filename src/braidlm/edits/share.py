@@ -14,11 +14,10 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Fresh, Part, account_table
+from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.modules import layers_of, moved, stages_of, with_stages
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.model.config.ranges import Size
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.sharing import LowRankLinear, LowRankStackedLinear

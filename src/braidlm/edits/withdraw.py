@@ -12,11 +12,11 @@ from torch import Tensor
 from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.accounting import skeleton
-from braidlm.edits.account import Account, Derived, Part, Transform, account_table
+from braidlm.edits.account import Account, Derived, Part, Transform, account_table, targets
+from braidlm.edits.composing.tensor_origins import in_stack
 from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import in_stack, targets
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead

@@ -20,7 +20,7 @@ from braidlm.kernels.routed.attention import AttendRouted
 from braidlm.kernels.routed.combine import Combine, DeferredDispatch
 from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.combined_feed import CombinedFeed
-from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear
+from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear
 from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.project_rows import MAX_WIDTH, ProjectAddNormRows

@@ -12,8 +12,8 @@ from sorted_rows import CASES, choices, matrices, permuted, real_rows, with_padd
 from torch import Tensor
 
 from braidlm.kernels.routed.combine import Combine
-from braidlm.kernels.routed.grouped_layers import GroupedFeed, GroupedLinear, plain_grouped_feed
-from braidlm.kernels.routed.grouped_products import plain_grouped
+from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear, plain_grouped_feed
+from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.side_stream import SideStream, use_side_stream
 

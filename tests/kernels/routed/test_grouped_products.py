@@ -11,8 +11,8 @@ from sorted_rows import TILE, choices, real_rows
 
 from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.combine import summed_rows
-from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
-from braidlm.kernels.routed.grouped_weights import WeightLayout, grouped_weight_gradient
+from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
+from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import plain_permute
 
 

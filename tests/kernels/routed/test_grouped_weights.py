@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sorted_rows import choices
 
 from braidlm.kernels.ops.product_blocks import Blocks
-from braidlm.kernels.routed.grouped_weights import Gathered, WeightLayout, _default_layout, weight_gradients
+from braidlm.kernels.routed.grouped.weights import Gathered, WeightLayout, _default_layout, weight_gradients
 from braidlm.kernels.routed.permutation import permute
 
 SHARED_MEMORY = 227 * 1024

@@ -11,8 +11,8 @@ from comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with
 from sorted_rows import choices, matrices, permuted, real_rows, with_padding
 from torch import Tensor
 
-from braidlm.kernels.routed.grouped_layers import GroupedLinear
-from braidlm.kernels.routed.grouped_products import plain_grouped
+from braidlm.kernels.routed.grouped.layers import GroupedLinear
+from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.project_rows import ProjectAddNormRows
 from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows

@@ -21,7 +21,7 @@ from braidlm.decoders.adapter import read_adapter, write_adapter_files
 from braidlm.decoders.gating import detach
 from braidlm.decoders.loading import OpenDecoder
 from braidlm.decoders.opening import open_folder
-from braidlm.edits.account import Part, account_table
+from braidlm.edits.account import Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.gate import TOKENIZER_FILES, write_full
 from braidlm.edits.modules import moved
@@ -29,7 +29,6 @@ from braidlm.edits.selecting.report import check_report, write_report
 from braidlm.edits.selecting.rules import Rule
 from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates
 from braidlm.edits.sources import Source
-from braidlm.edits.tensor_origins import targets
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.model.config.braid_config import BraidConfig

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from braidlm.bridges.model_info import ModelInfo
-from braidlm.edits.account import Account, Derived, Fresh, Part, Transform
+from braidlm.edits.account import Account, Derived, Fresh, Part, Transform, targets
 from braidlm.edits.edit import SOURCE
-from braidlm.edits.tensor_origins import targets
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
 from braidlm.model.feed.feeds import feeds

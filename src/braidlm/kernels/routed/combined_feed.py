@@ -18,10 +18,10 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK
 from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
 from braidlm.kernels.routed.combine_norm import UncombinedSum
-from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
-from braidlm.kernels.routed.grouped_products import combined_backward, grouped_forward
-from braidlm.kernels.routed.grouped_sums import expert_sums
-from braidlm.kernels.routed.grouped_weights import grouped_weight_gradient
+from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients, plain_grouped_feed
+from braidlm.kernels.routed.grouped.products import combined_backward, grouped_forward
+from braidlm.kernels.routed.grouped.sums import expert_sums
+from braidlm.kernels.routed.grouped.weights import grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 

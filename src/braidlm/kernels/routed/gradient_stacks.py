@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
-from braidlm.kernels.routed.grouped_weights import Gathered, weight_gradients
+from braidlm.kernels.routed.grouped.weights import Gathered, weight_gradients
 from braidlm.kernels.routed.permutation import Permutation
 
 ROWS = 212_992

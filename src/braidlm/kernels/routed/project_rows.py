@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.ops.dropout import keep_mask, threshold
 from braidlm.kernels.ops.product_blocks import Blocks, fit_blocks
-from braidlm.kernels.routed.grouped_layers import check_slot, gradient_of_rows, parameter_gradients
-from braidlm.kernels.routed.grouped_products import products
+from braidlm.kernels.routed.grouped.layers import check_slot, gradient_of_rows, parameter_gradients
+from braidlm.kernels.routed.grouped.products import products
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.rows import Norm, Normed, rows_gradients, store_normed
 from braidlm.kernels.side_stream import use_side_stream

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from braidlm.kernels.ops.launch import multiprocessors
 from braidlm.kernels.ops.product_blocks import FLOAT32_BLOCKS, Blocks, fit_blocks
-from braidlm.kernels.routed.grouped_blocks import LARGE
-from braidlm.kernels.routed.grouped_sums import row_sums, stacked, sum_splits, weighted_sums
+from braidlm.kernels.routed.grouped.blocks import LARGE
+from braidlm.kernels.routed.grouped.sums import row_sums, stacked, sum_splits, weighted_sums
 from braidlm.kernels.routed.permutation import Permutation
 
 PROGRAMS_PER_SM, MIN_STEPS = 1, 4

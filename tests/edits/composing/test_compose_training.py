@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from composing import GPT2, RECIPE, TOKENIZER, saved_path
+from composed_paths import GPT2, RECIPE, TOKENIZER, saved_path
 from safetensors.torch import load_file
 
 from braidlm.core.models.folders import load_config, load_lineage, load_model

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from composing import GPT2, TOKENIZER, blocks, ids, saved_path
+from composed_paths import GPT2, TOKENIZER, blocks, ids, saved_path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import (
+from composed_paths import (
     GPT2,
     JOINS,
     PAPAFORMER,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.edits.composing.path_models import PathModel, PathShape
 from braidlm.edits.edit import UNCHANGED, probe_ids
-from braidlm.edits.path_models import PathModel, PathShape
 from braidlm.model.config.registry import ADVICE, Choice, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM

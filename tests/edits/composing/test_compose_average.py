@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import (
+from composed_paths import (
     ATTENTION_EXPERTS,
     EXPERTS,
     GPT2,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.edits.account import Account, account_table, columns
+from braidlm.edits.account import Account, account_table, columns, targets
 from braidlm.edits.assembly import STARTS
-from braidlm.edits.layout import Layout, lay_out
-from braidlm.edits.path_models import PathModel
-from braidlm.edits.tensor_origins import account_for, targets
+from braidlm.edits.composing.layout import Layout, lay_out
+from braidlm.edits.composing.path_models import PathModel
+from braidlm.edits.composing.tensor_origins import account_for
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from composing import GPT2, block_outputs, blocks, double, embedded, own_part, parallel_stage, saved_path
+from composed_paths import GPT2, block_outputs, blocks, double, embedded, own_part, parallel_stage, saved_path
 
 from braidlm.core.models.folders import load_model
 from braidlm.edits.compose import compose

@@ -13,7 +13,7 @@ from braidlm.kernels.ops.activation import value_and_derivative
 from braidlm.kernels.ops.dropout import keep_mask, threshold
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK, Blocks, fit_blocks
-from braidlm.kernels.routed.grouped_blocks import activated_blocks, combined_blocks, product_blocks
+from braidlm.kernels.routed.grouped.blocks import activated_blocks, combined_blocks, product_blocks
 from braidlm.kernels.routed.permutation import Permutation
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.edits.averaging import APART, averaged_ends, averages
-from braidlm.edits.path_models import PathShape, composed_end
+from braidlm.edits.composing.averaging import APART, averaged_ends, averages
+from braidlm.edits.composing.path_models import PathShape, composed_end
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
 from braidlm.model.heads.embedding import embeddings

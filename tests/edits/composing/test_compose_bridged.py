@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from composing import TOKENIZER, ids, own_part, parallel_stage, saved_path
+from composed_paths import TOKENIZER, ids, own_part, parallel_stage, saved_path
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from braidlm.core.errors import BraidError

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of
-from braidlm.edits.path_models import PathShape
+from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of, targets
+from braidlm.edits.composing.path_models import PathShape
 from braidlm.model.attention.member_experts import MemberAttentionExperts
 from braidlm.model.feed.routed_stack import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
@@ -24,11 +24,6 @@ NORM_UNUSED = "the path's norm before its own head; the composed stream has a fr
 AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
 """How the head of an average is made of linear heads."""
 MIXTURE = "head.mixture"
-
-
-def targets(model: BraidForCausalLM) -> dict[str, Tensor]:
-    """Every tensor to account for; a tied head is the embedding."""
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied}
 
 
 def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int) -> Account:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from composing import GPT2, TOKENIZER, blocks, saved_path
+from composed_paths import GPT2, TOKENIZER, blocks, saved_path
 from tokenizers import AddedToken
 
 from braidlm.core.errors import BraidError

@@ -14,9 +14,9 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.activation import plain_activation
 from braidlm.kernels.ops.dropout import dropout_into
 from braidlm.kernels.routed.combine import summed_rows
-from braidlm.kernels.routed.grouped_products import grouped_backward, grouped_forward, plain_grouped
-from braidlm.kernels.routed.grouped_sums import expert_sums
-from braidlm.kernels.routed.grouped_weights import grouped_weight_gradient
+from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
+from braidlm.kernels.routed.grouped.sums import expert_sums
+from braidlm.kernels.routed.grouped.weights import grouped_weight_gradient
 from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.side_stream import current_side_stream, on_side, use_side_stream
 
