@@ -23,7 +23,8 @@ def toy(recipe: str, folder: Path) -> list[str]:
     changes = [*write_sources(recipe, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "seeds=[1]"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
     changes += ["epochs=0.05", "validation.tokens=300", "training.lengths=[{until: 0.7, length: 8}]"]
-    for model in ("paths.model", "whole.dense", "whole.llama_256"):
+    changes += ["whole.shared.epochs=0.125"]
+    for model in ("paths.model", "whole.dense", "whole.llama_256", "whole.shared.model"):
         changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     return changes
 
@@ -34,6 +35,7 @@ def test_equal_flops_and_parameters(recipe: str) -> None:
     for composed in ("shared_linear", "gumbel_v1"):
         assert models["dense"]["flops_per_token"] == pytest.approx(models[composed]["flops_per_token"], rel=0.001)
         assert models["dense"]["parameters"] == pytest.approx(models[composed]["parameters"], rel=0.015)
+    assert all(models["shared"][key] == models["dense"][key] for key in ("flops_per_token", "parameters"))
     assert [models[name]["width"] for name in (*DOMAINS[recipe], "shared_linear", "llama_256")] == [128, 128, 256, 256]
     assert [models[name]["layers"] for name in (*DOMAINS[recipe], "llama_256")] == [3, 3, 8]
 
@@ -42,8 +44,11 @@ def test_equal_flops_and_parameters(recipe: str) -> None:
 def test_equal_tokens(recipe: str) -> None:
     """Paths and what is made of them read together what a dense model reads."""
     study = load_study(recipe)
-    phases = [study.paths, *study.composed.values(), *study.whole.values()]
-    assert {study.epochs_of(phase) for phase in phases if phase is not None} == {study.epochs}
+    whole = [spec for spec in study.whole.values() if spec.text == "all"]
+    assert study.paths is not None
+    assert {study.epochs_of(phase) for phase in (study.paths, *study.composed.values(), *whole)} == {study.epochs}
+    shared = study.whole["shared"]
+    assert study.epochs_of(shared) * (1 - study.begin_of(shared)) == pytest.approx(study.epochs)
     assert study.seeds == [1, 2, 3]
 
 
@@ -52,7 +57,7 @@ def test_the_settings_are_those_of_strict_small(recipe: str) -> None:
     ours, best = (encode(load_study(name)) for name in (recipe, "best/strict-small"))
     assert {key for key in best["training"] if ours["training"][key] != best["training"][key]} == {"batch", "warmup"}
     assert ours["training"]["batch"] * ours["data"]["length"] == best["training"]["batch"] * best["data"]["length"]
-    models = [ours["paths"]["model"], *ours["whole"].values()]
+    models = [ours["paths"]["model"], *(spec.get("model", spec) for spec in ours["whole"].values())]
     assert all(model["initialisation"] == best["whole"]["dense"]["initialisation"] for model in models)
 
 
@@ -61,7 +66,7 @@ def test_the_settings_are_those_of_strict_small(recipe: str) -> None:
 def test_from_text_to_the_report(recipe: str, tmp_path: Path) -> None:
     assert main(["train", recipe, *toy(recipe, tmp_path), "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
-    assert list(rows) == [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256"]
+    assert list(rows) == [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256", "shared"]
     assert {name for name, row in rows.items() if "+" in row["words"]} == {"shared_linear", "gumbel_v1"}
     assert (tmp_path / "out/tables/training-time.csv").is_file()
     assert (tmp_path / "out/report.html").is_file()

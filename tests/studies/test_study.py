@@ -71,6 +71,20 @@ def test_paths_and_composed_models_share_no_training_document(toy_results: Study
         assert chosen[0] | chosen[1] == chosen[2]
 
 
+def test_a_model_of_the_shared_text_reads_what_composed_models_read(tmp_path: Path) -> None:
+    shared = {"model": WHOLE_MODEL, "text": "shared", "budget": "1 steps"}
+    data = toy_study(tmp_path / "out", tmp_path / "data", composed={}, whole={"dense": WHOLE_MODEL, "shared": shared})
+    data["paths"] = {"model": PATH_MODEL, "share": 0.7, "budget": "1 steps"}
+    made = decode_study(data)
+    assert encode(decode_study(encode(made))) == encode(made)
+    run = next(model.run for model in run_study(made, device="cpu") if model.name == "shared")
+    sets = yaml.safe_load((run.folder / "recipe.yaml").read_text())["data"]["sets"]
+    assert {(s["subset"]["start"], s["subset"]["stop"]) for s in sets.values()} == {(0.7, 1.0)}
+    data["paths"] = None
+    with pytest.raises(BraidError, match=r"whole\.shared\.text: there are no paths that leave text to others"):
+        decode_study(data)
+
+
 def test_paths_and_composed_models_may_be_trained_otherwise(toy_results: StudyResults) -> None:
     def training(name: str, kind: Any) -> dict[str, Any]:
         recipe = yaml.safe_load((toy_results.of(name, kind)[0].run_folder / "recipe.yaml").read_text())

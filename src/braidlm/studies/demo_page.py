@@ -98,7 +98,11 @@ def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
         "Bits per byte say how well a model predicts text it has never seen: lower is better. Each model has its "
         "colour on the whole page. Trigram models are told the domain; the others are not.",
     )
-    page.text("This is one run with one seed, so that small differences mean little. `docs/results.md` has more.")
+    page.text(
+        "This is one run with one seed, so that small differences mean little. The text is made by rules, so that a part "
+        "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
+        "`docs/results.md` has more."
+    )
     page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"} if facts.routes else {})
 
 

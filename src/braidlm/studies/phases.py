@@ -49,10 +49,12 @@ class WholeSpec(SeededPhase):
     """The architecture."""
     domains: Domains | None = None
     """The domains that it is trained on, as a list or with their shares of a batch; by default all of them."""
+    text: Literal["all", "shared"] = "all"
+    """Of each domain all text, or what the paths leave to the composed models: what owners share who keep the rest."""
 
     def to_shorthand(self) -> Any:
         """The architecture alone where nothing else is said."""
-        own = {key: encode(value) for key, value in vars(self).items() if value not in (None, {})}
+        own = {key: encode(value) for key, value in vars(self).items() if value not in (None, {}, "all")}
         return own if len(own) > 1 else own["model"]
 
 

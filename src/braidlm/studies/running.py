@@ -88,7 +88,7 @@ class _SeedRuns:
             if self.seed not in study.seeds_of(name):
                 continue
             with errors_of("whole", name):
-                sets = self._sets(study.domains_of(whole), 0.0, 1.0)
+                sets = self._sets(study.domains_of(whole), study.begin_of(whole), 1.0)
                 run = self._train(name, sets, whole, domains=whole.domains, model=whole.model)
             yield TrainedModel(name, "whole", self.seed, run.model, run)
 

@@ -15,7 +15,7 @@ from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.members import distilled_domains
 from braidlm.studies.models import errors_of, study_models
-from braidlm.studies.phases import Phase
+from braidlm.studies.phases import Phase, WholeSpec
 from braidlm.studies.plan import TOKENS_PER_WORD, TRAINING_FLOPS, StudyPlan, total_seconds
 from braidlm.studies.study import Study
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
@@ -144,7 +144,7 @@ def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], flo
     """The domains that a model of a study is trained on, the share of them, and its phase."""
     if kind in ("whole", "variant"):
         spec = study.whole[label] if kind == "whole" else study.variants[label]
-        return study.domains_of(spec), 1.0, spec
+        return study.domains_of(spec), 1.0 - study.begin_of(spec) if isinstance(spec, WholeSpec) else 1.0, spec
     if kind == "average":
         return [], 0.0, Phase()
     if kind == "distilled":

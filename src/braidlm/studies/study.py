@@ -88,6 +88,9 @@ class Study:
             raise BraidError(f"seeds: give at least one, each once, got {self.seeds}")
         if self.composed and self.paths is None:
             raise BraidError("composed: there are no paths to compose; give `paths`")
+        for name, spec in self.whole.items():
+            if spec.text == "shared" and self.paths is None:
+                raise BraidError(f"whole.{name}.text: there are no paths that leave text to others; give `paths`")
         if self.paths is not None and len(self.domains) < 2:
             raise BraidError("paths: at least two domains are needed, one for each path")
         if not self.whole and self.paths is None and not self.variants:
@@ -216,6 +219,10 @@ class Study:
     def domains_of(self, spec: WholeSpec | VariantSpec) -> list[str]:
         """The domains that a model is trained on."""
         return list(self.domains) if spec.domains is None else list(spec.domains)
+
+    def begin_of(self, spec: WholeSpec) -> float:
+        """Where the text that a model reads begins in each of its domains."""
+        return 0.0 if spec.text == "all" or self.paths is None else self.paths.share
 
     @property
     def folder(self) -> Path:
