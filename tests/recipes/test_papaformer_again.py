@@ -70,3 +70,28 @@ def test_from_text_to_the_report(recipe: str, tmp_path: Path) -> None:
     assert {name for name, row in rows.items() if "+" in row["words"]} == {"shared_linear", "gumbel_v1"}
     assert (tmp_path / "out/tables/training-time.csv").is_file()
     assert (tmp_path / "out/report.html").is_file()
+
+
+@pytest.mark.slow
+def test_owners(tmp_path: Path) -> None:
+    """Every model of `papers/papaformer/owners` has one shape, and an owner's begins with what all share."""
+    recipe = "papers/papaformer/owners"
+    models = {row["name"]: row for row in show(recipe)["models"]}
+    alike = ("stories", "maths", "shared", "shared_longer", "dense", "stories_owner", "maths_owner")
+    assert len({models[name]["parameters"] for name in alike}) == 1
+    assert models["owners"]["flops_per_token"] == 3 * models["dense"]["flops_per_token"]
+    changes = [*write_sources(recipe, tmp_path), f"out={tmp_path / 'out'}", f"data.cache={tmp_path / 'cache'}"]
+    changes += ["seeds=[1]", "data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4"]
+    changes += [
+        "training.warmup=2",
+        "epochs=0.05",
+        "validation.tokens=300",
+        "training.lengths=[{until: 0.7, length: 8}]",
+    ]
+    changes += ["composed.mixture.epochs=0.05", "composed.mixture.training.warmup=2", "whole.shared_longer.epochs=0.1"]
+    for model in ("paths", "whole.shared", "whole.shared_longer", "whole.dense"):
+        changes += [f"{model}.model.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
+    assert main(["train", recipe, *changes, "--device", "cpu"]) == 0
+    rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
+    assert set(rows) == {*alike, "mixture", "owners"}
+    assert all(row["bits per byte, report half"] for row in rows.values())

@@ -158,7 +158,7 @@ def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("averages", "problem"),
     [
-        ({"a": {"members": ["dens"]}}, "averages.a.members: there is no path or whole model 'dens'. Did you mean"),
+        ({"a": {"members": ["dens"]}}, "averages.a.members: there is no path, whole model or variant without edits"),
         ({"a": {"members": ["dense"], "seeds": "each"}}, "averages.a: an average has at least two members"),
         ({"a": {"members": ["dense", "dense"]}}, "averages.a.members: each is named once"),
         ({"dense": {"members": ["dense"]}}, "'dense' is the name of a whole model and of an average"),
@@ -205,6 +205,30 @@ def test_an_average_has_several_students(tmp_path: Path) -> None:
     for model in taught:
         (teacher,) = model.parts
         assert (teacher.name, teacher.seed) == ("by_source", model.seed)
+
+
+def test_models_that_were_trained_on_are_averaged(tmp_path: Path) -> None:
+    """They have the architecture of what they started from; what was edited since has another."""
+    more = {"start": "of_maths", "domains": ["stories"], **SHORT}
+    data = averaged(tmp_path, variants={"more": more, "again": {**more, "start": "more"}}, distilled={})
+    data["averages"] = {"owners": {"members": ["dense", "again"], "seeds": "each"}}
+    data["distilled"] = {"student": {"teacher": "owners", "seeds": [2], **SHORT}}
+    console.set_quiet(True)
+    try:
+        made = run_study(decode_study(data), device="cpu")
+    finally:
+        console.set_quiet(False)
+    averages = [model for model in made if model.kind == "average"]
+    assert [[part.name for part in model.parts] for model in averages] == [["dense", "again"]] * 2
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        members = [load_model(part.model)(ids).logits.softmax(-1) for part in averages[0].parts]
+        assert torch.allclose(load_model(averages[0].model)(ids).logits.exp(), sum(members) / 2, atol=1e-5)
+    facts = {row["name"]: row for row in study_facts("study", data)["models"]}
+    assert facts["owners"]["parameters"] == 2 * facts["dense"]["parameters"]
+    data["variants"]["more"]["edits"] = ["share"]
+    with pytest.raises(BraidError, match="there is no path, whole model or variant without edits 'again'"):
+        decode_study(data)
 
 
 def test_a_sweep_of_studies(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
         "colour on the whole page. Trigram models are told the domain; the others are not.",
     )
     page.text(
-        "This is one run with one seed, so that small differences mean little. The text is made by rules, so that a part "
+        "This is one run with one seed, so that small differences mean little. The text is made by rules, and a part "
         "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
         "`docs/results.md` has more."
     )

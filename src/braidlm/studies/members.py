@@ -32,8 +32,9 @@ def member_names(study: Study, spec: AverageSpec) -> list[str]:
 
 
 def member_model(study: Study, member: str) -> RecipeModel:
-    """The architecture of a whole model or a path."""
-    source = study.whole.get(member, study.paths)
+    """The architecture of a whole model or a path, or of one that was trained on."""
+    base = study.base_of(member) if member in study.variants else member
+    source = study.whole.get(base, study.paths)
     assert source is not None
     model: RecipeModel = source.model
     return model
@@ -49,5 +50,13 @@ def distilled_model(study: Study, name: str) -> RecipeModel:
 def distilled_domains(study: Study, name: str) -> list[str]:
     """The domains of all members of a distilled model's teacher."""
     members = study.averages[study.distilled[name].teacher].members
-    read = [study.domains_of(study.whole[member]) if member in study.whole else [member] for member in members]
-    return [domain for domain in study.domains if any(domain in domains for domains in read)]
+    read = {domain for member in members for domain in domains_read(study, member)}
+    return [domain for domain in study.domains if domain in read]
+
+
+def domains_read(study: Study, member: str) -> list[str]:
+    """The domains of a member; of one that was trained on, also those of what it started from."""
+    if member in study.variants:
+        spec = study.variants[member]
+        return [*study.domains_of(spec), *domains_read(study, spec.start)]
+    return study.domains_of(study.whole[member]) if member in study.whole else [member]

@@ -141,7 +141,8 @@ class AverageSpec:
     """Models trained apart whose probabilities are averaged, as `braid compose --join average` does it."""
 
     members: list[str]
-    """Whole models or paths of the study: one with several seeds, or several, which may be trained on other domains."""
+    """Models of the study: one with several seeds, or several, which may be trained on other domains. They are whole
+    models, paths, or such models trained on: variants without edits."""
     seeds: Literal["all", "each"] = "all"
     """One average of the members of all seeds, or one for each seed."""
 

@@ -153,13 +153,14 @@ class Study:
                 raise BraidError(f"{where}.seeds: expected some of the study's, {self.seeds}, got {own}")
 
     def _check_averages(self) -> None:
-        """An average has members that are trained from scratch, at least two of them."""
+        """An average has members whose architecture is known, at least two of them."""
         trained = [*(self.domains if self.paths is not None else ()), *self.whole]
+        trained += [name for name in self.variants if self._is_trained_on(name, trained)]
         for name, spec in self.averages.items():
             for member in spec.members:
                 if member not in trained:
                     raise BraidError(
-                        f"averages.{name}.members: there is no path or whole model '{member}'."
+                        f"averages.{name}.members: there is no path, whole model or variant without edits '{member}'."
                         f"{did_you_mean(member, trained)}"
                     )
             if len(set(spec.members)) < len(spec.members):
@@ -172,6 +173,13 @@ class Study:
                     f"averages.{name}: an average has at least two members",
                     todo="Give the study several seeds, or name several members.",
                 )
+
+    def _is_trained_on(self, variant: str, trained: list[str]) -> bool:
+        """Whether a variant is one of these models trained on, its architecture unchanged, or a variant that is."""
+        spec = self.variants[variant]
+        return not spec.edits and (
+            spec.start in trained or (spec.start in self.variants and self._is_trained_on(spec.start, trained))
+        )
 
     def _check_distilled(self) -> None:
         """A distilled model learns from an average that there is, with the seeds of one that is made for each seed."""
