@@ -155,6 +155,24 @@ def test_what_it_takes_is_known_before(tmp_path: Path) -> None:
     assert facts["student"]["parameters"] == facts["dense"]["parameters"]
 
 
+def test_teachers_that_are_stored_read_once(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for split in ("train", "dev"):
+        (corpus / split).mkdir(parents=True)
+        (corpus / split / "text.txt").write_text("One two three. " * 200)
+    chunking = {"kind": "windows", "stride": 8, "words_per_epoch": 500}
+    seconds = []
+    for top_k in (9, None):
+        student = {"teacher": "by_seed", "top_k": top_k}
+        data = averaged(tmp_path, epochs=10, distilled={"student": student})
+        data |= {"domains": {"english": {"folder": str(corpus)}}, "averages": {"by_seed": {"members": ["dense"]}}}
+        data["data"]["chunking"], data["whole"] = chunking, {"dense": PATH_MODEL}
+        facts = {row["name"]: row["training"] for row in study_facts("study", data)["models"]}
+        seconds.append(facts["student"]["seconds"] / facts["dense"]["seconds"])
+    # Two members forward cost two thirds of a member's training: once in ten passes, or in each of them.
+    assert seconds == pytest.approx([1 + 2 / 30, 1 + 2 / 3], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("averages", "problem"),
     [

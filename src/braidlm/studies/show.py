@@ -91,8 +91,11 @@ def study_facts(name: str, data: dict[str, Any], length: int | None = None) -> d
             facts = model_facts(model.skeleton, length)
         flops = facts["flops_per_token"]
         if model.kind == "distilled":
-            teacher = next(one for one in models if one["name"] == study.distilled[model.name].teacher)
-            flops += teacher["flops_per_token"] // TRAINING_FLOPS  # it is only run forward
+            taught = study.distilled[model.name]
+            teacher = next(one for one in models if one["name"] == taught.teacher)
+            epochs = study.epochs_of(taught)
+            passes = epochs if taught.top_k is None else 1.0  # what the teacher says is stored once
+            flops += round(teacher["flops_per_token"] / TRAINING_FLOPS * passes / epochs)  # it is only run forward
         plans.append(plan.training(*_training_share(study, model.kind, model.name), flops))
         times = _times(study, model.kind, model.name)
         models.append({"name": model.name, "kind": model.kind, **facts, "training": plans[-1].facts(), "times": times})
