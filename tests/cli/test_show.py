@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import braidlm
+from braidlm.training import expected_time
 
 
 def test_a_preset_as_json(braid):
@@ -87,6 +88,21 @@ def test_a_recipe_of_a_run(braid, tmp_path: Path, overrides: list[str], vocab_si
     assert facts["kind"] == "recipe"
     assert (facts["vocab_size"], facts["problems"]) == (vocab_size, problems)
     assert facts["recipe"]["training"] == {"budget": "9 steps"}
+
+
+@pytest.mark.parametrize(("budget", "tokens"), [("9 steps", 9 * 8 * 2 * 64), ("500 tokens", 500), ("1000 words", 1400)])
+def test_the_expected_time_of_a_run(
+    braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, tokens: int
+) -> None:
+    """Three forward passes' FLOPs for every token, at 0.3 of the speed of products."""
+    monkeypatch.setattr(expected_time, "_product_speed", lambda device: 1e9)
+    (tmp_path / "mine.yaml").write_text(
+        RECIPE.replace("{budget: 9 steps}", f"{{budget: {budget}, batch: 8, accumulation: 2}}")
+    )
+    facts = braid("show", tmp_path / "mine.yaml", "--json").json()
+    assert facts["expected_seconds"] == pytest.approx(3 * tokens * facts["flops_per_token"] / 0.3e9)
+    assert "expected time" in braid("show", tmp_path / "mine.yaml").out
+    assert "expected time" not in braid("show", "models/gpt2").out, "a preset is not trained"
 
 
 def test_every_problem_of_a_recipe_at_once(braid, tmp_path: Path):

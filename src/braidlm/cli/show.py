@@ -67,7 +67,7 @@ def _print_model(facts: dict[str, Any]) -> None:
     keys = ("parameters", "active_parameters", "flops_per_token")
     rows = [(_stage_name(row), row["layers"] or "-", *(row[key] for key in keys)) for row in facts["stages"]]
     table(columns, [*rows, ("total", facts["layers"], *(facts[key] for key in keys))])
-    assumed = " (assumed)" if facts["vocab_size_assumed"] else ""
+    assumed, seconds = " (assumed)" if facts["vocab_size_assumed"] else "", facts.get("expected_seconds")
     about = [
         ("width", f"{facts['width']:,}"),
         ("context", f"{facts['context']:,} tokens"),
@@ -80,6 +80,7 @@ def _print_model(facts: dict[str, Any]) -> None:
             "training on a GPU",
             facts["kernels"]["summary"] if facts["trainable"] else "a quantised model is not trained",
         ),
+        *([("expected time", f"about {duration(seconds)} on this machine")] if seconds is not None else []),
         *_run_rows(facts.get("run") or {}),
         *_lineage_rows(facts["lineage"] or {}),
         *([("tokenizer", facts["tokenizer"][:16])] if facts["tokenizer"] else []),

@@ -1,26 +1,16 @@
 """What a study will take: the words, epochs and checkpoints of each of its trainings, and about how long they last."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from braidlm.core.devices import choose_device
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.studies.phases import Phase
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
-
-TOKENS_PER_WORD = 1.4
-"""Of English under a tokenizer of 16k tokens: assumed until the data is prepared."""
-SHARE_OF_PRODUCTS = 0.3
-"""What training reaches of the speed of large matrix products; small models on many cores reach less."""
-TRAINING_FLOPS = 3
-"""Forward and backward pass, in forward passes."""
+from braidlm.training.expected_time import TOKENS_PER_WORD, tokens_of, training_seconds, training_speed
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class StudyPlan:
     def __init__(self, study: Study):
         self.study = study
         self.sizes = {domain: _size(study, domain) for domain in study.domains}
-        self.flops_per_second = SHARE_OF_PRODUCTS * _product_speed(choose_device("auto"))
+        self.flops_per_second = training_speed()
 
     @property
     def is_prepared(self) -> bool:
@@ -82,15 +72,13 @@ class StudyPlan:
             sizes = [size for domain in domains if (size := self.sizes[domain]) is not None]
             words = round(epochs * share * sum(size.words for size in sizes))
             tokens = round(epochs * share * sum(size.tokens for size in sizes))
-        seconds = None if tokens is None else TRAINING_FLOPS * tokens * flops_per_token / self.flops_per_second
+        seconds = None if tokens is None else training_seconds(tokens, flops_per_token, self.flops_per_second)
         return TrainingPlan(words, tokens, epochs, self._checkpoints(words, tokens, study.training_of(phase)), seconds)
 
     def _budget(self, budget: Amount, training: dict[str, Any]) -> tuple[int, int]:
         """The words and tokens of an amount in any unit."""
-        if budget.unit == "words":
-            return budget.count, round(budget.count * self.tokens_per_word)
-        tokens = budget.count * (self._tokens_per_step(training) if budget.unit == "steps" else 1)
-        return round(tokens / self.tokens_per_word), tokens
+        tokens = tokens_of(budget, self._tokens_per_step(training), self.tokens_per_word)
+        return budget.count if budget.unit == "words" else round(tokens / self.tokens_per_word), tokens
 
     def _tokens_per_step(self, training: dict[str, Any]) -> int:
         return int(training.get("batch", 32) * training.get("accumulation", 1) * self.study.data.length)
@@ -118,18 +106,6 @@ def _size(study: Study, domain: str) -> DomainSize | None:
     manifest = PackedData(folders[0]).manifest
     kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
     return DomainSize(round(kept * manifest.words), round(kept * manifest.tokens))
-
-
-def _product_speed(device: str, size: int = 1024, repeats: int = 3) -> float:
-    """FLOPs per second of a large matrix product, the best of a few, in the type that training uses there."""
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first also starts the library
-        start = time.perf_counter()
-        float((matrix @ matrix)[0, 0])  # waits for a GPU
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 def total_seconds(plans: Sequence[TrainingPlan], times: Sequence[int]) -> float | None:

@@ -16,8 +16,9 @@ from braidlm.studies.decoding import decode_study, is_study
 from braidlm.studies.members import distilled_domains
 from braidlm.studies.models import errors_of, study_models
 from braidlm.studies.phases import Phase, WholeSpec
-from braidlm.studies.plan import TOKENS_PER_WORD, TRAINING_FLOPS, StudyPlan, total_seconds
+from braidlm.studies.plan import StudyPlan, total_seconds
 from braidlm.studies.study import Study
+from braidlm.training.expected_time import TOKENS_PER_WORD, TRAINING_FLOPS
 from braidlm.training.show import any_folder_facts, check_recipe_exists, recipe_facts
 
 

@@ -26,6 +26,7 @@ from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.training.decoder_start import plan_decoder_run
+from braidlm.training.expected_time import tokens_of, training_seconds, training_speed
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.start_from import data_of
 
@@ -46,6 +47,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
     """A composed recipe, checked in full; its model as it would be built."""
     notes: list[str] = []
     problems: list[str] = []
+    tokens: int | None = None
     if data.get("decoder"):
         return _decoder_recipe_facts(name, data, length)
     if is_preset(data):
@@ -54,7 +56,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
         architecture, vocab_size = model.architecture, model.vocab_size
     else:
         kind, key = "recipe", "model.vocab_size"
-        architecture, vocab_size = _read_run(data, name, problems)
+        architecture, vocab_size, tokens = _read_run(data, name, problems)
     if (data.get("training") or {}).get("losses"):
         notes.append(
             "Extra losses read the plain pass: on a GPU the step is compiled by torch, without kernels of ours."
@@ -74,6 +76,7 @@ def recipe_facts(name: str, data: dict[str, Any], length: int | None = None) -> 
         "name": name,
         "about": dict(list_recipes()).get(name),
         **facts,
+        "expected_seconds": tokens and training_seconds(tokens, facts["flops_per_token"], training_speed()),
         "vocab_size_assumed": vocab_size is None,
         "lineage": None,
         "tokenizer": None,
@@ -190,8 +193,8 @@ def check_recipe_exists(name: str) -> None:
         ) from error
 
 
-def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None]:
-    """A run's model and vocabulary; problems that would stop the run at its start are added to `problems`."""
+def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Architecture, int | None, int]:
+    """A run's model, vocabulary and tokens; problems that would stop it at its start are added to `problems`."""
     try:
         loaded = decode_recipe(data)
     except BraidError as error:
@@ -209,7 +212,9 @@ def _read_run(data: dict[str, Any], name: str, problems: list[str]) -> tuple[Arc
     if length > architecture.context:
         has = "learned positions" if architecture.positions.kind == "learned" else "tokens of context"
         problems.append(f"data.length is {length}, and the model has {architecture.context} {has}")
-    return architecture, vocab_size or tokens
+    training = loaded.recipe.training
+    budget = tokens_of(training.budget, training.batch * training.accumulation * length)
+    return architecture, vocab_size or tokens, budget
 
 
 def _tokenizer_size(config: DataConfig, problems: list[str]) -> int | None:
