@@ -134,7 +134,8 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
     if not any(layer.read_by for layer in layers):
         raise BraidError(
             "which path is taken cannot be read in any layer: "
-            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers)
+            + "; ".join(f"{layer.name}: {layer.note}" for layer in layers),
+            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`), or paths are as wide as its output.",
         )
     return layers
 
