@@ -60,8 +60,10 @@ def test_a_layer_that_grows_cannot_be_read() -> None:
 
 
 def test_joins_that_cannot_be_read_at_all() -> None:
-    with pytest.raises(BraidError, match=r"cannot be read in any layer: stages.1.layers.0.join: it has no router, and"):
+    with pytest.raises(BraidError) as caught:
         find_layers(path_model("concat"))
+    assert "cannot be read in any layer: stages.1.layers.0.join: it has no router, and" in str(caught.value)
+    assert "It is seen where a join has a router (`braid compose --join gumbel_v1`)" in str(caught.value)
 
 
 def test_the_largest_change_is_closest_to_a_sum() -> None:
