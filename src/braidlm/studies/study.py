@@ -155,7 +155,8 @@ class Study:
     def _check_averages(self) -> None:
         """An average has members whose architecture is known, at least two of them."""
         trained = [*(self.domains if self.paths is not None else ()), *self.whole]
-        trained += [name for name in self.variants if self._is_trained_on(name, trained)]
+        for name, variant in self.variants.items():  # each stands after what it is made of
+            trained += [name] if not variant.edits and variant.start in trained else []
         for name, spec in self.averages.items():
             for member in spec.members:
                 if member not in trained:
@@ -173,13 +174,6 @@ class Study:
                     f"averages.{name}: an average has at least two members",
                     todo="Give the study several seeds, or name several members.",
                 )
-
-    def _is_trained_on(self, variant: str, trained: list[str]) -> bool:
-        """Whether a variant is one of these models trained on, its architecture unchanged, or a variant that is."""
-        spec = self.variants[variant]
-        return not spec.edits and (
-            spec.start in trained or (spec.start in self.variants and self._is_trained_on(spec.start, trained))
-        )
 
     def _check_distilled(self) -> None:
         """A distilled model learns from an average that there is, with the seeds of one that is made for each seed."""
