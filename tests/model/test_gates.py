@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
@@ -76,7 +77,7 @@ class Doubled(torch.nn.Module):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("in_tuple", [False, True])
 def test_hooks_and_gradients_change_no_bit(kind: Any, in_tuple: bool) -> None:
-    """Without gradients a gate is not called as a module, unless somebody listens to it."""
+    """Without gradients neither a layer nor its gate is called as a module, unless somebody listens to it."""
     layer, hidden = gated(Doubled(in_tuple), gate_of(kind, torch.float32)), torch.randn(2, 5, WIDTH)
     heard: list[Tensor] = []
 
@@ -95,6 +96,25 @@ def test_hooks_and_gradients_change_no_bit(kind: Any, in_tuple: bool) -> None:
     assert torch.equal(output(layer(hidden)), alone)
     assert len(heard) == 5  # input and output of the layer twice, and what the gate made of them once
     assert all(map(torch.equal, heard, [hidden, hidden * 2, alone, hidden, hidden * 2]))
+
+
+def test_who_listens_to_a_layer_or_takes_its_place_is_called() -> None:
+    layer, hidden = gated(Doubled(False), gate_of("vector", torch.float32)), torch.randn(2, 5, WIDTH)
+    heard: list[str] = []
+
+    def hear(module: Any, *_: Any) -> None:
+        heard.append(type(module).__name__)
+
+    with torch.no_grad():
+        expected = layer(hidden)
+        everywhere = (register_module_forward_hook, register_module_forward_pre_hook)
+        for register in (layer.register_forward_hook, layer.register_forward_pre_hook, *everywhere):
+            handle = register(hear)
+            assert torch.equal(layer(hidden), expected)
+            handle.remove()
+        layer.forward = lambda hidden: -hidden  # type: ignore[method-assign]  # as accelerate does
+        assert torch.equal(layer(hidden), -hidden)
+    assert heard == ["Doubled", "Doubled", "VectorGate", "Doubled", "Doubled", "VectorGate"]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

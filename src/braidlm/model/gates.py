@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from .config.ranges import Layers, Size
 from .config.registry import Choice, Registry
@@ -173,17 +174,27 @@ class GatedLayer(nn.Module):
     plain_class: type[nn.Module]
     """The layer's own class."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A Module's own calls take longer than the product of a factor, which a pass of one text would feel. They are
+        # left out where no gradient, no hook and no other `forward` of this very layer (accelerate's) needs them.
+        gate: Any = self._modules["gate"]
+        hooks = self._forward_hooks or self._forward_pre_hooks or gate._forward_hooks or gate._forward_pre_hooks
+        if torch.is_grad_enabled() or hooks or _has_any_global_hook() or "forward" in self.__dict__:
+            return super().__call__(*args, **kwargs)
+        output: Any = self.plain_class.forward(self, *args, **kwargs)
+        if gate.is_off:
+            return output
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if isinstance(output, Tensor):
+            return gate.add(hidden, output)
+        return (gate.add(hidden, output[0]), *output[1:])
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output: Any = super().forward(*args, **kwargs)  # type: ignore[misc]
         hidden = args[0] if args else kwargs["hidden_states"]
-        gate: Any = self._modules["gate"]
-        # A Module's own lookup and call take as long as the product of a factor, which is most of a gate's time where
-        # the host is slow. They are left out where no gradient and no hook of the gate needs them.
-        if not (torch.is_grad_enabled() or gate._forward_hooks or gate._forward_pre_hooks):
-            gate = gate.forward
-        if isinstance(output, tuple):
-            return (gate(hidden, output[0]), *output[1:])
-        return gate(hidden, output)
+        if isinstance(output, Tensor):
+            return self.gate(hidden, output)
+        return (self.gate(hidden, output[0]), *output[1:])
 
 
 @cache
