@@ -1,6 +1,7 @@
 """What gates cost: the latency of forward passes with and without them, and training steps beside a Trainer's.
 
 python benchmarks/gates_cost.py --device cuda             # 1.3B Llama shape, batch 1 and 16
+python benchmarks/gates_cost.py --device cuda --launched --batches 1    # what launching costs the host, in turns
 python benchmarks/gates_cost.py --device cuda --train     # 7B Llama shape, matrix gates: base frozen, base trained
 python benchmarks/gates_cost.py --shape tiny [--train]    # the same at a size for a CPU
 """
@@ -12,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from measure import compared_seconds, record
+from measure import compared_seconds, interleaved_clocks, record
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Trainer, TrainingArguments
 
@@ -117,6 +119,56 @@ def latency_rows(args: argparse.Namespace, device: torch.device) -> list[dict[st
                         "at most": LIMITS.get(kind.split(" ")[0], 0.0),
                     }
                 )
+    return rows
+
+
+def with_bare_products(model: PreTrainedModel) -> PreTrainedModel:
+    """The least that gates can cost a launched pass: one operation after a layer, with nothing around it."""
+    for layer in model.model.layers[1:]:
+        plain = type(layer)
+        factors = torch.randn(model.config.hidden_size, device=model.device, dtype=model.dtype) * 0.01
+
+        def call(
+            self: Any, hidden: Tensor, *args: Any, plain: Any = plain, factors: Tensor = factors, **kwargs: Any
+        ) -> Tensor:
+            return torch.addcmul(plain.forward(self, hidden, *args, **kwargs), hidden, factors)
+
+        layer.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    return model
+
+
+def launched_rows(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Passes in random order, each beside the plain model's of its round; a shared host is too noisy for less.
+
+    The CPU time of the launching thread is what a gate costs the host, whatever else the machine does meanwhile.
+    """
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    base = llama(args.shape, args.length, device, dtype).eval()
+    models = {
+        "none": base,
+        "none, a copy": copy.deepcopy(base),
+        "bare addcmul": with_bare_products(copy.deepcopy(base)),
+    }
+    models |= {kind: with_gates(copy.deepcopy(base), kind, dtype) for kind in LIMITS}
+    rows = []
+    for batch in args.batches:
+        ids = torch.randint(vocabulary(args.shape), (batch, args.length), device=device)
+        passes = {kind: forward(model, ids) for kind, model in models.items()}
+        clocks = interleaved_clocks(passes, args.calls, args.warmup, device, args.rounds)
+        for kind, (wall, host) in clocks.items():
+            plain_wall, plain_host = clocks["none"]
+            rows.append(
+                {
+                    "shape": args.shape,
+                    "batch": f"{batch} x {args.length}",
+                    "gates": kind,
+                    "ms": 1e3 * median(wall),
+                    "overhead": median(one / none for one, none in zip(wall, plain_wall, strict=True)) - 1,
+                    "host ms": 1e3 * median(host),
+                    "host overhead": median(one / none for one, none in zip(host, plain_host, strict=True)) - 1,
+                    "at most": LIMITS.get(kind, 0.0),
+                }
+            )
     return rows
 
 
@@ -234,6 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--train", action="store_true", help="training steps, not forward passes")
+    parser.add_argument("--launched", action="store_true", help="passes launched one by one, with the host's own time")
     parser.add_argument("--shape", choices=SHAPES, help="by default 1.3b, and 7b for training")
     parser.add_argument("--length", type=int, help="tokens of a text: by default 512, and 1024 for training")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16], help="texts of a forward pass")
@@ -250,6 +303,8 @@ def main() -> None:
     args.length = args.length or (1024 if args.train else 512)
     if args.train:
         record("gates_train", device, train_rows(args, device), args.out)
+    elif args.launched:
+        record("gates_launched", device, launched_rows(args, device), args.out)
     else:
         record("gates_latency", device, latency_rows(args, device), args.out)
 

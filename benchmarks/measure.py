@@ -2,6 +2,7 @@
 
 import json
 import platform
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +35,32 @@ def compared_seconds(
             _wait(device)
             best[name] = min(best[name], (time.perf_counter() - begun) / calls)
     return best
+
+
+def interleaved_clocks(
+    works: dict[str, Callable[[], Any]], calls: int, warmup: int, device: torch.device, rounds: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Of every round the seconds per call, and the CPU seconds that this thread took to launch it.
+
+    In every round the contestants come in another order, so that none is always the one after another.
+    """
+    for work in works.values():
+        for _ in range(warmup):
+            work()
+    clocks: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in works}
+    order = list(works)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            _wait(device)
+            begun, begun_host = time.perf_counter(), time.thread_time()
+            for _ in range(calls):
+                works[name]()
+            host = time.thread_time() - begun_host
+            _wait(device)
+            clocks[name][0].append((time.perf_counter() - begun) / calls)
+            clocks[name][1].append(host / calls)
+    return clocks
 
 
 def _wait(device: torch.device) -> None:
