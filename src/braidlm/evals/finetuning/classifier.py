@@ -1,7 +1,8 @@
 """A classifier made of a language model in memory: its body, and a new head on the last token of a text.
 
 Texts are padded on the right and attention is causal, so that no mask is needed: the hidden state of the last token is
-what it would be without padding.
+what it would be without padding. The members of an average answer apart, each by its own part of the head, as they
+predict tokens apart: each is trained on its own loss, and their probabilities are averaged.
 """
 
 import copy
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForSequenceClassification, BraidPreTrainedModel
+from braidlm.model.paths.average import AverageHead
 
 HEAD = "score"
 """The name of the new head, in Braid and in transformers' decoders."""
+MEMBERS = "parts_of_members"
+"""The name of a classifier's buffer [members, width] with ones where a member's part of the stream is."""
 
 
 def make_classifier(model: Any, outputs: int) -> nn.Module:
@@ -27,7 +31,12 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     classifier = _empty_classifier(config)
     classifier.base_model.load_state_dict(model.base_model.state_dict())
     classifier.requires_grad_(True)
-    return classifier.float().to(next(model.parameters()).device)
+    classifier.float().to(next(model.parameters()).device)
+    head = getattr(model, "head", None)
+    if isinstance(head, AverageHead):
+        parts = torch.eye(len(head.widths), device=classifier.device).repeat_interleave(torch.tensor(head.widths), 1)
+        classifier.register_buffer(MEMBERS, parts[head.active], persistent=False)
+    return classifier
 
 
 def _empty_classifier(config: Any) -> Any:
@@ -52,11 +61,20 @@ def classify(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, T
 
     `ids` [texts, time] are padded on the right; `last_positions` [texts] are those of the last tokens.
     """
+    outputs, routing_loss = member_outputs(model, ids, last_positions)
+    if len(outputs) == 1:
+        return outputs[0], routing_loss
+    return outputs.mean(0) if outputs.shape[-1] == 1 else outputs.softmax(-1).mean(0).log(), routing_loss
+
+
+def member_outputs(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, Tensor | float]:
+    """The same of each member of an average, [members, texts, outputs]; any other model is the only one."""
     body = model.base_model(input_ids=ids, use_cache=False, return_dict=True)
     hidden = body.last_hidden_state
     last = hidden.gather(1, last_positions[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]
-    logits = getattr(model, HEAD)(last).float()
+    parts = getattr(model, MEMBERS, None)
+    outputs = getattr(model, HEAD)(last[None] if parts is None else last * parts[:, None]).float()
     if not isinstance(model, BraidPreTrainedModel) or not body.routings:
-        return logits, 0.0
+        return outputs, 0.0
     real = torch.arange(ids.shape[1], device=ids.device) <= last_positions[:, None]
-    return logits, model.routing_loss_in_training(body.routings, hidden, real)
+    return outputs, model.routing_loss_in_training(body.routings, hidden, real)

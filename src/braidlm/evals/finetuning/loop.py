@@ -44,7 +44,7 @@ class FineTunedModel:
     trained: int
     """The number of trained parameters."""
     replayed: bool = False
-    """Whether steps were replayed as CUDA graphs, indices only saves time."""
+    """Whether steps were replayed as CUDA graphs, which only saves time."""
     scores: list[float] = field(default_factory=list)
     """Of the validation examples after each epoch."""
     losses: list[float] = field(default_factory=list)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from braidlm.evals.finetuning.classifier import classify
+from braidlm.evals.finetuning.classifier import member_outputs
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
 from braidlm.model.modeling_braid import BraidPreTrainedModel
 
@@ -61,12 +61,13 @@ class TrainingStep:
         """The step itself; it does not synchronize."""
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device):
-            logits, routing_loss = classify(self.model, ids, last_positions)
+            outputs, routing_loss = member_outputs(self.model, ids, last_positions)
+        labels = labels.expand(outputs.shape[:2]).flatten()
         if labels.is_floating_point():
-            loss = F.mse_loss(logits[:, 0], labels)
+            loss = F.mse_loss(outputs.flatten(), labels)
         else:
-            loss = F.cross_entropy(logits, labels)
-        (loss + routing_loss).backward()
+            loss = F.cross_entropy(outputs.flatten(0, 1), labels)
+        (loss + routing_loss / len(outputs)).backward()  # the mean over members of what each would have alone
         self.optimizer.step()
         self.loss += loss.detach()
 
