@@ -5,7 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
+from braidlm.edits.compose import compose
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.scoring.scorer import Scorer
 from tiny_models import tiny_model
@@ -21,6 +23,17 @@ def evaluated(settings: Settings | None = None, **architecture: Any) -> Evaluate
     """A tiny model that reads bytes."""
     model = tiny_model(vocab_size=TOKENIZER.vocab_size, **{"context": 48, **architecture})
     return EvaluatedModel(Scorer(model), TOKENIZER, settings=settings or Settings())
+
+
+def average_of(home: Path, kinds: list[dict[str, Any]]) -> tuple[Path, list[Path]]:
+    """The folder of an average of tiny models of these kinds, and those of its members."""
+    members = []
+    for seed, kind in enumerate(kinds):
+        model = tiny_model(seed=seed, vocab_size=TOKENIZER.vocab_size, **{"context": 48, **kind})
+        members.append(save_model(model, home / "abc"[seed], TOKENIZER, {"made_by": "braid train"}))
+    made = compose(members, home / "made", join="average")
+    assert made is not None
+    return made, members
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -176,7 +176,8 @@ class GatedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A Module's own calls take longer than the product of a factor, which a pass of one text would feel. They are
-        # left out where no gradient, no hook and no other `forward` of this very layer (accelerate's) needs them.
+        # left out where no gradient, no hook and no other `forward` of this very layer (accelerate's) needs them. What
+        # follows is `forward` written out: one more function for both would take a fifth of a gate's time.
         gate: Any = self._modules["gate"]
         hooks = self._forward_hooks or self._forward_pre_hooks or gate._forward_hooks or gate._forward_pre_hooks
         if torch.is_grad_enabled() or hooks or _has_any_global_hook() or "forward" in self.__dict__:

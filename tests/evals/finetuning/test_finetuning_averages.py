@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import TOKENIZER, write_answerable
+from labelled_examples import TOKENIZER, average_of, write_answerable
 from torch import Tensor
 
-from braidlm.core.models.folders import load_model, save_model
-from braidlm.edits.compose import compose
+from braidlm.core.models.folders import load_model
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.classifier import classify, make_classifier, member_outputs
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
 from braidlm.evals.finetuning.step import TrainingStep
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from tiny_models import random_ids, tiny_model
+from tiny_models import random_ids
 
 IDS, LAST = random_ids(6, 9, vocab_size=TOKENIZER.vocab_size), torch.tensor([8, 3, 5, 8, 0, 7])
 CLASSES = torch.tensor([0, 1, 2, 1, 0, 2])
@@ -31,21 +30,10 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def folders(home: Path, kinds: list[dict[str, Any]]) -> tuple[Path, list[Path]]:
-    """An average and its members."""
-    members = []
-    for seed, kind in enumerate(kinds):
-        model = tiny_model(seed=seed, vocab_size=TOKENIZER.vocab_size, **{"context": 48, **kind})
-        members.append(save_model(model, home / "abc"[seed], TOKENIZER, {"made_by": "braid train"}))
-    made = compose(members, home / "made", join="average")
-    assert made is not None
-    return made, members
-
-
 @pytest.fixture(params=KINDS)
 def average_and_members(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, list[Any]]:
     """As classifiers of three classes; the members' heads are their parts of the average's."""
-    made, apart = folders(tmp_path, KINDS[request.param])
+    made, apart = average_of(tmp_path, KINDS[request.param])
     classifier: Any = make_classifier(load_model(made), 3)
     members: list[Any] = [make_classifier(load_model(folder), 3) for folder in apart]
     widths = [member.score.weight.shape[1] for member in members]
@@ -78,7 +66,7 @@ def test_members_learn_as_they_do_alone(average_and_members: tuple[Any, list[Any
 
 
 def test_numbers_of_members_are_averaged(tmp_path: Path) -> None:
-    made, _ = folders(tmp_path, KINDS["two widths"])
+    made, _ = average_of(tmp_path, KINDS["two widths"])
     classifier = make_classifier(load_model(made), 1)
     train(classifier, torch.linspace(0, 5, 6))
     with torch.no_grad():
@@ -88,7 +76,7 @@ def test_numbers_of_members_are_averaged(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_switched_off_has_no_say(tmp_path: Path) -> None:
-    made, _ = folders(tmp_path, KINDS["a stack"])
+    made, _ = average_of(tmp_path, KINDS["a stack"])
 
     def outputs(*active: str) -> Tensor:
         torch.manual_seed(1)  # the same head
@@ -102,7 +90,7 @@ def test_a_member_that_is_switched_off_has_no_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_from_a_folder_to_a_score(tmp_path: Path, method: Any) -> None:
-    made, _ = folders(tmp_path, KINDS["a stack"])
+    made, _ = average_of(tmp_path, KINDS["a stack"])
     settings = Settings(
         finetune=method, finetune_epochs=6, finetune_batch_size=16, finetune_learning_rate=5e-3, finetune_length=40
     )

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import STACKED, evaluated, write_answerable
+from labelled_examples import STACKED, TOKENIZER, average_of, evaluated, write_answerable
 
+from braidlm.core.models.folders import load_model
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.finetuning.hyperparameters import hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune
@@ -17,14 +18,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])
-def test_replayed_steps_are_the_same_steps(tmp_path: Path, method: Any, architecture: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["plain", "stacked", "average"])
+def test_replayed_steps_are_the_same_steps(tmp_path: Path, method: Any, kind: str) -> None:
     if method == "lora":
         pytest.importorskip("peft")
     task = TASKS["glue_sst2"]().open(write_answerable(tmp_path))
     settings = Settings(finetune=method, finetune_epochs=4, finetune_batch_size=16, finetune_learning_rate=5e-3)
-    plain = evaluated(settings, **architecture)
-    model = EvaluatedModel(Scorer(plain.model.cuda()), plain.tokenizer, settings=settings)
+    if kind == "average":
+        language_model = load_model(average_of(tmp_path, [{}, {}])[0])
+    else:
+        language_model = evaluated(**(STACKED if kind == "stacked" else {})).model
+    model = EvaluatedModel(Scorer(language_model.cuda()), TOKENIZER, settings=settings)
     hyperparameters = hyperparameters_for("sst2", settings)
     tokenized = task.tokenize(model, hyperparameters)
     replayed, launched = (

@@ -31,12 +31,11 @@ def make_classifier(model: Any, outputs: int) -> nn.Module:
     classifier = _empty_classifier(config)
     classifier.base_model.load_state_dict(model.base_model.state_dict())
     classifier.requires_grad_(True)
-    classifier.float().to(next(model.parameters()).device)
     head = getattr(model, "head", None)
     if isinstance(head, AverageHead):
-        parts = torch.eye(len(head.widths), device=classifier.device).repeat_interleave(torch.tensor(head.widths), 1)
+        parts = torch.eye(len(head.widths)).repeat_interleave(torch.tensor(head.widths), dim=1)
         classifier.register_buffer(MEMBERS, parts[head.active], persistent=False)
-    return classifier
+    return classifier.float().to(next(model.parameters()).device)
 
 
 def _empty_classifier(config: Any) -> Any:
@@ -59,7 +58,8 @@ def _empty_classifier(config: Any) -> Any:
 def classify(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, Tensor | float]:
     """[texts, outputs] in float32, and the routing losses to be added to a loss.
 
-    `ids` [texts, time] are padded on the right; `last_positions` [texts] are those of the last tokens.
+    `ids` [texts, time] are padded on the right; `last_positions` [texts] are those of the last tokens. Of an average,
+    numbers are the mean of its members', and classes the logarithms of averaged probabilities.
     """
     outputs, routing_loss = member_outputs(model, ids, last_positions)
     if len(outputs) == 1:
@@ -68,7 +68,10 @@ def classify(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, T
 
 
 def member_outputs(model: Any, ids: Tensor, last_positions: Tensor) -> tuple[Tensor, Tensor | float]:
-    """The same of each member of an average, [members, texts, outputs]; any other model is the only one."""
+    """[members, texts, outputs] of the members of an average before they are averaged; any other model is one member.
+
+    The routing losses are the sum over the members.
+    """
     body = model.base_model(input_ids=ids, use_cache=False, return_dict=True)
     hidden = body.last_hidden_state
     last = hidden.gather(1, last_positions[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]
