@@ -80,6 +80,7 @@ def test_owners(tmp_path: Path) -> None:
     alike = ("stories", "maths", "shared", "shared_longer", "dense", "stories_owner", "maths_owner")
     assert len({models[name]["parameters"] for name in alike}) == 1
     assert models["owners"]["flops_per_token"] == 3 * models["dense"]["flops_per_token"]
+    assert models["owners_mixture"]["parameters"] == models["mixture"]["parameters"]
     changes = [*write_sources(recipe, tmp_path), f"out={tmp_path / 'out'}", f"data.cache={tmp_path / 'cache'}"]
     changes += ["seeds=[1]", "data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4"]
     changes += [
@@ -88,10 +89,12 @@ def test_owners(tmp_path: Path) -> None:
         "validation.tokens=300",
         "training.lengths=[{until: 0.7, length: 8}]",
     ]
-    changes += ["composed.mixture.epochs=0.05", "composed.mixture.training.warmup=2", "whole.shared_longer.epochs=0.1"]
+    changes += ["whole.shared_longer.epochs=0.1"]
+    for mixture in ("mixture", "owners_mixture"):
+        changes += [f"composed.{mixture}.epochs=0.05", f"composed.{mixture}.training.warmup=2"]
     for model in ("paths", "whole.shared", "whole.shared_longer", "whole.dense"):
         changes += [f"{model}.model.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     assert main(["train", recipe, *changes, "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
-    assert set(rows) == {*alike, "mixture", "owners"}
+    assert set(rows) == {*alike, "mixture", "owners_mixture", "owners"}
     assert all(row["bits per byte, report half"] for row in rows.values())

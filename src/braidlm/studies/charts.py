@@ -26,18 +26,17 @@ def model_colours(results: StudyResults) -> dict[str, str]:
 
 
 def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, float] | None = None) -> "Figure | None":
-    """How the first seed's models learned a domain; a composed model begins after the tokens of its paths.
+    """How the first seed's models learned a domain; a composed model begins after the tokens of what it is made of.
 
     None if there was no validation.
     """
     unit, colours = results.unit, model_colours(results)
     models = [m for m in results.models if m.seed == results.study.seeds[0]]
-    before = sum(m.curve[-1].seen(unit) for m in models if m.kind == "path" and m.curve)
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
     for model in models:
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
-        shift = before if model.kind == "composed" else 0
+        shift = sum(part.curve[-1].seen(unit) for part in results.before(model) if part.curve)
         if points:
             label = f"{model.name} (path)" if model.kind == "path" else model.name
             series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])
@@ -46,7 +45,7 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
         return None
     return figures.line_chart(
         series,
-        f"{unit} seen, those of the paths included" if before else f"{unit} seen",
+        f"{unit} seen, those of the paths included" if results.names("composed") else f"{unit} seen",
         f"bits per byte, {domain}",
         levels=levels,
         log_x=len(results.study.validation.every.parts) > 1,

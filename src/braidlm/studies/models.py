@@ -75,9 +75,10 @@ def _names(study: Study) -> list[tuple[Kind, str]]:
     paths: list[tuple[Kind, str]] = [("path", domain) for domain in study.domains] if study.paths is not None else []
     return [
         *paths,
-        *(("composed", name) for name in study.composed),
+        *(("composed", name) for name, spec in study.composed.items() if spec.members is None),
         *(("whole", name) for name in study.whole),
         *(("variant", name) for name in study.variants),
+        *(("composed", name) for name, spec in study.composed.items() if spec.members is not None),
         *(("average", name) for name in study.averages),
         *(("distilled", name) for name in study.distilled),
     ]
@@ -106,9 +107,8 @@ def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
         return composed_architecture(members, member_names(study, average), "average", blocks=0)
     if kind == "distilled":
         return distilled_model(study, name).architecture
-    assert study.paths is not None
-    path: Architecture = study.paths.model.architecture
     if kind == "path":
-        return path
-    spec, domains = study.composed[name], list(study.domains)
-    return composed_architecture([path] * len(domains), domains, spec.join, spec.layers, spec.blocks)
+        return member_model(study, name).architecture
+    spec, parts = study.composed[name], study.parts_of(name)
+    architectures = [member_model(study, part).architecture for part in parts]
+    return composed_architecture(architectures, parts, spec.join, spec.layers, spec.blocks)

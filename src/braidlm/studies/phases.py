@@ -75,6 +75,9 @@ class ComposedSpec(Phase):
     join: Annotated[Choice, PartOf(composing_joins, "shared_linear")] = "shared_linear"  # type: ignore[assignment]
     """How the paths become one stream; or `mixture`, which leaves them as they are and learns their shares of the
     probabilities: with `freeze: [paths, embedding]` nothing else."""
+    members: list[str] | None = None
+    """What it is composed of: whole models, paths, or such models trained on (variants without edits); by default the
+    paths."""
     layers: Layers | None = None
     """Parallel layers; by default as many as a path has blocks."""
     blocks: LayersOrZero = 1

@@ -117,6 +117,12 @@ class StudyResults:
             "models": [vars(m) | {"folder": str(m.folder), "run_folder": _written(m.run_folder)} for m in self.models],
         }
 
+    def before(self, model: ModelResult) -> list[ModelResult]:
+        """The models of the same seed that a composed one is made of, and what these were trained on from."""
+        parts = self.study.parts_of(model.name) if model.kind == "composed" else []
+        names = {name for part in parts for name in self.study.line_of(part)}
+        return [m for m in self.models if m.name in names and m.seed == model.seed]
+
     def base_of(self, variant: ModelResult) -> ModelResult:
         """What a variant was made of in the end, with the same seed."""
         base = self.study.base_of(variant.name)

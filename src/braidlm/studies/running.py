@@ -71,19 +71,15 @@ class _SeedRuns:
         study = self.study
         paths: list[TrainedModel] = []
         if study.paths is not None and self.seed in study.seeds_of(next(iter(study.domains))):
-            share = study.paths.share
             for domain in study.domains:
-                sets = self._sets([domain], 0.0, share)
+                sets = self._sets([domain], 0.0, study.paths.share)
                 with errors_of("path", domain):
                     run = self._train(domain, sets, study.paths, model=study.paths.model)
                 paths.append(TrainedModel(domain, "path", self.seed, run.model, run))
             yield from paths
             for name, spec in study.composed.items():
-                with errors_of("composed", name):
-                    start, is_new = self._composed(name, spec, paths)
-                    sets = self._sets(list(study.domains), share, 1.0)
-                    run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
-                yield TrainedModel(name, "composed", self.seed, run.model, run, paths)
+                if spec.members is None:
+                    yield self._composed(name, spec, paths)
         for name, whole in study.whole.items():
             if self.seed not in study.seeds_of(name):
                 continue
@@ -93,7 +89,7 @@ class _SeedRuns:
             yield TrainedModel(name, "whole", self.seed, run.model, run)
 
     def with_variants(self) -> Iterator[TrainedModel]:
-        """Every model, then the variants, each after what it is made of."""
+        """Every model, then the variants, each after what it is made of, then what is composed of any of these."""
         made: dict[str, TrainedModel] = {}
         for model in self.models():
             made[model.name] = model
@@ -108,6 +104,9 @@ class _SeedRuns:
             with errors_of("variant", name):
                 made[name] = self._variant(name, spec, made[spec.start])
             yield made[name]
+        for name, composed in self.study.composed.items():
+            if composed.members is not None and self.seed in self.study.seeds_of(name):
+                yield self._composed(name, composed, [made[part] for part in self.study.parts_of(name)])
 
     def _variant(self, name: str, spec: VariantSpec, start: TrainedModel) -> TrainedModel:
         """A model edited, then trained; where it is not trained, the last edit's folder has its name."""
@@ -207,19 +206,27 @@ class _SeedRuns:
         words = chunkings.build(self.study.data.chunking).words_per_epoch
         return Amount(sum(map(len, streams)), "tokens") if words is None else Amount(words * len(streams), "words")
 
-    def _composed(self, name: str, spec: ComposedSpec, paths: list[TrainedModel]) -> tuple[Path, bool]:
-        """The composed model, and whether it is new: one of the same paths and options is used again."""
+    def _composed(self, name: str, spec: ComposedSpec, parts: list[TrainedModel]) -> TrainedModel:
+        """Models composed, then trained on the text that is left to all."""
+        with errors_of("composed", name):
+            start, is_new = self._joined(name, spec, parts)
+            sets = self._sets(list(self.study.domains), self.study.shared_from, 1.0)
+            run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
+        return TrainedModel(name, "composed", self.seed, run.model, run, parts)
+
+    def _joined(self, name: str, spec: ComposedSpec, parts: list[TrainedModel]) -> tuple[Path, bool]:
+        """The composed model before its training, and whether it is new: one of the same parts is used again."""
         out = self.folder / f"{name}-composed"
-        sources = [path.model for path in paths]
+        sources = [part.model for part in parts]
         options = {"join": encode(spec.join), "seed": self.seed}
         options |= {} if spec.is_averaged else {"blocks": spec.blocks, "start": spec.start}
         options |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
             if is_made_of(out, sources, options):
                 return out, False
-            remove_made(out)  # its paths were trained again since, or the recipe changed
-        named = ", ".join(path.name for path in paths)
-        console.say(f"\n{name}, seed {self.seed}: composed of {named}, joined by {spec.join.kind}")
+            remove_made(out)  # its parts were trained again since, or the recipe changed
+        names = [part.name for part in parts]
+        console.say(f"\n{name}, seed {self.seed}: composed of {', '.join(names)}, joined by {spec.join.kind}")
         with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
-            compose(sources, out, names=[path.name for path in paths], **options)
+            compose(sources, out, names=names, **options)
         return out, True

@@ -153,7 +153,7 @@ def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], flo
         return [], 0.0, Phase()
     if kind == "distilled":
         return distilled_domains(study, label), 1.0, study.distilled[label]
+    if kind == "composed":
+        return list(study.domains), 1.0 - study.shared_from, study.composed[label]
     assert study.paths is not None
-    if kind == "path":
-        return [label], study.paths.share, study.paths
-    return list(study.domains), 1.0 - study.paths.share, study.composed[label]
+    return [label], study.paths.share, study.paths

@@ -86,8 +86,9 @@ class Study:
             raise BraidError("domains: name at least one data set")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BraidError(f"seeds: give at least one, each once, got {self.seeds}")
-        if self.composed and self.paths is None:
-            raise BraidError("composed: there are no paths to compose; give `paths`")
+        for name, composed in self.composed.items():
+            if composed.members is None and self.paths is None:
+                raise BraidError(f"composed.{name}: there are no paths to compose; give `paths`, or its `members`")
         for name, spec in self.whole.items():
             if spec.text == "shared" and self.paths is None:
                 raise BraidError(f"whole.{name}.text: there are no paths that leave text to others; give `paths`")
@@ -102,6 +103,7 @@ class Study:
         self._check_domains()
         self._check_starts()
         self._check_seeds()
+        self._check_members()
         self._check_averages()
         self._check_distilled()
 
@@ -138,12 +140,15 @@ class Study:
     def _check_starts(self) -> None:
         """A variant is made of a model that is there by then."""
         names = list(self.variants)
+        later = [name for name, spec in self.composed.items() if spec.members is not None]
         for at, (name, spec) in enumerate(self.variants.items()):
             if spec.start in names[at:]:
                 raise BraidError(
                     f"variants.{name}.start: '{spec.start}' is not made yet",
                     todo="A variant stands before those that are made of it.",
                 )
+            if spec.start in later:
+                raise BraidError(f"variants.{name}.start: '{spec.start}' has members, and is made after all variants")
 
     def _check_seeds(self) -> None:
         """A model that is trained with some seeds alone has some of the study's."""
@@ -152,20 +157,31 @@ class Study:
             if own is not None and (not own or set(own) - set(self.seeds)):
                 raise BraidError(f"{where}.seeds: expected some of the study's, {self.seeds}, got {own}")
 
-    def _check_averages(self) -> None:
-        """An average has members whose architecture is known, at least two of them."""
+    def _check_members(self) -> None:
+        """Averages and composed models have members whose architecture is known, each once."""
         trained = [*(self.domains if self.paths is not None else ()), *self.whole]
         for name, variant in self.variants.items():  # each stands after what it is made of
             trained += [name] if not variant.edits and variant.start in trained else []
-        for name, spec in self.averages.items():
-            for member in spec.members:
+        made = {f"averages.{name}.members": spec.members for name, spec in self.averages.items()}
+        made |= {f"composed.{name}.members": spec.members or [] for name, spec in self.composed.items()}
+        for where, members in made.items():
+            for member in members:
                 if member not in trained:
                     raise BraidError(
-                        f"averages.{name}.members: there is no path, whole model or variant without edits '{member}'."
+                        f"{where}: there is no path, whole model or variant without edits '{member}'."
                         f"{did_you_mean(member, trained)}"
                     )
-            if len(set(spec.members)) < len(spec.members):
-                raise BraidError(f"averages.{name}.members: each is named once; `seeds` says how often it is trained")
+            if len(set(members)) < len(members):
+                raise BraidError(f"{where}: each is named once; `seeds` says how often it is trained")
+        for name, composed in self.composed.items():
+            if composed.members is not None and len(composed.members) < 2:
+                raise BraidError(f"composed.{name}.members: name at least two")
+            if not self.seeds_of(name):
+                raise BraidError(f"composed.{name}.members: no seed is that of every member")
+
+    def _check_averages(self) -> None:
+        """An average is one of at least two members."""
+        for name, spec in self.averages.items():
             seeds = [self.seeds_of(member) for member in spec.members]
             if spec.seeds == "each" and any(own != seeds[0] for own in seeds):
                 raise BraidError(f"averages.{name}: an average for each seed needs members of the same seeds")
@@ -192,18 +208,32 @@ class Study:
     def model_names(self) -> list[str]:
         """The models that a variant may be made of."""
         paths = list(self.domains) if self.paths is not None else []
-        return [*paths, *self.composed, *self.whole, *self.variants]
+        composed = [name for name, spec in self.composed.items() if spec.members is None]
+        return [*paths, *composed, *self.whole, *self.variants]
+
+    def parts_of(self, composed: str) -> list[str]:
+        """What a composed model is made of, in the order in which these are made."""
+        members = self.composed[composed].members
+        return list(self.domains) if members is None else [name for name in self.model_names if name in members]
 
     def base_of(self, variant: str) -> str:
         """Where a variant comes from in the end: a model of the study that is none, or a folder."""
         start = self.variants[variant].start
         return self.base_of(start) if start in self.variants else start
 
+    def line_of(self, model: str) -> list[str]:
+        """A model after those of the study that it was trained on from."""
+        start = self.variants[model].start if model in self.variants else None
+        return [*(self.line_of(start) if start in self.model_names else []), model]
+
     def seeds_of(self, model: str) -> list[int]:
         """The seeds that a path, a composed or a whole model is trained with, or a variant of one."""
         if model in self.variants:
             base = self.base_of(model)
             return self.seeds_of(base) if base in self.model_names else self.seeds
+        if model in self.composed:
+            parts = [self.seeds_of(part) for part in self.parts_of(model)]
+            return [seed for seed in self.seeds if all(seed in seeds for seeds in parts)]
         spec = self.whole.get(model, self.paths)
         own = None if spec is None else spec.seeds
         return [seed for seed in self.seeds if own is None or seed in own]
@@ -224,7 +254,12 @@ class Study:
 
     def begin_of(self, spec: WholeSpec) -> float:
         """Where the text that a model reads begins in each of its domains."""
-        return 0.0 if spec.text == "all" or self.paths is None else self.paths.share
+        return 0.0 if spec.text == "all" else self.shared_from
+
+    @property
+    def shared_from(self) -> float:
+        """Where the text begins that paths leave to composed models; without paths that is all of it."""
+        return 0.0 if self.paths is None else self.paths.share
 
     @property
     def folder(self) -> Path:

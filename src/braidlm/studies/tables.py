@@ -37,10 +37,10 @@ def summary(results: StudyResults) -> Table:
     rows = []
     for name in results.names():
         models = results.of(name)
-        first, trainings = models[0], [[*_paths_of(results, m), m] for m in models]
+        first, trainings = models[0], [[*results.before(m), m] for m in models]
         took = mean(sum(one.seconds for one in each) for each in trainings)
         wall = mean(sum(one.wall_seconds for one in each) for each in trainings)
-        words = [sum(m.words for m in each) for each in (_paths_of(results, first), [first]) if each]
+        words = [sum(m.words for m in each) for each in (results.before(first), [first]) if each]
         bits = [[m.halves[half] for m in models] for half in halves] or [[m.bits for m in models]]
         sizes = [f"{first.parameters:,}", count(float(first.flops_per_token)), " + ".join(map(count, words))]
         rows.append(
@@ -69,7 +69,7 @@ def quality(results: StudyResults) -> Table:
                 scores.append(over_seeds([_mean_bits(m.bits) for m in models]).text())
             seen = count(models[0].tokens)
             if kind == "composed":
-                seen = f"{count(sum(path.tokens for path in _paths_of(results, models[0])))} + {seen}"
+                seen = f"{count(sum(part.tokens for part in results.before(models[0])))} + {seen}"
             rows.append([name, kind_label(kind), f"{models[0].parameters:,}", seen, *scores])
     columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
     half = results.study.validation.half
@@ -176,13 +176,16 @@ def training_time(results: StudyResults) -> Table:
         took = _seconds(results.of(name, "path"))
         rows.append([name, duration(took), "–", duration(took)])
     for name in results.names("composed"):
-        second = _seconds(results.of(name, "composed"))
-        firsts = [_seconds(results.of(path, "path")) for path in results.names("path")]
-        apart = " + ".join(map(duration, firsts))
-        rows.append([name, f"({apart})", duration(second), duration(sum(firsts) + second)])
-        rows.append(
-            [f"{name}, paths in parallel", duration(max(firsts)), duration(second), duration(max(firsts) + second)]
-        )
+        composed = results.of(name, "composed")
+        second = _seconds(composed)
+        spent = {
+            part: _seconds(results.of(part)) for part in dict.fromkeys(m.name for m in results.before(composed[0]))
+        }
+        apart = " + ".join(map(duration, spent.values()))
+        rows.append([name, f"({apart})", duration(second), duration(sum(spent.values()) + second)])
+        lines = [results.study.line_of(part) for part in results.study.parts_of(name)]
+        first = max(sum(spent[one] for one in line) for line in lines)
+        rows.append([f"{name}, paths in parallel", duration(first), duration(second), duration(first + second)])
     for name in results.names("whole"):
         took = _seconds(results.of(name, "whole"))
         rows.append([name, "–", duration(took), duration(took)])
@@ -229,8 +232,3 @@ def _mean_bits(bits: Bits) -> float:
 
 def _seconds(models: list[ModelResult]) -> float:
     return sum(m.seconds for m in models) / len(models)
-
-
-def _paths_of(results: StudyResults, model: ModelResult) -> list[ModelResult]:
-    """The paths that a composed model is made of; none of another model."""
-    return [m for m in results.models if m.kind == "path" and m.seed == model.seed] if model.kind == "composed" else []
