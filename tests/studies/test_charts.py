@@ -39,9 +39,11 @@ def test_learning_charts_of_all_domains_have_one_scale(results: StudyResults) ->
     assert len(limits) == 1
 
 
-def test_scales_are_fixed_and_grow_only_for_what_would_not_fit() -> None:
-    assert curve_limits([0.4, 3.0]) == curve_limits([]) == (0.25, 4.0)
+def test_scales_are_the_same_for_what_is_alike() -> None:
+    assert curve_limits([0.4, 3.0]) == curve_limits([0.26, 3.9]) == (0.25, 4.0)
     assert curve_limits([0.2, 5.0, float("nan")]) == (0.125, 8.0)
+    assert curve_limits([1.05, 1.9]) == curve_limits([1.0]) == (1.0, 2.0), "no room for what no model reaches"
+    assert curve_limits([]) == (1.0, 2.0)
     assert bar_limit([0.5, 0.8]) == bar_limit([]) == 1.0
     assert bar_limit([0.95]) == 2.0
     assert bar_limit([5.0]) == 8.0

@@ -12,8 +12,6 @@ from braidlm.studies.results import Bits, ModelResult, StudyResults, over_seeds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CURVE_BITS = (0.25, 4.0)
-"""The scale of learning curves in bits per byte."""
 BAR_BITS = 1.0
 """The end of the scale of bars in bits per byte."""
 
@@ -34,6 +32,7 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
     models = [m for m in results.models if m.seed == results.study.seeds[0]]
     series: dict[str, tuple[list[float], list[float]]] = {}
     series_colours = {}
+    reached = [bits for m in models for point in m.curve for bits in point.bits.values()]
     for model in models:
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
         shift = sum(part.curve[-1].seen(unit) for part in results.before(model) if part.curve)
@@ -51,7 +50,7 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
         log_x=len(results.study.validation.every.parts) > 1,
         log_y=True,
         colours=series_colours,
-        y_limits=curve_limits(bits for m in models for point in m.curve for bits in point.bits.values()),
+        y_limits=curve_limits([*reached, *(levels or {}).values()]),
     )
 
 
@@ -102,14 +101,10 @@ def comparison_chart(results: StudyResults, models: list[ModelResult], ngrams: M
 
 
 def curve_limits(bits: Iterable[float]) -> tuple[float, float]:
-    """The scale of all learning curves, doubled or halved until they fit."""
-    low, high = CURVE_BITS
-    values = [value for value in bits if math.isfinite(value) and value > 0]
-    while values and min(values) < low:
-        low /= 2
-    while values and max(values) > high:
-        high *= 2
-    return low, high
+    """The scale of all learning curves: whole powers of two around them, so that most runs of a study have the same."""
+    powers = [math.log2(value) for value in bits if math.isfinite(value) and value > 0] or [0.0]
+    low = math.floor(min(powers))
+    return 2.0**low, 2.0 ** max(math.ceil(max(powers)), low + 1)
 
 
 def bar_limit(bits: Iterable[float]) -> float:

@@ -56,6 +56,13 @@ def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:
     assert bars.axes[0].patches[0].get_facecolor()[:3] == pytest.approx((0x12 / 255, 0x34 / 255, 0x56 / 255))
 
 
+def test_lines_of_one_colour_are_told_apart() -> None:
+    lines = {name: ([1.0, 2.0], [1.0, 2.0]) for name in ("path", "other", "dense")}
+    first, *_, last = line_chart(lines, "x", "y", colours=dict.fromkeys(("path", "dense"), COLOURS[0])).axes[0].lines
+    assert first.get_color() == last.get_color()
+    assert first.get_linestyle() != last.get_linestyle()
+
+
 def test_groups_of_bars_have_no_holes_and_follow_the_order_of_colours() -> None:
     groups = {"x": {"a": 1.0, "c": 3.0}, "y": {"b": 2.0, "c": 3.0}}
     axes = bar_chart(groups, "v", colours=dict.fromkeys("abc", "#123456")).axes[0]

@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -57,10 +58,13 @@ def line_chart(
         axes.grid(axis="y")
         axes.margins(x=0.012)
         names: list[tuple[str, float, str]] = []
+        drawn: Counter[str] = Counter()
         for index, (name, (xs, ys)) in enumerate(series.items()):
             colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
+            dashes = DASHES[drawn[colour] % len(DASHES)]  # lines of one colour are told apart by them
+            drawn[colour] += 1
             dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(xs) < 20 else {}
-            axes.plot(xs, ys, color=colour, linestyle=DASHES[index // len(COLOURS) % len(DASHES)], **dots)
+            axes.plot(xs, ys, color=colour, linestyle=dashes, **dots)
             ends = [y for y in ys if math.isfinite(y) and (y > 0 or not log_y)]
             if ends:
                 names.append((name, ends[-1], colour))
