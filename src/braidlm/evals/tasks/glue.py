@@ -20,6 +20,7 @@ class FineTuningTask(Task):
 
     data_set: DataSet
     uses = USES
+    version = 2  # members of an average are fine-tuned apart
 
     def open(self, path: Path) -> OpenTask:
         from braidlm.evals.finetuning.examples import read_labelled
