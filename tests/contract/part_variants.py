@@ -37,6 +37,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("norm", "per_path"): {"paths": HALVES},
     ("head", "average"): {"paths": HALVES},
     ("head", "mixture"): {"paths": HALVES},
+    ("head", "posterior"): {"paths": HALVES},
     ("compression", "low_rank"): {"ranks": {"stages.*": 4}},
     ("compression", "int8"): {"modules": ["stages.*"]},
     ("compression", "int4"): {"modules": ["stages.*"], "group": 8},

@@ -96,5 +96,5 @@ def test_owners(tmp_path: Path) -> None:
         changes += [f"{model}.model.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     assert main(["train", recipe, *changes, "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
-    assert set(rows) == {*alike, "mixture", "owners_mixture", "owners"}
+    assert set(rows) == {*alike, "mixture", "owners_mixture", "owners", "owners_judged"}
     assert all(row["bits per byte, report half"] for row in rows.values())

@@ -9,7 +9,12 @@ from toy_study import PATH_MODEL, toy_study
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_model
+from braidlm.core.models.folders import load_lineage, load_model
+from braidlm.core.models.integrity import model_hash
+from braidlm.edits.composing.averaging import posterior_shares
+from braidlm.model.config.strict import encode
+from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.posterior import PosteriorHead
 from braidlm.model.paths.switches import use_paths
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
@@ -17,6 +22,7 @@ from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
 from braidlm.studies.tables import summary, training_time
+from braidlm.training.distill.teachers import TEACHER
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
 MIXED: dict[str, Any] = {"join": "mixture", "freeze": ["paths", "embedding"], **SHORT}
@@ -30,6 +36,8 @@ def owners(folder: Path, **changes: Any) -> dict[str, Any]:
     made["paths"] = {"model": PATH_MODEL, "share": 0.5, **SHORT}
     variants = {f"{name}_owner": {"start": "shared", "domains": [name], **SHORT} for name in ("stories", "maths")}
     composed = {"together": {"members": ["maths_owner", "stories_owner"], **MIXED}, "of_paths": MIXED}
+    judged = {"members": ["maths_owner", "stories_owner"], "seeds": "each", "join": "posterior"}
+    made |= {"averages": {"judged": judged}, "distilled": {"student": {"teacher": "judged", **SHORT}}}
     return made | {"variants": variants, "composed": composed} | changes
 
 
@@ -45,8 +53,36 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
 def test_members_are_made_before_what_is_composed_of_them(results: StudyResults) -> None:
     assert [model.name for model in results.models] == [
         *("stories", "maths", "of_paths", "shared"),
-        *("stories_owner", "maths_owner", "together"),
+        *("stories_owner", "maths_owner", "together", "judged", "student"),
     ]
+
+
+def test_an_average_may_weigh_its_members_by_the_text(results: StudyResults) -> None:
+    """It has no training of its own, and its student learns from it, not from its members alike."""
+    (judged,), (student,) = results.of("judged"), results.of("student")
+    assert judged.run_folder is None
+    model, ids = load_model(judged.folder), torch.arange(20)[None]
+    assert isinstance(model.head, PosteriorHead)
+    with torch.no_grad():
+        each = [load_model(results.of(name)[0].folder)(ids).logits.log_softmax(-1) for name in model.head.names]
+        wanted = torch.stack(each) + posterior_shares(torch.stack(each), ids, None)[..., None]
+        assert torch.allclose(model(ids).logits, wanted.logsumexp(0), atol=1e-4)
+    teachers = [source for source in load_lineage(student.folder)["sources"] if source.get("role") == TEACHER]
+    assert [source["sha256"] for source in teachers] == [model_hash(judged.folder)]
+
+
+def test_another_way_of_weighing_makes_it_anew(results: StudyResults) -> None:
+    data = encode(results.study)
+    data["averages"]["judged"]["join"] = "average"
+    data["distilled"] = {}
+    console.set_quiet(True)
+    try:
+        made = run_study(decode_study(data), device="cpu")
+        assert type(load_model(made[-1].model).head) is AverageHead
+        again = run_study(results.study, device="cpu")
+    finally:
+        console.set_quiet(False)
+    assert isinstance(load_model(next(one.model for one in again if one.name == "judged")).head, PosteriorHead)
 
 
 def test_each_member_alone_is_the_model_that_it_was(results: StudyResults) -> None:
@@ -68,6 +104,7 @@ def test_what_was_trained_before_is_counted_once(results: StudyResults) -> None:
     assert results.before(mixture) == before
     assert [model.name for model in results.before(results.of("of_paths")[0])] == ["stories", "maths"]
     assert results.before(before[0]) == []
+    assert results.before(before[1]) == results.before(results.of("judged")[0]) == before[:1]
     row = next(row for row in summary(results).rows if row[0] == "together")
     words = sum(model.words for model in before)
     assert row[summary(results).columns.index("words")] == f"{console.count(words)} + {console.count(mixture.words)}"
@@ -91,7 +128,8 @@ def test_it_is_used_again(results: StudyResults) -> None:
 def test_without_paths_it_is_trained_on_all_text(tmp_path: Path) -> None:
     whole = {name: {"model": PATH_MODEL, "domains": [name], "seeds": [2], **SHORT} for name in ("stories", "maths")}
     composed = {"both": {"members": ["stories", "maths"], "join": "shared_linear", "epochs": 0.1}}
-    data = owners(tmp_path, paths=None, whole=whole, variants={}, composed=composed, seeds=[1, 2])
+    made_of = {"paths": None, "whole": whole, "variants": {}, "composed": composed, "averages": {}, "distilled": {}}
+    data = owners(tmp_path, **made_of, seeds=[1, 2])
     console.set_quiet(True)
     try:
         made = run_study(decode_study(data), device="cpu")
@@ -114,6 +152,10 @@ def test_without_paths_it_is_trained_on_all_text(tmp_path: Path) -> None:
         ),
         ({"composed": {"a": {"members": ["shared", "shared"]}}}, "composed.a.members: each is named once"),
         ({"composed": {"a": {"members": ["shared"]}}}, "composed.a.members: name at least two"),
+        (
+            {"averages": {"judged": {"members": ["shared"], "join": "mixture"}}},
+            "averages.judged: an average is not trained, and mixture has to be: that is a composed model",
+        ),
         ({"paths": None, "composed": {"a": MIXED}}, "there are no paths to compose; give `paths`, or its `members`"),
         (
             {
@@ -126,12 +168,13 @@ def test_without_paths_it_is_trained_on_all_text(tmp_path: Path) -> None:
 )
 def test_mistakes(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(BraidError) as caught:
-        decode_study(owners(tmp_path, **changes))
+        decode_study(owners(tmp_path, **{"averages": {}, "distilled": {}, **changes}))
     assert problem in str(caught.value)
 
 
 def test_members_without_a_seed_in_common(tmp_path: Path) -> None:
     whole = {f"seed_{seed}": {"model": PATH_MODEL, "seeds": [seed]} for seed in (1, 2)}
     composed = {"both": {"members": ["seed_1", "seed_2"]}}
+    rest: dict[str, Any] = {"variants": {}, "averages": {}, "distilled": {}}
     with pytest.raises(BraidError, match=r"composed.both.members: no seed is that of every member"):
-        decode_study(owners(tmp_path, whole=whole, variants={}, composed=composed, seeds=[1, 2]))
+        decode_study(owners(tmp_path, whole=whole, composed=composed, seeds=[1, 2], **rest))

@@ -155,9 +155,9 @@ def _frozen(freeze: Sequence[str], paths: Sequence[PathModel]) -> list[str]:
 
 def _what_next(composition: Composition, folder: Path) -> str:
     if composition.join.kind in averages:
-        shares = f", until their shares are trained: `braid train RECIPE start_from={folder}`"
+        shares = f": `braid train RECIPE start_from={folder}`" if composition.fresh_parts() else ""
         return (
-            f"Its probabilities are the average of the models'{shares if composition.fresh_parts() else ''}. "
+            f"Its probabilities are the models', {averages[composition.join.kind].how}{shares}. "
             f"`braid eval` measures it beside them, and `training.distill={{teachers: [{folder}]}}` makes a model of "
             "one's size of it."
         )

@@ -185,7 +185,10 @@ class LoweredModel:
                     routings += chosen
                 context.synchronize()
                 hidden = self._last_norm(_combined(stream), pending, context)
-        return context.unflattened(hidden), routings, context
+        hidden = context.unflattened(hidden)
+        if body.readers:
+            hidden = body.read(hidden, body.span(hidden, tokens=ids))
+        return hidden, routings, context
 
     def _dtype(self, device: torch.device) -> torch.dtype:
         """Of the stream and the products: autocast's, or else the parameters' own."""

@@ -1,18 +1,11 @@
 """The model, the language model and the classifier that transformers' Auto classes load."""
 
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-    SequenceClassifierOutputWithPast,
-)
+from transformers import DynamicCache, GenerationMixin
 
 from .attention.positions import position_kinds
 from .compression.compression import compress, compressed_head
@@ -23,98 +16,15 @@ from .freezing import freeze
 from .heads.embedding import embeddings
 from .heads.head import Head, heads
 from .heads.losses import IGNORED, next_token_loss, shift_labels
-from .initialisation import Initialisation, ModelShape, initialisations
 from .layer_skip import cache_slots, chosen_exit, run_layers, set_dropout
 from .norms import norms
 from .paths.switches import address_outside_stack, switch_off_modules, use_paths
 from .precision import compute_dtype
+from .pretrained import BraidCausalLMOutput, BraidModelOutput, BraidPreTrainedModel, BraidSequenceClassifierOutput
 from .record import LayerRecord
-from .routing.losses import routing_loss
 from .routing.routing import Routings
 from .span import KeyValueCache, Span, make_masks, positions_from_mask, rotations_for
 from .stages import stage_kinds
-
-
-@dataclass
-class BraidModelOutput(BaseModelOutputWithPast):
-    """transformers' output, with routings."""
-
-    routings: Routings | None = None
-    """The routing of every router, in the order of the stages; None if the model has no router."""
-
-
-@dataclass
-class BraidCausalLMOutput(CausalLMOutputWithPast):
-    """transformers' output, with routings."""
-
-    routings: Routings | None = None
-
-
-@dataclass
-class BraidSequenceClassifierOutput(SequenceClassifierOutputWithPast):
-    """transformers' output, with routings."""
-
-    routings: Routings | None = None
-
-
-class BraidPreTrainedModel(PreTrainedModel):
-    """What the three classes share: initialisation, freezing, switches and transformers' settings."""
-
-    config_class = BraidConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]
-    _supports_sdpa = True
-    _supports_cache_class = True  # what transformers before version 5 asks for
-    _skip_keys_device_placement = ["past_key_values"]
-    tied: dict[str, str]
-    """The name of every parameter that is another one too, and the name that it is saved under."""
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """What transformers ties; by itself it would tie nothing where head and embedding are apart."""
-        return dict(self.tied)
-
-    def _tie_weights(self) -> None:
-        """What transformers before version 5 calls: it ties head and embedding by itself, and nothing else."""
-        for name, saved in self.tied.items():
-            owner, _, own = name.rpartition(".")
-            setattr(self.get_submodule(owner), own, self.get_parameter(saved))
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        """Yes: transformers guesses from the source text, and would ignore `set_attn_implementation`."""
-        return True
-
-    @cached_property
-    def _initialise(self) -> Initialisation:
-        architecture = self.config.decoded
-        shape = ModelShape(architecture.width, max(1, architecture.depth))
-        return initialisations.build(architecture.initialisation, shape)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        self._initialise(module, writes_stream=getattr(module, "writes_stream", False))
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does, then freeze the parts in `config.frozen`: loading replaces every parameter."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        freeze(model, model.config.frozen)
-        return loaded
-
-    def switch_off(self, *modules: str) -> None:
-        """Let routers choose none of these modules, by names or patterns, and all others again."""
-        switch_off_modules(self, modules)
-
-    def routing_loss_in_training(
-        self, routings: Routings | None, hidden: Tensor, mask: Tensor | None
-    ) -> Tensor | float:
-        """The routing losses in training, whatever output flags the caller passes; 0 in evaluation."""
-        if not (self.training and routings):
-            return 0.0
-        time = hidden.shape[1]
-        return routing_loss(routings, torch.ones_like(hidden[..., 0]) if mask is None else mask[:, -time:])
 
 
 class BraidModel(BraidPreTrainedModel):
@@ -150,7 +60,9 @@ class BraidModel(BraidPreTrainedModel):
             )
             if hasattr(module, "address"):
                 module.address = address_outside_stack(name)
-        self.windows = sorted({a.window for a in self.attentions}, key=lambda w: (w is not None, w))
+        self.cache_shapes = [attention.cache_shape for attention in self.attentions]
+        """Heads and channels of every layer of a cache."""
+        self.windows = _ordered({a.window for a in self.attentions})
         self.head_dims = sorted({a.head_dim for a in self.attentions})
         for head_dim in self.head_dims:
             self.positions.check(head_dim)
@@ -158,6 +70,15 @@ class BraidModel(BraidPreTrainedModel):
         switch_off_modules(self, config.without)
         self._tied_weights_keys = self.tied = _shared_names(self)
         self.post_init()
+
+        self.readers: tuple[Any, ...] = ()
+        """Heads that read the text beside the stream; in a tuple, since they are parts of another module."""
+
+    def add_reader(self, head: Any) -> None:
+        """Let a head read the text at the end of every pass, with layers of its own in the cache."""
+        self.readers, head.first_slot = (head,), len(self.cache_shapes)
+        self.cache_shapes = [*self.cache_shapes, *head.cache_shapes]
+        self.windows = _ordered({*self.windows, head.window})
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -183,7 +104,7 @@ class BraidModel(BraidPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         cache = (DynamicCache() if past_key_values is None else past_key_values) if use_cache else None
         record = self._record(output_hidden_states, output_attentions)
-        span = self.span(hidden, attention_mask, position_ids, cache, record)
+        span = self.span(hidden, attention_mask, position_ids, cache, record, input_ids)
         hidden, routings = self.stream(hidden, span)
         output = BraidModelOutput(
             last_hidden_state=hidden,
@@ -212,7 +133,13 @@ class BraidModel(BraidPreTrainedModel):
         hidden = self.norm(hidden)
         if span.record is not None:
             span.record.end(hidden)
-        return hidden, routings
+        return self.read(hidden, span), routings
+
+    def read(self, hidden: Tensor, span: Span) -> Tensor:
+        """The normalised stream with what the head reads in the text, if it reads it."""
+        for head in self.readers:
+            hidden = head.read(hidden, span)
+        return hidden
 
     def enter(self, hidden: Tensor, span: Span) -> Tensor:
         """The stream before the first layer."""
@@ -235,8 +162,9 @@ class BraidModel(BraidPreTrainedModel):
         position_ids: Tensor | None = None,
         cache: KeyValueCache | None = None,
         record: LayerRecord | None = None,
+        tokens: Tensor | None = None,
     ) -> Span:
-        """Positions, masks and rotations for a pass over `hidden` [batch, time, width]."""
+        """Positions, masks and rotations for a pass over `hidden` [batch, time, width], embedded `tokens`."""
         time, device = hidden.shape[1], hidden.device
         # transformers' static caches return entries that are not filled yet.
         if getattr(cache, "is_compileable", False):
@@ -245,7 +173,7 @@ class BraidModel(BraidPreTrainedModel):
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
         exit_layer = self.exit_layer
-        _add_cache_layers(cache, len(self.attentions) if exit_layer is None else cache_slots(self.stages, exit_layer))
+        _add_cache_layers(cache, len(self.cache_shapes) if exit_layer is None else cache_slots(self.stages, exit_layer))
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
         padding = _mask_if_padded(attention_mask)
@@ -263,6 +191,7 @@ class BraidModel(BraidPreTrainedModel):
             rotations=rotations_for(self.head_dims, self.positions, position_ids, compute_dtype(hidden)),
             real=None if padding is None else padding[:, -time:].bool(),
             record=record,
+            tokens=tokens,
         )
         span.eager = span.needs_weights or self.config._attn_implementation == "eager"
         return span
@@ -285,6 +214,8 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
         architecture = config.decoded
         head = heads.build(architecture.head, self.model.width_out, config.vocab_size)
         self.head: Any = compressed_head(head, architecture.compression)
+        if hasattr(head, "read"):
+            self.model.add_reader(self.head)
         use_paths(self, config.paths)
         freeze(self, config.frozen)
         self._tied_weights_keys = self.tied = _shared_names(self) | self._tied_head()
@@ -352,7 +283,7 @@ class BraidForCausalLM(BraidPreTrainedModel, GenerationMixin):
     def text_loss(self, inputs: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
         """The loss of targets, each at the position that predicts it, without the routing losses."""
         embedded = self.model.embedding(inputs)
-        hidden, _ = self.model.stream(embedded, self.model.span(embedded))
+        hidden, _ = self.model.stream(embedded, self.model.span(embedded, tokens=inputs))
         return self.head.loss(hidden, targets, count)
 
 
@@ -417,6 +348,10 @@ def _shared_names(model: nn.Module) -> dict[str, str]:
     """The name of every parameter that a module before it has too, and its first name."""
     first: dict[nn.Parameter, str] = {}
     return {n: first[p] for n, p in model.named_parameters(remove_duplicate=False) if first.setdefault(p, n) != n}
+
+
+def _ordered(windows: set[int | None]) -> list[int | None]:
+    return sorted(windows, key=lambda w: (w is not None, w))
 
 
 def _shared_outputs(outputs: BraidModelOutput) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Span:
     """Whether attention is computed by plain products."""
     record: LayerRecord | None = None
     """What the caller asked to see of each layer."""
+    tokens: Tensor | None = None
+    """[batch, time]: the tokens themselves, for a head that reads them; None where only embeddings are known."""
 
     @property
     def time(self) -> int:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from braidlm.core import console
 from braidlm.edits.compose import compose
+from braidlm.model.config.strict import encode
 from braidlm.studies.editing import is_made_of, remove_made
 from braidlm.studies.members import member_names
 from braidlm.studies.models import errors_of
@@ -37,16 +39,16 @@ def _average(study: Study, name: str, members: list[TrainedModel]) -> TrainedMod
     spec, seed = study.averages[name], members[0].seed
     out = study.folder / name if spec.seeds == "all" else study.folder / f"seed-{seed}" / name
     with errors_of("average", name):
-        _compose(out, members, member_names(study, spec))
+        _compose(out, members, member_names(study, spec), encode(spec.join))
     return TrainedModel(name, "average", seed, out, parts=members)
 
 
-def _compose(out: Path, members: Sequence[TrainedModel], names: Sequence[str]) -> None:
+def _compose(out: Path, members: Sequence[TrainedModel], names: Sequence[str], join: Any) -> None:
     sources = [member.model for member in members]
     if out.is_dir():
-        if is_made_of(out, sources):
+        if is_made_of(out, sources, {"join": join}):
             return
         remove_made(out)  # its members were trained again since, or are others
     console.say(f"\n{out.name}: the average of {', '.join(names)}")
     with console.silence():  # its account of every tensor is in the lineage
-        compose(sources, out, names=list(names), join="average")
+        compose(sources, out, names=list(names), join=join)

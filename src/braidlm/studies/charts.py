@@ -35,7 +35,8 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
     reached = [bits for m in models for point in m.curve for bits in point.bits.values()]
     for model in models:
         points = [(point.seen(unit), point.bits[domain]) for point in model.curve if domain in point.bits]
-        shift = sum(part.curve[-1].seen(unit) for part in results.before(model) if part.curve)
+        before = results.before(model) if model.kind == "composed" else []
+        shift = sum(part.curve[-1].seen(unit) for part in before if part.curve)
         if points:
             label = f"{model.name} (path)" if model.kind == "path" else model.name
             series[label] = ([seen + shift for seen, _ in points], [bits for _, bits in points])

@@ -104,7 +104,7 @@ def _architecture(study: Study, kind: Kind, name: str) -> Architecture:
     if kind == "average":
         average = study.averages[name]
         members = [member_model(study, member.model).architecture for member in members_of(study, average)]
-        return composed_architecture(members, member_names(study, average), "average", blocks=0)
+        return composed_architecture(members, member_names(study, average), average.join, blocks=0)
     if kind == "distilled":
         return distilled_model(study, name).architecture
     if kind == "path":

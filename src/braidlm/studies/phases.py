@@ -141,13 +141,26 @@ class DistilledSpec(SeededPhase):
 
 @dataclass
 class AverageSpec:
-    """Models trained apart whose probabilities are averaged, as `braid compose --join average` does it."""
+    """Models trained apart whose probabilities are averaged, as `braid compose --join average` does it.
+
+    What needs no training is made so: equal shares, or those that follow the text (`posterior`).
+    """
 
     members: list[str]
     """Models of the study: one with several seeds, or several, which may be trained on other domains. They are whole
     models, paths, or such models trained on: variants without edits."""
     seeds: Literal["all", "each"] = "all"
     """One average of the members of all seeds, or one for each seed."""
+    join: Annotated[Choice, PartOf(composing_joins, "average")] = "average"  # type: ignore[assignment]
+    """How the members are weighed: all alike (`average`), or each by how well it has predicted the text so far
+    (`posterior`)."""
+
+    def __post_init__(self) -> None:
+        if self.join.kind not in ("average", "posterior"):
+            raise BraidError(
+                f"an average is not trained, and {self.join.kind} has to be: that is a composed model, "
+                "`composed.NAME`, which may have `members` too"
+            )
 
 
 class EditStep(NamedTuple):

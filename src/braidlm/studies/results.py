@@ -118,10 +118,18 @@ class StudyResults:
         }
 
     def before(self, model: ModelResult) -> list[ModelResult]:
-        """The models of the same seed that a composed one is made of, and what these were trained on from."""
-        parts = self.study.parts_of(model.name) if model.kind == "composed" else []
-        names = {name for part in parts for name in self.study.line_of(part)}
-        return [m for m in self.models if m.name in names and m.seed == model.seed]
+        """The models whose training a model stands on beside its own: what it is made of or was trained on from.
+
+        The tokens and seconds of an average are its members' already.
+        """
+        study, name = self.study, model.name
+        counted, seeds = [name], [model.seed]
+        if model.kind == "average":
+            counted = study.averages[name].members
+            seeds = seeds if study.averages[name].seeds == "each" else study.seeds
+        parts = study.parts_of(name) if model.kind == "composed" else counted
+        names = {one for part in parts for one in study.line_of(part)} - set(counted)
+        return [m for m in self.models if m.name in names and m.seed in seeds]
 
     def base_of(self, variant: ModelResult) -> ModelResult:
         """What a variant was made of in the end, with the same seed."""

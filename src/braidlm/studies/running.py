@@ -126,8 +126,9 @@ class _SeedRuns:
     def distilled(self, name: str, teacher: TrainedModel) -> TrainedModel:
         """One model that learns from an average; from one that was made anew, it learns anew."""
         spec = self.study.distilled[name]
-        # At temperature 1 the members teach what their average does, and kernels know them.
-        teachers = [part.model for part in teacher.parts] if spec.temperature == 1 else [teacher.model]
+        # At temperature 1 members of equal shares teach what their average does, and kernels know them.
+        is_equal = self.study.averages[spec.teacher].join.kind == "average" and spec.temperature == 1
+        teachers = [part.model for part in teacher.parts] if is_equal else [teacher.model]
         named = [str(model) for model in teachers]
         distill = {"teachers": named, **{key: getattr(spec, key) for key in ("weight", "temperature", "top_k")}}
         taught = replace(spec, training={**spec.training, "distill": distill})

@@ -32,7 +32,7 @@ def test_an_average_is_made_evaluated_and_trained_on(runs, packed, tmp_path, cap
     made = tmp_path / "made"
     assert braid("compose", *runs, "--join", "average", "--out", made) == 0
     said = capsys.readouterr().out
-    assert "Its probabilities are the average of the models'." in said
+    assert "Its probabilities are the models', averaged." in said
     assert said.splitlines()[-1] == str(made)
     text = packed["stories"]["path"]
     options = ("--data", f"bits_per_byte={text}", "--max-tokens", 300, "--out", tmp_path / "scores")

@@ -32,11 +32,13 @@ from braidlm.core.models.folders import load_config, load_lineage, load_model, s
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
+from braidlm.edits.composing.averaging import posterior_shares
 from braidlm.edits.edit import edit
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.posterior import PosteriorHead
 from tiny_models import tiny_model
 
 LAYER_NORM = {"norm": {"kind": "layer", "bias": False}}
@@ -230,6 +232,31 @@ def test_a_mixture_begins_as_the_average_and_learns_alone(pair: list[Path], tmp_
     assert all(model.get_parameter(name).grad.abs().max() > 0 for name in free)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_shares_that_follow_the_text(pair: list[Path], tmp_path: Path, window: int | None) -> None:
+    """Checked against the models run apart, opened by plain transformers, and what is withdrawn leaves the other."""
+    made = compose(pair, tmp_path / "made", join={"kind": "posterior", "window": window})
+    assert "fresh" not in load_lineage(made)["tensors"].values()
+    with torch.no_grad():
+        each = torch.stack([double(folder)(ids()).logits.log_softmax(-1) for folder in pair])
+        wanted = (each + posterior_shares(each, ids(), window)[..., None]).logsumexp(0)
+        close(double(made)(ids()).logits, wanted)
+        assert (wanted - average(pair, input_ids=ids())).abs().max() > 1e-3, "models that do not agree"
+        opened = AutoModelForCausalLM.from_pretrained(made, trust_remote_code=True)
+        close(opened(ids()).logits.double(), wanted, 1e-4)
+    assert (made / "modeling_braid.py").stat().st_size < 200_000
+    rest = edit("withdraw", made, tmp_path / "rest", paths=["a"])
+    with torch.no_grad():
+        close(double(rest)(ids()).logits.log_softmax(-1), each[1])
+
+
+def test_shares_are_checked(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unheard = lambda self, before, is_there, tokens: before.new_zeros(*tokens.shape, 2)  # noqa: E731
+    monkeypatch.setattr(PosteriorHead, "evidence", unheard)
+    with pytest.raises(BraidError, match=r"average of the models', weighed by the text so far, to 0\.0001"):
+        compose(pair, tmp_path / "made", join="posterior")
+
+
 def refused(sources: Sequence[Path], tmp_path: Path, **options: Any) -> str:
     with pytest.raises(BraidError) as caught:
         compose(sources, tmp_path / "made", **{"join": "average", **options})
@@ -245,6 +272,7 @@ def refused(sources: Sequence[Path], tmp_path: Path, **options: Any) -> str:
         ({"join": "averge"}, "unknown join 'averge'. Did you mean 'average'?"),
         ({"join": {"kind": "average", "per_token": True}}, "join: unknown key 'per_token'"),
         ({"join": {"kind": "mixture", "residual": True}}, "join: unknown key 'residual'"),
+        ({"join": {"kind": "posterior", "window": 1}}, "join.window: expected a whole number of at least 2, got 1"),
         ({"join": ["average", "concat"]}, "join: expected a join name or a mapping"),
         ({"names": ["a", "x.y"]}, "a path's name is made of letters, digits"),
     ],

@@ -145,7 +145,7 @@ class Decoder:
         self.model = model.eval()
         self.length = length if limit is None else min(length, limit)
         parameter = next(p for p in model.parameters() if p.is_floating_point())  # codes have not the stream's type
-        shapes = [a.cache_shape for a in model.model.attentions]
+        shapes = model.model.cache_shapes
         cached = sum(2 * heads * dim for heads, dim in shapes) * batch * self.length * parameter.element_size()
         check_memory(cached, parameter.device, "keys and values need", "Ask for fewer tokens, or fewer texts at once.")
         self.cache = FixedCache(shapes, batch, self.length, parameter.device, parameter.dtype)
@@ -218,7 +218,7 @@ class Decoder:
         return Span(positions, masks, causal=causal, cache=self.cache, rotations=rotations)
 
     def _last_logits(self, ids: Tensor, span: Span) -> Tensor:
-        body = self.model.model
+        body, span.tokens = self.model.model, ids
         return self.model.head(body.stream(body.embedding(ids), span)[0][:, -1])
 
     def _replay(self, ids: Tensor) -> Tensor:

@@ -45,6 +45,12 @@ class EarlyExit:
             check_exit(model.model.stages, model.model.width_out, self.layer)
         if self.speculate is None and self.confidence is None:
             return
+        if model.model.readers:
+            raise BraidError(
+                "the head weighs its paths by what each has said of every token, and a token that ends early was said "
+                "little of",
+                todo="Choose no exit, or compose the models with --join average.",
+            )
         early = early_layers(model)
         if not early or self.layer == model.config.decoded.depth:
             raise BraidError(

@@ -149,7 +149,7 @@ def model_facts(model: BraidForCausalLM, length: int | None = None) -> dict[str,
     cost = model_cost(model, length)
     forms = [choice.kind for choice in config.decoded.compression]
     stages = stage_table(model, length)
-    cached = sum(2 * heads * size for heads, size in (attention.cache_shape for attention in model.model.attentions))
+    cached = sum(2 * heads * size for heads, size in model.model.cache_shapes)
     return {
         **vars(cost),
         "length": length,

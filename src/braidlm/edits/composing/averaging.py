@@ -6,7 +6,7 @@ it is a parallel stage whose paths stay apart (`concat`), a norm for each path, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from torch import Tensor
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.edits.composing.path_models import PathModel, PathShape
 from braidlm.edits.edit import UNCHANGED, probe_ids
+from braidlm.model.config.ranges import Range
 from braidlm.model.config.registry import ADVICE, Choice, Registry
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import JoinConfig, joins
+from braidlm.model.paths.posterior import PosteriorHead
 
 APART = Choice("concat", JoinConfig())
 """The join inside the layers of a model whose paths meet in the head alone."""
@@ -29,6 +31,8 @@ averages = Registry("average")
 class Average:
     """Every model has the same share."""
 
+    how = "averaged"
+
     @dataclass
     class Config:
         pass
@@ -38,10 +42,24 @@ class Average:
 class Mixture:
     """The shares are learned; they begin equal."""
 
+    how = "averaged, until their shares are trained"
+
     @dataclass
     class Config:
         per_token: bool = False
         """Whether a router that reads the stream changes the shares from token to token."""
+
+
+@averages.register("posterior")
+class Posterior:
+    """A model's share is its probability given the text so far, by Bayes' rule: nothing is learned."""
+
+    how = "averaged, each weighed by how well it has predicted the text so far"
+
+    @dataclass
+    class Config:
+        window: Annotated[int, Range(at_least=2)] | None = None
+        """How many tokens back the models are judged by; by default the whole text."""
 
 
 class ComposingJoins(Registry):
@@ -88,16 +106,30 @@ def check_no_layout(**options: object) -> None:
 
 @torch.no_grad()
 def check_averaged(paths: Sequence[PathModel], composed: BraidForCausalLM) -> None:
-    """Compare the composed model's probabilities with the average of the models run apart, one after another."""
+    """Compare the composed model's probabilities with those of the models run apart, one after another."""
     ids = probe_ids(composed.config)
-    average: Tensor | None = None
-    for path in paths:
-        probabilities = path.source.model.load()(ids).logits.softmax(-1) / len(paths)
-        average = probabilities if average is None else average + probabilities
-    assert average is not None
-    change = (composed(ids).logits - average.log()).abs().max().item()
+    each = torch.stack([path.source.model.load()(ids).logits.log_softmax(-1) for path in paths])
+    is_judged = isinstance(composed.head, PosteriorHead)
+    shares = posterior_shares(each, ids, composed.head.window) if is_judged else torch.zeros(len(paths), 1, 1)
+    wanted = (each + shares.log_softmax(0)[..., None]).logsumexp(0)
+    change = (composed(ids).logits - wanted).abs().max().item()
     if not change <= UNCHANGED:
+        what = "average of the models', weighed by the text so far," if is_judged else "average of the models'"
         raise BraidError(
-            f"the probabilities should be the average of the models' to {UNCHANGED:g}, and one differs by {change:g}",
+            f"the probabilities should be the {what} to {UNCHANGED:g}, and one differs by {change:g}",
             todo="Nothing was written. Please report it: this is a mistake of Braid's.",
         )
+
+
+def posterior_shares(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
+    """[model, batch, time]: the logarithms of the models' shares after each token, token by token: a reference.
+
+    `each` are the models' log-probabilities [model, batch, time, vocabulary].
+    """
+    models, batch, time, _ = each.shape
+    said = each[:, :, :-1].gather(-1, ids[None, :, 1:, None].expand(models, -1, -1, 1))[..., 0]
+    shares = each.new_zeros(models, batch, time)
+    for at in range(1, time):  # `said` begins with the second token
+        first = 0 if window is None else max(0, at - window)
+        shares[:, :, at] = said[:, :, first:at].sum(-1)
+    return shares.log_softmax(0)

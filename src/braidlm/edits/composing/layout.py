@@ -31,7 +31,8 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
     """
     if join.kind in averages:
         apart = lay_out(paths, APART, layers, blocks=0)
-        note = f"{join.kind}: the models stay as they are, and the probabilities that they give are averaged"
+        how = averages[join.kind].how
+        note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
         return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
     layers = min(path.depth for path in paths) if layers is None else layers

@@ -5,7 +5,7 @@ from typing import Any
 from braidlm.core.models.adapters import adaptable, lora, split_stacks
 from braidlm.evals.finetuning.classifier import HEAD
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
-from braidlm.model.modeling_braid import BraidPreTrainedModel
+from braidlm.model.pretrained import BraidPreTrainedModel
 
 
 def add_adapters(model: Any, hyperparameters: Hyperparameters) -> Any:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
-from braidlm.model.modeling_braid import BraidForSequenceClassification, BraidPreTrainedModel
+from braidlm.model.modeling_braid import BraidForSequenceClassification
 from braidlm.model.paths.average import AverageHead
+from braidlm.model.pretrained import BraidPreTrainedModel
 
 HEAD = "score"
 """The name of the new head, in Braid and in transformers' decoders."""

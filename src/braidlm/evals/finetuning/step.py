@@ -12,7 +12,7 @@ from torch import Tensor
 
 from braidlm.evals.finetuning.classifier import member_outputs
 from braidlm.evals.finetuning.hyperparameters import Hyperparameters
-from braidlm.model.modeling_braid import BraidPreTrainedModel
+from braidlm.model.pretrained import BraidPreTrainedModel
 
 
 class TrainingStep:

@@ -86,6 +86,7 @@ class BraidForward:
             masks: dict[int | None, Tensor | None] = {window: batch.mask(window) for window in body.windows}
             rotations = rotations_for(body.head_dims, body.positions, batch.positions, compute_dtype(hidden))
             span = Span(batch.positions, masks, causal=False, rotations=rotations)
+        span.tokens = batch.tokens
         return body.stream(hidden, span)[0].flatten(0, 1)[batch.predictors]
 
     def logits(self, hidden: Tensor) -> Tensor:

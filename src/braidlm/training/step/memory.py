@@ -62,8 +62,7 @@ def empty_memory(
     if length == 0 or not body.attentions:
         return None
     check_positions(model)
-    shapes = [attention.cache_shape for attention in body.attentions]
-    keys = tuple(torch.zeros(rows, heads, length, dim, device=device, dtype=dtype) for heads, dim in shapes)
+    keys = tuple(torch.zeros(rows, heads, length, dim, device=device, dtype=dtype) for heads, dim in body.cache_shapes)
     return Memory(keys, tuple(map(torch.zeros_like, keys)), torch.zeros(rows, dtype=torch.long, device=device))
 
 

@@ -142,7 +142,7 @@ def plain_pass(
     span = model.model.span(embedded) if cache is None else cache.span(model.model, embedded)
     if two_way:
         span = two_way_span(span, two_way, len(inputs), by_masks)
-    span.record = record
+    span.record, span.tokens = record, inputs
     return model.model.stream(embedded, span)
 
 

@@ -1,0 +1,177 @@
+"""The head whose shares follow Bayes' rule: against a reference, in every kind of pass, and what it promises."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from braidlm.core.decoding.exits import EarlyExit
+from braidlm.core.models.accounting import cost_of
+from braidlm.edits.composing.averaging import posterior_shares
+from braidlm.evals.scoring.requests import Request
+from braidlm.evals.scoring.scorer import Scorer
+from braidlm.model.errors import BraidError
+from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.switches import use_paths
+from tiny_models import random_ids, tiny_model
+
+PATHS = [{"name": "wide", "width": 16}, {"name": "narrow", "width": 8}, {"name": "third", "width": 8}]
+WINDOWS = pytest.mark.parametrize("window", [None, 3], ids=["whole text", "window"])
+
+
+def posterior_model(window: int | None = None, **changes: Any) -> BraidForCausalLM:
+    """Three paths that stay apart and find the same text differently probable."""
+    architecture: dict[str, Any] = {
+        "width": 32,
+        "stages": [{"parallel": {"layers": 2, "paths": PATHS, "join": "concat"}}],
+        "norm": {"kind": "per_path", "paths": PATHS},
+        "head": {"kind": "posterior", "paths": PATHS, "window": window},
+    }
+    return tiny_model(torch.float64, **architecture, **changes).eval()
+
+
+def of_each_path(model: BraidForCausalLM, ids: Tensor) -> Tensor:
+    """[path, batch, time, vocabulary]: what each path says by itself."""
+    alone = []
+    for path in PATHS:
+        use_paths(model, [str(path["name"])])
+        alone.append(model(ids).logits)
+    use_paths(model, None)
+    return torch.stack(alone)
+
+
+def reference(each: Tensor, ids: Tensor, window: int | None) -> Tensor:
+    return (each + posterior_shares(each, ids, window)[..., None]).logsumexp(0)
+
+
+def close(own: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(own, other, rtol=0, atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(time=st.integers(1, 12), window=st.one_of(st.none(), st.integers(2, 6)), seed=st.integers(0, 99))
+def test_shares_follow_the_text(time: int, window: int | None, seed: int) -> None:
+    model, ids = posterior_model(window), random_ids(2, time, seed=seed)
+    with torch.no_grad():
+        close(model(ids).logits, reference(of_each_path(model, ids), ids, window))
+
+
+def test_gradients_are_those_of_the_reference() -> None:
+    model, ids = posterior_model(), random_ids(2, 7)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    own = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
+    logits = reference(of_each_path(model, ids), ids, None)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    for gradient, wanted in zip(own, torch.autograd.grad(loss, parameters), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 999), time=st.integers(2, 20))
+def test_a_text_costs_at_most_the_choice_of_a_path_more_than_with_the_best(seed: int, time: int) -> None:
+    """Bayes' promise for every text: no path is better by more than the logarithm of their number."""
+    model, ids = posterior_model(), random_ids(1, time, seed=seed)
+    with torch.no_grad():
+        every = torch.cat([of_each_path(model, ids), model(ids).logits[None]]).log_softmax(-1)
+    costs = -every[:, :, :-1].gather(-1, ids[None, :, 1:, None].expand(len(every), -1, -1, 1)).sum((1, 2, 3))
+    assert costs[-1] <= costs[:-1].min() + math.log(len(PATHS)) + 1e-9
+
+
+@WINDOWS
+@pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 4], [8, 1]])
+def test_with_a_cache_in_any_chunks(chunks: list[int], window: int | None) -> None:
+    model, ids = posterior_model(window), random_ids(2, 9)
+    with torch.no_grad():
+        whole, cache, parts = model(ids).logits, None, []
+        for chunk in ids.split(chunks, dim=1):
+            out = model(chunk, past_key_values=cache, use_cache=True)
+            cache, parts = out.past_key_values, [*parts, out.logits]
+    close(torch.cat(parts, dim=1), whole)
+
+
+@WINDOWS
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_says_nothing(side: str, window: int | None) -> None:
+    model, ids = posterior_model(window), random_ids(2, 9)
+    real = torch.ones_like(ids)
+    real[0, :4] = 0
+    if side == "right":
+        ids, real = ids.flip(1), real.flip(1)
+    text = ids[0][real[0].bool()]
+    with torch.no_grad():
+        padded = model(ids, attention_mask=real).logits
+        close(padded[0][real[0].bool()], model(text[None]).logits[0])
+        close(padded[1], model(ids[1:]).logits[0])
+
+
+@WINDOWS
+def test_texts_that_share_a_beginning(window: int | None) -> None:
+    """In a tree of texts every token is judged by its own ancestors."""
+    model = posterior_model(window)
+    first, second, third = random_ids(3, 5).tolist()
+    texts = [[*first, *second], [*first, *third], [*first[:2], *third], second]
+    found = Scorer(model, dtype=torch.float64).score([Request(tuple(text), 1) for text in texts]).tokens
+    wanted = []
+    for text in texts:
+        with torch.no_grad():
+            logits = model(torch.tensor([text])).logits[0, :-1]
+        wanted += logits.log_softmax(-1).gather(-1, torch.tensor(text[1:])[:, None])[:, 0].tolist()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+
+
+def test_beams_take_their_evidence_with_them() -> None:
+    model, ids = posterior_model().float(), random_ids(2, 4)
+    beams = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **beams), model.generate(ids, use_cache=False, **beams))
+
+
+def test_an_inactive_path_has_no_share() -> None:
+    model, ids = posterior_model(), random_ids(2, 7)
+    with torch.no_grad():
+        each = of_each_path(model, ids)
+        use_paths(model, ["wide", "third"])
+        close(model(ids).logits, reference(each[[0, 2]], ids, None))
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the CPU has no bfloat16
+def test_half_precision_keeps_the_differences_of_long_texts() -> None:
+    model, ids = posterior_model(), random_ids(1, 400)
+    with torch.no_grad():
+        exact = model(ids).logits.softmax(-1)
+        coarse = model.to(torch.bfloat16)(ids).logits.softmax(-1)
+    assert (coarse - exact).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("options", [{"layer": 1, "speculate": 3}, {"confidence": 0.5}])
+def test_no_token_ends_early(options: dict[str, Any]) -> None:
+    with pytest.raises(BraidError, match="weighs its paths by what each has said of every token"):
+        EarlyExit(**options).check(posterior_model())
+
+
+def test_without_the_text_there_is_nothing_to_judge_by() -> None:
+    model = posterior_model()
+    with pytest.raises(BraidError, match="judges its paths by the text, and only embeddings are given"):
+        model(inputs_embeds=torch.zeros(1, 3, 32, dtype=torch.float64))
+
+
+def test_its_matrix_is_used_twice() -> None:
+    model = posterior_model()
+    weights = model.head.weight.numel()
+    assert cost_of(model.head, 8).flops_per_token == 2 * 2 * weights
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(random_ids(1, 8))
+    assert counter.get_flop_counts()["BraidForCausalLM.head"][torch.ops.aten.mm] == 2 * weights * 8
+    assert counter.get_flop_counts()["BraidForCausalLM.model"][torch.ops.aten.mm] >= 2 * weights * 8
+
+
+def test_it_has_the_weights_of_an_average() -> None:
+    """Nothing is learned, so that one may become the other."""
+    names = {name.split(".")[0] for name in posterior_model().state_dict()}
+    assert names == {"model", "head"}
+    assert [name for name, _ in posterior_model().head.named_parameters()] == ["weight"]
