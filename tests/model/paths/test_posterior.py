@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from braidlm.core.decoding.decoder import Decoder
 from braidlm.core.decoding.exits import EarlyExit
 from braidlm.core.models.accounting import cost_of
 from braidlm.edits.composing.averaging import posterior_shares
@@ -123,6 +124,24 @@ def test_texts_that_share_a_beginning(window: int | None) -> None:
             logits = model(torch.tensor([text])).logits[0, :-1]
         wanted += logits.log_softmax(-1).gather(-1, torch.tensor(text[1:])[:, None])[:, 0].tolist()
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+
+
+@WINDOWS
+@torch.inference_mode()
+def test_a_step_of_fixed_shapes(window: int | None) -> None:
+    """What a GPU replays: the whole storage is read, and the mask hides what is not written yet."""
+    model, ids = posterior_model(window), random_ids(2, 9)
+    decoder = Decoder(model, batch=2, length=12, graph=False)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    decoder.prefill(ids[:, :6], mask[:, :6])
+    for at in range(6, 9):
+        decoder.graph_token.copy_(ids[:, at : at + 1])
+        decoder.cache.replaying = True
+        found = decoder._fixed_step()
+        decoder.cache.replaying = False
+        decoder.cache.advance(1)
+        close(found, model(ids[:, : at + 1], attention_mask=mask[:, : at + 1]).logits[:, -1])
 
 
 def test_beams_take_their_evidence_with_them() -> None:
