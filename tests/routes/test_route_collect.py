@@ -167,3 +167,30 @@ def test_evaluation_is_deterministic() -> None:
     given = texts("a text", "12")
     first, second = (collect_choices(model, layers, given) for _ in range(2))
     assert all(np.array_equal(a.chosen_LKT, b.chosen_LKT) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    "head", [{"kind": "posterior"}, {"kind": "mixture", "per_token": True}], ids=["posterior", "mixture"]
+)
+@torch.no_grad()
+def test_whole_models_are_read_by_their_shares(head: dict[str, Any]) -> None:
+    """Their layers have nothing that is joined; the head names the one that counts most after each token."""
+    parts = [{"name": name, "width": 8} for name in PATHS]
+    model = tiny_model(
+        vocab_size=TOKENIZER.vocab_size,
+        stages=[{"parallel": {"layers": 2, "paths": parts, "join": "concat"}}],
+        norm={"kind": "per_path", "paths": parts},
+        head={**head, "paths": parts},
+        tie_embeddings=False,
+    )
+    ids = torch.randint(0, 256, (1, 20), generator=torch.Generator().manual_seed(3))
+    layers = find_layers(model)
+    assert [(layer.name, layer.read_by, layer.choices) for layer in layers] == [("head", "shares", PATHS)]
+    (found,) = collect_choices(model, layers, [Text("text", None, ids[0].tolist())])
+    wanted = model.head.log_weights(model.model(ids).last_hidden_state).argmax(-1)
+    assert found.main_LT[0].tolist() == wanted[0].tolist()
+    assert len(set(wanted[0].tolist())) == 2, "both are taken"
+    use_paths(model, ["maths"])
+    assert find_layers(model)[0].active == ["maths"]
+    (alone,) = collect_choices(model, find_layers(model), [Text("text", None, ids[0].tolist())])
+    assert set(alone.main_LT[0].tolist()) == {1}

@@ -1,5 +1,6 @@
 """Composed models with members of their own: variants and whole models joined after they were trained."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.posterior import PosteriorHead
 from braidlm.model.paths.switches import use_paths
 from braidlm.studies.decoding import decode_study
+from braidlm.studies.members import path_of_domains
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
@@ -69,6 +71,16 @@ def test_an_average_may_weigh_its_members_by_the_text(results: StudyResults) -> 
         assert torch.allclose(model(ids).logits, wanted.logsumexp(0), atol=1e-4)
     teachers = [source for source in load_lineage(student.folder)["sources"] if source.get("role") == TEACHER]
     assert [source["sha256"] for source in teachers] == [model_hash(judged.folder)]
+
+
+def test_the_report_says_who_speaks_where(results: StudyResults) -> None:
+    """Of each domain the member that was trained on it alone is the right one."""
+    assert path_of_domains(results.study, "judged") == {"stories": "stories_owner", "maths": "maths_owner"}
+    assert path_of_domains(results.study, "of_paths") == {}
+    file = results.study.folder / "routes/layers.csv"
+    rows = [row for row in csv.DictReader(file.read_text().splitlines()) if row["model"] == "judged"]
+    assert {row["layer"] for row in rows} == {"head"}
+    assert all(row["accuracy"] for row in rows)
 
 
 def test_another_way_of_weighing_makes_it_anew(results: StudyResults) -> None:

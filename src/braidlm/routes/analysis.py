@@ -205,6 +205,8 @@ def _remark(result: ModelRoutes, choices: Sequence[TokenChoices], domains: list[
         result.notes.append(
             "without a router, the path is named whose output is closest in cosine to the joined output"
         )
+    if any(layer.read_by == "shares" for layer in result.layers):
+        result.notes.append("in the head, the path is named that has the largest share of the probabilities")
     if inactive := [name for name in result.paths if name not in result.active]:
         result.notes.append(f"inactive: {', '.join(inactive)}")
     for layer in result.layers:

@@ -10,7 +10,7 @@ from torch import Tensor
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import Join
 from braidlm.model.routing.routing import Routing
-from braidlm.routes.layers import JoinRecords, Layer, record_joins, routing_modules
+from braidlm.routes.layers import JoinRecords, Layer, record_joins, routing_modules, weighs_tokens
 from braidlm.routes.texts import Text
 from braidlm.routes.windows import Windows, windows_of
 
@@ -70,11 +70,15 @@ def collect_choices(
     done = 0
     with record_joins(joins.values()) as records:
         for windows in windows_of([text.ids for text in texts], model.config.max_position_embeddings, batch):
-            routings = _routings(model, windows)
+            routings, shares_BTN = _routings(model, windows)
             for index, layer in enumerate(layers):
                 if not layer.read_by:
                     continue
-                chosen_BTK, weights_BTK = _choices_in(layer, routings, joins, records)
+                if layer.read_by == "shares":
+                    assert shares_BTN is not None
+                    chosen_BTK, weights_BTK = _top_1(shares_BTN.argmax(-1))
+                else:
+                    chosen_BTK, weights_BTK = _choices_in(layer, routings, joins, records)
                 for row, (n, at, ids) in enumerate(zip(windows.texts, windows.starts, windows.rows, strict=True)):
                     here = (index, slice(layer.top_k), slice(at, at + len(ids)))
                     choices[n].chosen_LKT[here] = chosen_BTK[row, : len(ids)].T
@@ -85,11 +89,16 @@ def collect_choices(
     return choices
 
 
-def _routings(model: BraidForCausalLM, windows: Windows) -> dict[str, Routing]:
-    """The routings of one batch by their names."""
+def _routings(model: BraidForCausalLM, windows: Windows) -> tuple[dict[str, Routing], Tensor | None]:
+    """The routings of one batch by their names, and the shares that a head gives each path, if it weighs tokens."""
     ids, mask = windows.padded(model.device)
     body = model.model(ids, attention_mask=mask, use_cache=False)
-    return {routing.name: routing for routing in body.routings or ()}
+    shares_BTN = None
+    if weighs_tokens(model):
+        active = model.head.log_weights(body.last_hidden_state)
+        shares_BTN = active.new_full((*active.shape[:-1], len(model.head.names)), -torch.inf)
+        shares_BTN[..., model.head.active] = active
+    return {routing.name: routing for routing in body.routings or ()}, shares_BTN
 
 
 def _choices_in(

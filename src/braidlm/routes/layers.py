@@ -1,7 +1,8 @@
 """The layers of a model in which something is chosen for each token, and how each choice can be read.
 
 A router's choice is read from the routing that the model returns. For a join without a router, the path is named whose
-output is closest, in cosine, to the joined output (PaPaformer, section 5.4.1).
+output is closest, in cosine, to the joined output (PaPaformer, section 5.4.1). A head that weighs whole models anew for
+every token is read by their shares.
 """
 
 import re
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.joins import Join
 from braidlm.model.paths.routed_join import Routed
 from braidlm.model.paths.switches import path_names
@@ -35,7 +37,7 @@ class Layer:
     choices: tuple[str, ...]
     """The names to choose from: paths and, with Gumbel joins, their combination; or experts."""
     read_by: str
-    """`router`, `cosine`, or nothing where the choice cannot be read."""
+    """`router`, `cosine`, `shares`, or nothing where the choice cannot be read."""
     note: str = ""
     """Why the choice cannot be read."""
     top_k: int = 1
@@ -131,6 +133,11 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
         else:
             note = _no_cosine(module, *records[name])
             layers.append(Layer(name, label, module.names, "" if note else "cosine", note, inactive=off))
+    if weighs_tokens(model):
+        # Whole models meet in the head alone: where nothing is joined there is nothing to read.
+        off = tuple(name for index, name in enumerate(model.head.names) if index not in model.head.active)
+        readable = [layer for layer in layers if layer.read_by]
+        layers = [*readable, Layer("head", "head", model.head.names, "shares", inactive=off)]
     if not any(layer.read_by for layer in layers):
         raise BraidError(
             "which path is taken cannot be read in any layer: "
@@ -138,6 +145,11 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
             todo="It is seen where a join has a router (`braid compose --join gumbel_v1`), or paths of its width.",
         )
     return layers
+
+
+def weighs_tokens(model: BraidForCausalLM) -> bool:
+    """Whether the head weighs paths anew for every token."""
+    return isinstance(model.head, AverageHead) and model.head.weighs_tokens
 
 
 def _no_cosine(join: Join, outputs: list[Tensor], joined: Tensor) -> str:

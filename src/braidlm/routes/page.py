@@ -31,7 +31,7 @@ MAX_ROWS = 16
 """Layers of a text that are shown token by token; of more, FEW are."""
 FEW = 6
 """Of many choices or layers, how many are shown."""
-READ_BY = {"router": "its router", "cosine": "cosine", "": "cannot be read"}
+READ_BY = {"router": "its router", "cosine": "cosine", "shares": "the largest share", "": "cannot be read"}
 
 
 def routes_page(report: RoutingReport, drawn: Mapping[str, "Figure"], back: str = "") -> Page:

@@ -230,7 +230,7 @@ def degenerate(layer: Layer, load: dict[str, float], paths: Sequence[str], domai
     few = _quoted(largest)
     if layer.top_k > 1:
         return [f"{layer.name} gives {percent(share)} of its picks to {few}{only}"]
-    if layer.read_by == "router":
+    if layer.read_by != "cosine":
         return [f"{layer.name} sends {percent(share)} of tokens to {few}{only}"]
     return [f"{layer.name} is closest to {few} at {percent(share)} of tokens{only}"]
 

@@ -148,7 +148,7 @@ def right_paths(
     not fit, that is an error.
     """
     names = list(dict.fromkeys(domains))
-    if not path_of and not any(_fits(name, paths) or _is_near(name, paths) for name in names):
+    if not paths or (not path_of and not any(_fits(name, paths) or _is_near(name, paths) for name in names)):
         return dict.fromkeys(names)
     return {name: _right_path(name, paths, path_of, where) for name in names}
 

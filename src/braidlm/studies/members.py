@@ -31,6 +31,25 @@ def member_names(study: Study, spec: AverageSpec) -> list[str]:
     return [f"{member.model}_{member.seed}" for member in members]
 
 
+def path_of_domains(study: Study, model: str) -> dict[str, str] | None:
+    """Of an average or a composed model, the path that was trained on each domain alone, where none has its name.
+
+    None where a domain has no such path, or several.
+    """
+    average = study.averages.get(model)
+    names = member_names(study, average) if average else study.parts_of(model) if model in study.composed else []
+    found = {}
+    for domain in study.domains if names else ():
+        specs = {name: study.whole.get(name) or study.variants.get(name) for name in names}
+        own = [name for name, spec in specs.items() if spec is not None and list(spec.domains or ()) == [domain]]
+        if domain in names:
+            continue
+        if len(own) != 1:
+            return None
+        found[domain] = own[0]
+    return found
+
+
 def member_model(study: Study, member: str) -> RecipeModel:
     """The architecture of a whole model or a path, or of one that was trained on."""
     base = study.base_of(member) if member in study.variants else member

@@ -20,6 +20,7 @@ from braidlm.model.paths.switches import use_paths
 from braidlm.routes.layers import find_layers
 from braidlm.routes.report import RoutingReport
 from braidlm.routes.routes import routes
+from braidlm.studies.members import path_of_domains
 from braidlm.studies.models import Kind
 from braidlm.studies.study import Study
 from braidlm.studies.trained_model import TrainedModel
@@ -226,19 +227,23 @@ def _record_bits(record: dict[str, Any]) -> Bits:
 
 def study_routes(results: StudyResults, data: OpenData, out: Path, tokens: int = 20_000) -> RoutingReport | None:
     """The routing report of the first seed's models, also as a page in `out`; None if none has paths or experts."""
-    seed = results.study.seeds[0]
-    folders = {
-        model.name: model.folder
-        for model in results.models
-        if model.seed == seed and model.kind != "path" and _has_routes(model.folder)
-    }
+    seed, folders = results.study.seeds[0], {}
+    path_of: dict[str, str] = {}
+    for model in results.models:
+        if model.seed == seed and model.kind != "path" and _has_routes(model.folder):
+            own = path_of_domains(results.study, model.name)
+            if own is not None and all(path_of.get(domain, path) == path for domain, path in own.items()):
+                folders[model.name] = model.folder
+                path_of |= own
     if not folders:
         return None
     held_out_data = {stream.name: str(stream.data.folder) for stream in data.validation}
     specs = [results.study.domains[name] for name in held_out_data]
     shares = {spec.holdout for spec in specs if not spec.has_validation}
     held_out = shares.pop() if len(shares) == 1 else None
-    return routes(folders, data=held_out_data, tokens=tokens, held_out=held_out, out=out, back="../report.html")
+    return routes(
+        folders, data=held_out_data, domains=path_of, tokens=tokens, held_out=held_out, out=out, back="../report.html"
+    )
 
 
 def _has_routes(folder: Path) -> bool:

@@ -24,6 +24,8 @@ class AverageHead(LinearHead):
     """Every path predicts the next token by itself, from its own part of the stream; the probabilities are averaged."""
 
     composed = {}  # a model with this head is made of whole models, and is no path of another
+    weighs_tokens = False
+    """Whether the shares of the paths are others from token to token."""
 
     @dataclass(kw_only=True)
     class Config(LinearHead.Config):
@@ -93,6 +95,7 @@ class MixtureHead(AverageHead):
     def __init__(self, config: Config, width: int, vocab_size: int):
         super().__init__(config, width, vocab_size)
         self.mixture = MixtureWeights(width if config.per_token else None, len(config.paths))
+        self.weighs_tokens = config.per_token
 
     def log_weights(self, hidden: Tensor) -> Tensor:
         return self.mixture(hidden)[..., self.active].to(_wide(hidden)).log_softmax(-1)

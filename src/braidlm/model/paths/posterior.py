@@ -32,6 +32,7 @@ class PosteriorHead(AverageHead):
         window: Annotated[int, Range(at_least=2)] | None = None
         """How many tokens back the paths are judged by; by default the whole text."""
 
+    weighs_tokens = True
     product_share = 2.0
     """The matrix is used twice: for what follows a token, and to judge by what did follow."""
 
