@@ -113,3 +113,13 @@ def test_a_mapping_is_checked() -> None:
         check_domains({"storys": "path_1"}, ["stories"], ["path_1"])
     with pytest.raises(BraidError, match=r"no model has a path 'path_3'. Did you mean 'path_\d'\?"):
         check_domains({"stories": "path_3"}, ["stories"], ["path_1", "path_2"])
+
+
+def test_what_is_said_of_one_model_need_not_fit_another() -> None:
+    """In a study one model's paths are the owners', another's have names of their own, and a third has none."""
+    path_of = {"stories": "stories_owner", "maths": "maths_owner"}
+    assert right_paths(path_of, ["stories_owner", "maths_owner"], path_of, "M") == path_of
+    for others in (["left", "right"], []):
+        assert right_paths(path_of, others, path_of, "M") == {"stories": None, "maths": None}
+    with pytest.raises(BraidError, match="the domain 'maths' is no path of this model"):
+        right_paths(path_of, ["stories_owner", "third"], path_of, "M")

@@ -144,11 +144,12 @@ def right_paths(
 ) -> dict[str, str | None]:
     """The path of each domain: the one `path_of` says, the one of the same name, or the one of that number from 1.
 
-    Where no domain fits a path of the model and `path_of` is empty, none has a right path. Where one of several does
-    not fit, that is an error.
+    Where neither a domain nor what `path_of` says fits a path of the model, none has a right path: what it says may be
+    about another model. Where one of several does not fit, that is an error.
     """
     names = list(dict.fromkeys(domains))
-    if not paths or (not path_of and not any(_fits(name, paths) or _is_near(name, paths) for name in names)):
+    named = any(_fits(path, paths) for path in (*names, *path_of.values()))
+    if not named and (path_of or not any(_is_near(name, paths) for name in names)):
         return dict.fromkeys(names)
     return {name: _right_path(name, paths, path_of, where) for name in names}
 

@@ -156,7 +156,7 @@ class AverageSpec:
     (`posterior`)."""
 
     def __post_init__(self) -> None:
-        if self.join.kind not in ("average", "posterior"):
+        if self.join.kind not in averages or averages[self.join.kind].learned:
             raise BraidError(
                 f"an average is not trained, and {self.join.kind} has to be: that is a composed model, "
                 "`composed.NAME`, which may have `members` too"

@@ -32,6 +32,7 @@ class Average:
     """Every model has the same share."""
 
     how = "averaged"
+    learned = False
 
     @dataclass
     class Config:
@@ -43,6 +44,7 @@ class Mixture:
     """The shares are learned; they begin equal."""
 
     how = "averaged, until their shares are trained"
+    learned = True
 
     @dataclass
     class Config:
@@ -55,6 +57,7 @@ class Posterior:
     """A model's share is its probability given the text so far, by Bayes' rule: nothing is learned."""
 
     how = "averaged, each weighed by how well it has predicted the text so far"
+    learned = False
 
     @dataclass
     class Config:
