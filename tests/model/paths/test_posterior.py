@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -159,12 +160,49 @@ def test_an_inactive_path_has_no_share() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the CPU has no bfloat16
-def test_half_precision_keeps_the_differences_of_long_texts() -> None:
-    model, ids = posterior_model(), random_ids(1, 400)
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_keeps_the_differences_of_long_texts(autocast: bool, padding: int) -> None:
+    model, ids = posterior_model().float(), random_ids(1, 400)
+    padded, real = F.pad(ids, (padding, 0)), F.pad(torch.ones_like(ids), (padding, 0))
     with torch.no_grad():
         exact = model(ids).logits.softmax(-1)
-        coarse = model.to(torch.bfloat16)(ids).logits.softmax(-1)
-    assert (coarse - exact).abs().max() < 0.02
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            coarse = model.to(torch.float32 if autocast else torch.bfloat16)
+            found = coarse(padded, attention_mask=real if padding else None).logits[:, padding:]
+    assert (found.float().softmax(-1) - exact).abs().max() < 0.01
+
+
+@pytest.mark.gpu
+@WINDOWS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+def test_a_replayed_graph_gives_what_plain_steps_do(window: int | None, dtype: torch.dtype) -> None:
+    model = posterior_model(window).to(dtype).cuda()
+    ids, mask = random_ids(3, 6).cuda(), torch.ones(3, 6).cuda()
+    mask[1, :4] = 0
+    plain, replayed = Decoder(model, 3, 20, graph=False), Decoder(model, 3, 20, graph=True)
+    atol = 1e-4 if dtype == torch.float32 else 0.05
+    for seed in (1, 2):  # the graph is captured once and serves the next prompts too
+        torch.testing.assert_close(replayed.prefill(ids, mask), plain.prefill(ids, mask), rtol=0, atol=atol)
+        for tokens in random_ids(3, 10, seed).cuda().T:
+            torch.testing.assert_close(replayed.step(tokens), plain.step(tokens), rtol=0, atol=atol)
+        mask.fill_(1.0)
+        mask[2, :1] = 0
+
+
+@pytest.mark.gpu
+@WINDOWS
+def test_scores_on_a_gpu(window: int | None) -> None:
+    """Of texts with shared beginnings and of whole rows, which kernels may compute."""
+    model = posterior_model(window)
+    first, second = random_ids(2, 40).tolist()
+    requests = [Request(tuple(text), 1) for text in ([*first, *second], first[:20] + second, second)]
+    exact = Scorer(model, dtype=torch.float64).score(requests).tokens
+    model.float().cuda()
+    for share in (False, True):
+        np.testing.assert_allclose(Scorer(model, share=share).score(requests).tokens, exact, rtol=0, atol=1e-3)
+        coarse = Scorer(model, dtype=torch.bfloat16, share=share).score(requests).tokens
+        np.testing.assert_allclose(coarse, exact, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("options", [{"layer": 1, "speculate": 3}, {"confidence": 0.5}])

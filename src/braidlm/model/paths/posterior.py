@@ -56,17 +56,18 @@ class PosteriorHead(AverageHead):
         said = self.evidence(*_before(hidden, seen, mask), span.tokens)
         all_said = _cached(said, span, self.first_slot + 1)
         if mask is not None:
-            heard = mask[:, 0].to(said.dtype) @ all_said
+            with torch.autocast(hidden.device.type, enabled=False):
+                heard = mask[:, 0].to(said.dtype) @ all_said
         else:
             heard = said.cumsum(1) if all_said.shape[1] == said.shape[1] else all_said.sum(1, keepdim=True)
-        # Only differences count, and half precision would lose them in sums over long texts.
         heard = heard - heard[..., self.active].amax(-1, keepdim=True)
         return torch.cat([hidden, heard.to(hidden.dtype)], dim=-1)
 
     def evidence(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
-        """[batch, time, path]: the logarithm of the probability that each active path gave to a token, else 0.
+        """[batch, time, path]: by how much less probable each active path found a token than the best, in logarithms.
 
-        `before` is the stream at the token before it, if there is one.
+        `before` is the stream at the token before it; a token without one says 0. Only the differences of paths count,
+        and half precision would lose them in sums over long texts.
         """
         rows = zip(before.flatten(0, 1).split(ROWS), tokens.flatten().split(ROWS), strict=True)
         said = torch.cat(
@@ -76,7 +77,7 @@ class PosteriorHead(AverageHead):
             ]
         ).unflatten(0, tokens.shape)
         of_all = said.new_zeros(*tokens.shape, len(self.names))
-        of_all[..., self.active] = torch.where(is_there[..., None], said, 0.0)
+        of_all[..., self.active] = torch.where(is_there[..., None], said - said.amax(-1, keepdim=True), 0.0)
         return of_all
 
     def path_logits(self, hidden: Tensor) -> Iterator[Tensor]:
