@@ -44,6 +44,11 @@ class AverageHead(LinearHead):
         """An inactive path has no share of the average."""
         self.active = [index for index, name in enumerate(self.names) if name in active]
 
+    def of_active(self, values: Tensor) -> Tensor:
+        """What is of the active paths among [..., path]."""
+        # Not by a list of indices: a GPU would have to copy it, which no graph can hold.
+        return torch.stack([values[..., index] for index in self.active], dim=-1)
+
     def path_routers(self) -> tuple[()]:
         """No router chooses among the paths."""
         return ()
@@ -98,7 +103,7 @@ class MixtureHead(AverageHead):
         self.weighs_tokens = config.per_token
 
     def log_weights(self, hidden: Tensor) -> Tensor:
-        return self.mixture(hidden)[..., self.active].to(_wide(hidden)).log_softmax(-1)
+        return self.of_active(self.mixture(hidden)).to(_wide(hidden)).log_softmax(-1)
 
     def paths_and_joins(self) -> tuple[list[Any], list[nn.Module]]:
         return [parameter for parameter in (self.weight, self.bias) if parameter is not None], [self.mixture]

@@ -60,7 +60,7 @@ class PosteriorHead(AverageHead):
                 heard = mask[:, 0].to(said.dtype) @ all_said
         else:
             heard = said.cumsum(1) if all_said.shape[1] == said.shape[1] else all_said.sum(1, keepdim=True)
-        heard = heard - heard[..., self.active].amax(-1, keepdim=True)
+        heard = heard - self.of_active(heard).amax(-1, keepdim=True)
         return torch.cat([hidden, heard.to(hidden.dtype)], dim=-1)
 
     def evidence(self, before: Tensor, is_there: Tensor, tokens: Tensor) -> Tensor:
@@ -76,9 +76,10 @@ class PosteriorHead(AverageHead):
                 for part, own in rows
             ]
         ).unflatten(0, tokens.shape)
-        of_all = said.new_zeros(*tokens.shape, len(self.names))
-        of_all[..., self.active] = torch.where(is_there[..., None], said - said.amax(-1, keepdim=True), 0.0)
-        return of_all
+        said = torch.where(is_there[..., None], said - said.amax(-1, keepdim=True), 0.0)
+        of_paths = dict(zip(self.active, said.unbind(-1), strict=True))
+        nothing = torch.zeros_like(said[..., 0])
+        return torch.stack([of_paths.get(index, nothing) for index in range(len(self.names))], dim=-1)
 
     def path_logits(self, hidden: Tensor) -> Iterator[Tensor]:
         return super().path_logits(hidden[..., : sum(self.widths)])
@@ -87,7 +88,7 @@ class PosteriorHead(AverageHead):
         shares = hidden[..., sum(self.widths) :]
         if shares.shape[-1] == 0:  # vectors without a text, of which all paths know as much
             return super().log_weights(hidden)
-        return shares[..., self.active].to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
+        return self.of_active(shares).to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
 
 
 def _cached(new: Tensor, span: Span, slot: int) -> Tensor:
