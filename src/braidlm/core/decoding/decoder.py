@@ -92,8 +92,8 @@ class FixedCache:
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         keys, values = self.keys[slot], self.values[slot]
         if self.replaying:
-            keys.index_copy_(2, self.position, key)
-            values.index_copy_(2, self.position, value)
+            keys.index_copy_(2, self.position, key.to(keys.dtype))
+            values.index_copy_(2, self.position, value.to(values.dtype))
             return keys, values
         end = self.filled + key.shape[2]
         keys[:, :, self.filled : end] = key
