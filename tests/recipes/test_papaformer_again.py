@@ -15,6 +15,11 @@ DOMAINS = {
     "papers/papaformer/spoken-and-written": ["spoken", "written"],
     "papers/papaformer/stories-and-maths": ["stories", "maths"],
 }
+OWNERS = {
+    "papers/papaformer/spoken-and-written": ["spoken_owner", "written_owner", "owners", "owners_judged"],
+    "papers/papaformer/stories-and-maths": [],
+}
+LONGER = {"papers/papaformer/spoken-and-written": ["dense_longer"], "papers/papaformer/stories-and-maths": []}
 RECIPES = pytest.mark.parametrize("recipe", DOMAINS)
 
 
@@ -23,8 +28,9 @@ def toy(recipe: str, folder: Path) -> list[str]:
     changes = [*write_sources(recipe, folder), f"out={folder / 'out'}", f"data.cache={folder / 'cache'}", "seeds=[1]"]
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
     changes += ["epochs=0.05", "validation.tokens=300", "training.lengths=[{until: 0.7, length: 8}]"]
-    changes += ["whole.shared.epochs=0.125"]
-    for model in ("paths.model", "whole.dense", "whole.llama_256", "whole.shared.model"):
+    changes += [f"whole.{name}.epochs=0.125" for name in ("shared", *LONGER[recipe])]
+    longer = [f"whole.{name}.model" for name in LONGER[recipe]]
+    for model in ("paths.model", "whole.dense", "whole.llama_256", "whole.shared.model", *longer):
         changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     return changes
 
@@ -44,11 +50,13 @@ def test_equal_flops_and_parameters(recipe: str) -> None:
 def test_equal_tokens(recipe: str) -> None:
     """Paths and what is made of them read together what a dense model reads."""
     study = load_study(recipe)
-    whole = [spec for spec in study.whole.values() if spec.text == "all"]
+    whole = [spec for name, spec in study.whole.items() if spec.text == "all" and name not in LONGER[recipe]]
     assert study.paths is not None
     assert {study.epochs_of(phase) for phase in (study.paths, *study.composed.values(), *whole)} == {study.epochs}
     shared = study.whole["shared"]
     assert study.epochs_of(shared) * (1 - study.begin_of(shared)) == pytest.approx(study.epochs)
+    for name in LONGER[recipe]:  # what is made of `shared` has its tokens and those of a training of all text
+        assert study.epochs_of(study.whole[name]) == 2 * study.epochs
     assert study.seeds == [1, 2, 3]
 
 
@@ -66,8 +74,14 @@ def test_the_settings_are_those_of_strict_small(recipe: str) -> None:
 def test_from_text_to_the_report(recipe: str, tmp_path: Path) -> None:
     assert main(["train", recipe, *toy(recipe, tmp_path), "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
-    assert list(rows) == [*DOMAINS[recipe], "shared_linear", "gumbel_v1", "dense", "llama_256", "shared"]
-    assert {name for name, row in rows.items() if "+" in row["words"]} == {"shared_linear", "gumbel_v1"}
+    composed = ["shared_linear", "gumbel_v1"]
+    assert list(rows) == [*DOMAINS[recipe], *composed, "dense", "llama_256", "shared", *LONGER[recipe], *OWNERS[recipe]]
+    # An average's own tokens are its members', and `owners` has what its members began with among them.
+    two_trainings = {*composed, *OWNERS[recipe]} - {"owners"}
+    assert {name for name, row in rows.items() if "+" in row["words"]} == two_trainings
+    table = csv.DictReader((tmp_path / "out/tables/bits-per-byte.csv").read_text().splitlines())
+    in_table = {row["model"]: row["tokens"] for row in table}
+    assert {name for name, tokens in in_table.items() if "+" in tokens} == two_trainings & set(in_table)
     assert (tmp_path / "out/tables/training-time.csv").is_file()
     assert (tmp_path / "out/report.html").is_file()
 

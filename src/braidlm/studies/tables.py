@@ -67,9 +67,8 @@ def quality(results: StudyResults) -> Table:
             scores = [over_seeds([m.bits[domain] for m in models]).text() for domain in results.domains]
             if len(results.domains) > 1:
                 scores.append(over_seeds([_mean_bits(m.bits) for m in models]).text())
-            seen = count(models[0].tokens)
-            if kind == "composed":
-                seen = f"{count(sum(part.tokens for part in results.before(models[0])))} + {seen}"
+            tokens = [sum(m.tokens for m in each) for each in (results.before(models[0]), [models[0]]) if each]
+            seen = " + ".join(map(count, tokens))
             rows.append([name, kind_label(kind), f"{models[0].parameters:,}", seen, *scores])
     columns = ["model", "", "parameters", "tokens", *results.domains, *(["mean"] if len(results.domains) > 1 else [])]
     half = results.study.validation.half

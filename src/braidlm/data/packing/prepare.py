@@ -144,13 +144,13 @@ class Work:
 def _plan(sources: list[str | Path], options: ReadOptions, shard_mb: float | None) -> ShardPlan:
     plan = plan_shards(sources, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
     check_answers(plan, options)
-    for pattern in unmatched_patterns(options.separator, [shard.source for shard in plan.shards]):
-        warn(f"no file matches the pattern '{pattern}' of the separators")
     return plan
 
 
 def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
     """Do what is left of the work in its folder, and make the data set of it."""
+    for pattern in unmatched_patterns(work.options.separator, [shard.source for shard in work.plan.shards]):
+        warn(f"no file matches the pattern '{pattern}' of the separators")
     tokenizer = make_tokenizer(work.tokenizer, work.plan, work.options, work.limit, folder)
     job = Job(folder, work.options, work.plan.shards)
     packed = _pack(job, tokenizer, work.limit, workers)
