@@ -46,6 +46,19 @@ def test_both_sides_have_the_same_flops() -> None:
     assert models["dense"]["flops_per_token"] == pytest.approx(58e6, rel=0.01)
 
 
+def test_every_model_of_the_search_has_the_same_flops_and_one_change() -> None:
+    pair, search = (load_study(f"best/{name}") for name in ("strict-small", "search"))
+    usual, ours = encode(pair), encode(search)
+    assert {key for key in ours if ours[key] != usual.get(key)} == {"name", "seeds", "whole"}
+    for row in show("best/search")["models"]:
+        assert row["flops_per_token"] == pytest.approx(58.2e6, rel=0.015)
+        twin = "routed" if row["name"].startswith("routed") else "dense"
+        assert row["parameters"] == pytest.approx(51.75e6 if twin == "routed" else 24.4e6, rel=0.04)
+        spec, plain = search.whole[row["name"]], pair.whole[twin]
+        changed = [spec.model != plain.model, spec.training != plain.training]
+        assert changed.count(True) == (row["name"] != twin)
+
+
 def test_the_whole_budget() -> None:
     made = encode(load_study("best/strict-small"))
     assert made["epochs"] * made["data"]["chunking"]["words_per_epoch"] == 100_000_000
