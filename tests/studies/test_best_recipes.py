@@ -53,7 +53,7 @@ def test_every_model_of_the_search_has_the_same_flops_and_one_change() -> None:
     for row in show("best/search")["models"]:
         assert row["flops_per_token"] == pytest.approx(58.2e6, rel=0.015)
         twin = "routed" if row["name"].startswith("routed") else "dense"
-        assert row["parameters"] == pytest.approx(51.75e6 if twin == "routed" else 24.4e6, rel=0.04)
+        assert row["parameters"] == pytest.approx(51.75e6 if twin == "routed" else 24.4e6, rel=0.05)
         spec, plain = search.whole[row["name"]], pair.whole[twin]
         changed = [spec.model != plain.model, spec.training != plain.training]
         assert changed.count(True) == (row["name"] != twin)
