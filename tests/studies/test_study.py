@@ -85,6 +85,16 @@ def test_a_model_of_the_shared_text_reads_what_composed_models_read(tmp_path: Pa
         decode_study(data)
 
 
+def test_documents_are_read_in_the_order_of_the_study(tmp_path: Path) -> None:
+    made = toy_study(tmp_path / "out", tmp_path / "data", paths=None, composed={}, epochs=0.1)
+    made["data"]["order"] = {"kind": "length", "descending": True}
+    run_study(decode_study(made), "cpu")
+    for domain in made["domains"]:
+        table = (tmp_path / f"out/seed-1/dense/order/{domain}.tsv").read_text().splitlines()
+        tokens = [int(row["tokens"]) for row in csv.DictReader(table, delimiter="\t")]
+        assert tokens == sorted(tokens, reverse=True)
+
+
 def test_paths_and_composed_models_may_be_trained_otherwise(toy_results: StudyResults) -> None:
     def training(name: str, kind: Any) -> dict[str, Any]:
         recipe = yaml.safe_load((toy_results.of(name, kind)[0].run_folder / "recipe.yaml").read_text())

@@ -165,7 +165,8 @@ class _SeedRuns:
         **model: Any,
     ) -> Run:
         study = self.study
-        data = {"sets": sets, "length": study.data.length, "chunking": encode(study.data.chunking)}
+        alike = {name: encode(getattr(study.data, name)) for name in ("length", "chunking", "order")}
+        data = {"sets": sets, **alike}
         if isinstance(domains, dict) and len(domains) > 1:
             data["mix"] = {"weights": domains}
         budget, amount = self._budget(phase, data)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from braidlm.core.errors import BraidError, check_folder_name, did_you_mean
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
+from braidlm.data.loading.order import orders
 from braidlm.model.config.inheritance import inherit
 from braidlm.model.config.ranges import Length, Positive, Seed
 from braidlm.model.config.registry import Choice
@@ -33,6 +34,8 @@ class StudyData:
     """One tokenizer for all domains, so that paths can be composed."""
     chunking: Annotated[Choice, PartOf(chunkings, "contiguous")] = "contiguous"  # type: ignore[assignment]
     """How sequences are cut."""
+    order: Annotated[Choice, PartOf(orders, "shuffled")] = "shuffled"  # type: ignore[assignment]
+    """In which order documents are read, in each domain."""
     cache: str = "data"
     """The folder for what is prepared on first use."""
 
