@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from toy_study import PATH_MODEL, toy_study
 
 from braidlm.core import console
@@ -39,7 +40,7 @@ def owners(folder: Path, **changes: Any) -> dict[str, Any]:
     variants = {f"{name}_owner": {"start": "shared", "domains": [name], **SHORT} for name in ("stories", "maths")}
     composed = {"together": {"members": ["maths_owner", "stories_owner"], **MIXED}, "of_paths": MIXED}
     judged = {"members": ["maths_owner", "stories_owner"], "seeds": "each", "join": "posterior"}
-    made |= {"averages": {"judged": judged}, "distilled": {"student": {"teacher": "judged", **SHORT}}}
+    made |= {"averages": {"judged": judged}, "distilled": {"student": {"teacher": "judged", "text": "shared", **SHORT}}}
     return made | {"variants": variants, "composed": composed} | changes
 
 
@@ -50,6 +51,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
         return study(decode_study(owners(tmp_path_factory.mktemp("owners"))), device="cpu")
     finally:
         console.set_quiet(False)
+
+
+def test_a_student_of_the_shared_text_reads_nothing_else(results: StudyResults) -> None:
+    student = next(model for model in results.models if model.name == "student")
+    assert student.run_folder is not None
+    sets = yaml.safe_load((student.run_folder / "recipe.yaml").read_text())["data"]["sets"]
+    assert {(name, s["subset"]["start"], s["subset"]["stop"]) for name, s in sets.items()} == {
+        ("stories", 0.5, 1.0),
+        ("maths", 0.5, 1.0),
+    }
+
+
+def test_shared_text_is_what_paths_leave(tmp_path: Path) -> None:
+    made = owners(tmp_path, paths=None, composed={})
+    made["whole"]["shared"]["text"] = "all"
+    with pytest.raises(BraidError, match=r"distilled\.student\.text: there are no paths that leave text to others"):
+        decode_study(made)
 
 
 def test_members_are_made_before_what_is_composed_of_them(results: StudyResults) -> None:

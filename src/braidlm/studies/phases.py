@@ -13,6 +13,8 @@ from braidlm.model.freezing import Freezable
 from braidlm.training.amounts import Amount
 from braidlm.training.distill.config import TopK
 
+Text = Literal["all", "shared"]
+"""Of each domain all text, or what the paths leave to the composed models: what owners share who keep the rest."""
 Domains = list[str] | dict[str, Positive]
 """Domains by name, or with their shares of a batch: `{german: 4, english: 1}`."""
 
@@ -49,7 +51,7 @@ class WholeSpec(SeededPhase):
     """The architecture."""
     domains: Domains | None = None
     """The domains that it is trained on, as a list or with their shares of a batch; by default all of them."""
-    text: Literal["all", "shared"] = "all"
+    text: Text = "all"
     """Of each domain all text, or what the paths leave to the composed models: what owners share who keep the rest."""
 
     def to_shorthand(self) -> Any:
@@ -124,7 +126,7 @@ class VariantSpec(Phase):
 
 @dataclass
 class DistilledSpec(SeededPhase):
-    """A model that learns the probabilities of an average beside the text that its members are trained on."""
+    """A model that learns the probabilities of an average beside text of the domains that its members know."""
 
     teacher: str
     """The average that it learns from."""
@@ -137,6 +139,8 @@ class DistilledSpec(SeededPhase):
     top_k: TopK | None = None
     """Store the average's most probable tokens of every position, this many, once for all seeds, and learn from those.
     By default the members run in every step."""
+    text: Text = "all"
+    """Of each domain all text, or what the paths leave to the composed models: then no owner shows the rest of it."""
 
 
 @dataclass

@@ -133,7 +133,7 @@ class _SeedRuns:
         distill = {"teachers": named, **{key: getattr(spec, key) for key in ("weight", "temperature", "top_k")}}
         taught = replace(spec, training={**spec.training, "distill": distill})
         with errors_of("distilled", name):
-            sets = self._sets(distilled_domains(self.study, name), 0.0, 1.0)
+            sets = self._sets(distilled_domains(self.study, name), self.study.begin_of(spec), 1.0)
             fresh = not is_taught_by(self.folder / name, teachers)
             run = self._train(name, sets, taught, fresh=fresh, model=distilled_model(self.study, name))
         return TrainedModel(name, "distilled", self.seed, run.model, run, [teacher])

@@ -152,7 +152,8 @@ def _training_share(study: Study, kind: str, label: str) -> tuple[list[str], flo
     if kind == "average":
         return [], 0.0, Phase()
     if kind == "distilled":
-        return distilled_domains(study, label), 1.0, study.distilled[label]
+        student = study.distilled[label]
+        return distilled_domains(study, label), 1.0 - study.begin_of(student), student
     if kind == "composed":
         return list(study.domains), 1.0 - study.shared_from, study.composed[label]
     assert study.paths is not None

@@ -92,9 +92,11 @@ class Study:
         for name, composed in self.composed.items():
             if composed.members is None and self.paths is None:
                 raise BraidError(f"composed.{name}: there are no paths to compose; give `paths`, or its `members`")
-        for name, spec in self.whole.items():
+        readers: dict[str, WholeSpec | DistilledSpec] = {f"whole.{name}": spec for name, spec in self.whole.items()}
+        readers |= {f"distilled.{name}": spec for name, spec in self.distilled.items()}
+        for where, spec in readers.items():
             if spec.text == "shared" and self.paths is None:
-                raise BraidError(f"whole.{name}.text: there are no paths that leave text to others; give `paths`")
+                raise BraidError(f"{where}.text: there are no paths that leave text to others; give `paths`")
         if self.paths is not None and len(self.domains) < 2:
             raise BraidError("paths: at least two domains are needed, one for each path")
         if not self.whole and self.paths is None and not self.variants:
@@ -255,7 +257,7 @@ class Study:
         """The domains that a model is trained on."""
         return list(self.domains) if spec.domains is None else list(spec.domains)
 
-    def begin_of(self, spec: WholeSpec) -> float:
+    def begin_of(self, spec: WholeSpec | DistilledSpec) -> float:
         """Where the text that a model reads begins in each of its domains."""
         return 0.0 if spec.text == "all" else self.shared_from
 
