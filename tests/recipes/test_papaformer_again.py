@@ -16,7 +16,9 @@ DOMAINS = {
     "papers/papaformer/stories-and-maths": ["stories", "maths"],
 }
 OWNERS = {
-    "papers/papaformer/spoken-and-written": ["spoken_owner", "written_owner", "owners", "owners_judged"],
+    "papers/papaformer/spoken-and-written": [
+        *("spoken_owner", "written_owner", "owners", "owners_judged", "owners_student"),
+    ],
     "papers/papaformer/stories-and-maths": [],
 }
 LONGER = {"papers/papaformer/spoken-and-written": ["dense_longer"], "papers/papaformer/stories-and-maths": []}
@@ -29,6 +31,7 @@ def toy(recipe: str, folder: Path) -> list[str]:
     changes += ["data.length=32", "data.tokenizer.vocab_size=400", "training.batch=4", "training.warmup=2"]
     changes += ["epochs=0.05", "validation.tokens=300", "training.lengths=[{until: 0.7, length: 8}]"]
     changes += [f"whole.{name}.epochs=0.125" for name in ("shared", *LONGER[recipe])]
+    changes += [f"distilled.{name}.epochs=0.125" for name in OWNERS[recipe] if name == "owners_student"]
     longer = [f"whole.{name}.model" for name in LONGER[recipe]]
     for model in ("paths.model", "whole.dense", "whole.llama_256", "whole.shared.model", *longer):
         changes += [f"{model}.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
@@ -77,7 +80,7 @@ def test_from_text_to_the_report(recipe: str, tmp_path: Path) -> None:
     composed = ["shared_linear", "gumbel_v1"]
     assert list(rows) == [*DOMAINS[recipe], *composed, "dense", "llama_256", "shared", *LONGER[recipe], *OWNERS[recipe]]
     # An average's own tokens are its members', and `owners` has what its members began with among them.
-    two_trainings = {*composed, *OWNERS[recipe]} - {"owners"}
+    two_trainings = {*composed, *OWNERS[recipe]} - {"owners", "owners_student"}
     assert {name for name, row in rows.items() if "+" in row["words"]} == two_trainings
     table = csv.DictReader((tmp_path / "out/tables/bits-per-byte.csv").read_text().splitlines())
     in_table = {row["model"]: row["tokens"] for row in table}
@@ -92,7 +95,7 @@ def test_owners(tmp_path: Path) -> None:
     recipe = "papers/papaformer/owners"
     models = {row["name"]: row for row in show(recipe)["models"]}
     alike = ("stories", "maths", "shared", "shared_longer", "dense", "stories_owner", "maths_owner")
-    assert len({models[name]["parameters"] for name in alike}) == 1
+    assert len({models[name]["parameters"] for name in (*alike, "owners_student")}) == 1
     assert models["owners"]["flops_per_token"] == 3 * models["dense"]["flops_per_token"]
     assert models["owners_mixture"]["parameters"] == models["mixture"]["parameters"]
     changes = [*write_sources(recipe, tmp_path), f"out={tmp_path / 'out'}", f"data.cache={tmp_path / 'cache'}"]
@@ -110,5 +113,5 @@ def test_owners(tmp_path: Path) -> None:
         changes += [f"{model}.model.{key}" for key in ("width=32", "context=32", "stages[0].block.layers=1")]
     assert main(["train", recipe, *changes, "--device", "cpu"]) == 0
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines())}
-    assert set(rows) == {*alike, "mixture", "owners_mixture", "owners", "owners_judged"}
+    assert set(rows) == {*alike, "mixture", "owners_mixture", "owners", "owners_judged", "owners_student"}
     assert all(row["bits per byte, report half"] for row in rows.values())
