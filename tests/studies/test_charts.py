@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib")
 from study_results import made_up_results
 
 from braidlm.core.report.figure_style import COLOURS, INK
-from braidlm.studies.charts import bar_limit, comparison_chart, curve_limits, learning_chart, model_colours
+from braidlm.studies.charts import bar_limit, comparison_chart, curve_limits, learning_chart, model_colours, plane_chart
 from braidlm.studies.results import StudyResults
 
 
@@ -32,6 +32,22 @@ def test_each_model_has_its_colour_in_every_chart(results: StudyResults) -> None
         # Made-up paths have scores on both domains, so every model has a line in both charts.
         assert [line.get_color() for line in lines] == list(colours.values())
         assert INK not in colours.values()
+
+
+def test_every_model_has_a_point_for_what_it_reaches_on_both_domains(results: StudyResults) -> None:
+    chart = plane_chart(results)
+    assert chart is not None
+    names = [text.get_text() for text in chart.axes[0].texts]
+    assert set(names) == set(results.names())
+    drawn = {(line.get_xdata()[0], line.get_ydata()[0]): line.get_color() for line in chart.axes[0].lines}
+    colours = model_colours(results)
+    # The composed and the dense model of these results are at the same place.
+    assert drawn == {(m.bits["stories"], m.bits["maths"]): colours[m.name] for m in results.models}
+
+
+def test_where_nothing_is_joined_there_is_no_plane(results: StudyResults) -> None:
+    results.models[:] = [model for model in results.models if model.kind != "composed"]
+    assert plane_chart(results) is None
 
 
 def test_learning_charts_of_all_domains_have_one_scale(results: StudyResults) -> None:

@@ -1,7 +1,7 @@
 """The charts of a study's pages: one colour for each model and one scale of bits, throughout."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from braidlm.core.report import figures
@@ -55,6 +55,15 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
     )
 
 
+def plane_chart(results: StudyResults) -> "Figure | None":
+    """What every model reaches on both domains of a study that joins models; None for other studies."""
+    if len(results.domains) != 2 or not results.names("composed", "average"):
+        return None
+    points = {name: _means(results, name, results.domains) for name in results.names()}
+    first, second = (f"bits per byte, {domain}" for domain in results.domains)
+    return figures.point_chart(points, first, second, model_colours(results), log=True)
+
+
 def trade_chart(results: StudyResults, old: str, new: str) -> "Figure | None":
     """What variants that were trained on a new domain keep of the old one: a point for each, and one for the base.
 
@@ -62,14 +71,16 @@ def trade_chart(results: StudyResults, old: str, new: str) -> "Figure | None":
     """
     variants = [n for n in results.names("variant") if new in results.study.variants[n].domains]
     bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
-    points = {
-        name: (over_seeds([m.bits[old] for m in models]).mean, over_seeds([m.bits[new] for m in models]).mean)
-        for name in (*bases, *variants)
-        if (models := results.of(name))
-    }
+    points = {name: _means(results, name, (old, new)) for name in (*bases, *variants)}
     if not points:
         return None
     return figures.point_chart(points, f"bits per byte, {old}", f"bits per byte, {new}")
+
+
+def _means(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[float, float]:
+    """The bits per byte of a model on two domains, over its seeds."""
+    first, second = (over_seeds([m.bits[domain] for m in results.of(name)]).mean for domain in domains)
+    return first, second
 
 
 def series_chart(results: StudyResults, domain: str) -> "Figure | None":

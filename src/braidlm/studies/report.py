@@ -12,7 +12,7 @@ from braidlm.model.config.strict import encode
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.charts import learning_chart, series_chart, trade_chart
+from braidlm.studies.charts import learning_chart, plane_chart, series_chart, trade_chart
 from braidlm.studies.decoding import load_study
 from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
@@ -27,6 +27,7 @@ AVERAGES = (
     "same time. The time of a composed model is also its paths'. A distilled model has its own, and its average comes "
     "before it."
 )
+LOWER_LEFT = "Nearer to the lower left is better on both."
 WITH_VARIANTS = "What edits and further training make of a trained model"
 
 
@@ -60,6 +61,8 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
         page.table(table.columns, table.rows)
         if table.name == ("bits-per-byte" if results.names("path") else "learning"):
             _curves(page, results, folder)
+        if table.name == "bits-per-byte":
+            _plane(page, results, folder)
         if table.name == "models" and results.names("average"):
             page.text(AVERAGES)
         if table.name == "variants":
@@ -81,15 +84,26 @@ def _subtitle(results: StudyResults) -> str:
     return WITH_VARIANTS if results.names("variant") else WITHOUT_PATHS
 
 
+def _plane(page: Page, results: StudyResults, folder: Path) -> None:
+    """Every model on both domains."""
+    if (chart := plane_chart(results)) is not None:
+        figures.save_png(chart, folder / f"{'-'.join(results.domains)}.png")
+        page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{_means(results)}")
+
+
+def _means(results: StudyResults) -> str:
+    seeds = len(results.study.seeds)
+    return "" if seeds == 1 else f" Means of {seeds} seeds."
+
+
 def _variants(page: Page, results: StudyResults, folder: Path) -> None:
     """The first domain, which is the base's, against each that variants are trained on; then the series."""
-    seeds = len(results.study.seeds)
-    means = "" if seeds == 1 else f" Means of {seeds} seeds."
+    means = _means(results)
     old, *others = results.domains
-    for new in others:
+    for new in others if plane_chart(results) is None else []:  # which has the variants too
         if (chart := trade_chart(results, old, new)) is not None:
             figures.save_png(chart, folder / f"{old}-{new}.png")
-            page.figure(figures.to_svg(chart), f"Nearer to the lower left is better on both.{means}")
+            page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{means}")
     for domain in results.domains:
         if (chart := series_chart(results, domain)) is not None:
             figures.save_png(chart, folder / f"{domain}-parameters.png")

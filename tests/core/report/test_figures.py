@@ -37,12 +37,27 @@ def test_a_line_chart_names_its_lines_levels_and_axes() -> None:
 
 
 def test_points_have_their_names_beside_them_and_apart() -> None:
-    figure = figures.point_chart({"base": (1.0, 2.0), "other": (1.0, 2.0)}, "old", "new")
-    names = {text.get_text(): text.xy for text in figure.axes[0].texts}
-    assert set(names) == {"base", "other"}
-    assert names["base"][1] != names["other"][1]
+    points = {"base": (1.0, 2.0), "other": (1.0, 2.0), "third": (1.0, 2.01), "far": (9.0, 2.0), "low": (1.0, 1.0)}
+    figure = figures.point_chart(points, "old", "new", colours=dict.fromkeys(points, "#123456"))
+    figure.canvas.draw()
+    names = {text.get_text(): text for text in figure.axes[0].texts}
+    assert set(names) == set(points)
+    with_line = {name for name, text in names.items() if text.arrow_patch is not None}
+    assert with_line == {"base", "other", "third"}, "a name beside its point needs none"
+    for text in names.values():
+        text.arrowprops = text.arrow_patch = None  # a box is the name's alone
+    boxes = [text.get_window_extent() for text in names.values()]
+    for at, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:at])
+        assert box.y0 >= figure.axes[0].get_window_extent().y0
+    assert {line.get_color() for line in figure.axes[0].lines} == {"#123456"}
     with pytest.raises(BraidError, match="nothing to draw"):
         figures.point_chart({}, "old", "new")
+
+
+def test_points_on_logarithmic_axes() -> None:
+    axes = figures.point_chart({"a": (0.5, 8.0), "b": (4.0, 0.5)}, "old", "new", log=True).axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
 def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:

@@ -1,5 +1,6 @@
 """Numbers along an axis and names beside lines and points: plain, round and apart."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,13 @@ if TYPE_CHECKING:
 
 LABEL_GAP = 0.068
 """The smallest distance between two names, as a share of the height."""
+NAME_OFFSET = 8.0
+"""How far a name stands from its point, in points of text."""
+LETTER = 6.0
+"""The width of a letter, about, in points of text."""
+
+Spot = tuple[float, float, str]
+"""Where a named point is, as shares of the plot's width and height."""
 
 
 def scale_axis(axis: Any, set_scale: Any, log: bool) -> None:
@@ -50,12 +58,52 @@ def name_at_the_edge(axes: "Axes", names: Sequence[tuple[str, float, str]]) -> N
 
 
 def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
-    """Write each name at the right of its point, moved apart where two would overlap."""
+    """Write each name at the right of its point; those that would overlap are stacked, with lines to their points."""
     to_share = axes.transData + axes.transAxes.inverted()
-    spots = sorted((*reversed(to_share.transform(point)), name) for name, point in points.items())
-    heights = spread([float(height) for height, _, _ in spots], LABEL_GAP)
-    for (_, x, name), height in zip(spots, heights, strict=True):
-        axes.annotate(name, (x, height), (8, 0), "axes fraction", "offset points", color=colours[name], va="center")
+    plot = axes.get_window_extent()
+    pixels = axes.figure.dpi / 72  # of a point of text
+    spots: list[Spot] = []
+    for name, point in points.items():
+        x, y = to_share.transform(point)
+        spots.append((float(x), float(y), name))
+    for column in _columns(spots, [(NAME_OFFSET + LETTER * len(name)) * pixels / plot.width for name in points]):
+        column.sort(key=lambda spot: spot[1])
+        heights = _inside(spread([y for _, y, _ in column], LABEL_GAP), LABEL_GAP)
+        stacked = [sum(abs(height - other) < 1.01 * LABEL_GAP for other in heights) > 1 for height in heights]
+        aside = max((x for (x, _, _), is_stacked in zip(column, stacked, strict=True) if is_stacked), default=0.0)
+        for (x, y, name), height, is_stacked in zip(column, heights, stacked, strict=True):
+            colour, right = colours[name], NAME_OFFSET
+            if is_stacked:
+                right += NAME_OFFSET + (aside - x) * plot.width / pixels
+            axes.annotate(
+                name,
+                (x, y),
+                (right, (height - y) * plot.height / pixels),
+                "axes fraction",
+                "offset points",
+                {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (0, 0.5)} if is_stacked else None,
+                color=colour,
+                va="center",
+            )
+
+
+def _columns(spots: Sequence[Spot], widths: Sequence[float]) -> list[list[Spot]]:
+    """Spots whose names are above each other, of names that are so wide."""
+    columns: list[list[Spot]] = []
+    end = -math.inf
+    for spot, width in sorted(zip(spots, widths, strict=True)):
+        if spot[0] > end:
+            columns.append([])
+        columns[-1].append(spot)
+        end = max(end, spot[0] + width)
+    return columns
+
+
+def _inside(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights that rise by at least `gap`, and still do when those outside the plot are moved into it."""
+    raised = [max(height, gap * (at + 0.5)) for at, height in enumerate(heights)]
+    count = len(raised)
+    return [min(height, 1 - gap * (count - at - 0.5)) for at, height in enumerate(raised)]
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

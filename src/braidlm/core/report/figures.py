@@ -79,8 +79,17 @@ def line_chart(
     return figure
 
 
-def point_chart(points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> "Figure":
-    """Named points, each (x, y) with its name beside it, moved apart where two would overlap."""
+def point_chart(
+    points: Mapping[str, tuple[float, float]],
+    x_label: str,
+    y_label: str,
+    colours: Mapping[str, str] | None = None,
+    log: bool = False,
+) -> "Figure":
+    """Named points, each (x, y) with its name beside it, moved apart where two would overlap.
+
+    `colours` gives a point the colour its name has in other figures; `log` makes both axes logarithmic.
+    """
     if not points:
         raise BraidError("there is nothing to draw", "point chart")
     with styled():
@@ -89,11 +98,11 @@ def point_chart(points: Mapping[str, tuple[float, float]], x_label: str, y_label
         axes.set_ylabel(y_label)
         axes.grid()
         axes.margins(x=0.18, y=0.1)  # names need room
-        colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(points)}
+        colours = colours or {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(points)}
         for name, (x, y) in points.items():
             axes.plot([x], [y], color=colours[name], marker="o", markersize=6)
-        scale_axis(axes.xaxis, axes.set_xscale, False)
-        scale_axis(axes.yaxis, axes.set_yscale, False)
+        scale_axis(axes.xaxis, axes.set_xscale, log)
+        scale_axis(axes.yaxis, axes.set_yscale, log)
         name_points(axes, points, colours)
     return figure
 
