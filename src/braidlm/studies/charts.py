@@ -55,11 +55,14 @@ def learning_chart(results: StudyResults, domain: str, levels: Mapping[str, floa
     )
 
 
-def plane_chart(results: StudyResults) -> "Figure | None":
-    """What every model reaches on both domains of a study that joins models; None for other studies."""
-    if len(results.domains) != 2 or not results.names("composed", "average"):
-        return None
-    points = {name: _means(results, name, results.domains) for name in results.names()}
+def joins_models_of_two_domains(results: StudyResults) -> bool:
+    """Whether a plane shows all that a study is about."""
+    return len(results.domains) == 2 and bool(results.names("composed", "average"))
+
+
+def plane_chart(results: StudyResults) -> "Figure":
+    """What every model reaches on both domains of a study: a point for each."""
+    points = {name: _bits_on(results, name, results.domains) for name in results.names()}
     first, second = (f"bits per byte, {domain}" for domain in results.domains)
     return figures.point_chart(points, first, second, model_colours(results), log=True)
 
@@ -71,13 +74,13 @@ def trade_chart(results: StudyResults, old: str, new: str) -> "Figure | None":
     """
     variants = [n for n in results.names("variant") if new in results.study.variants[n].domains]
     bases = dict.fromkeys(results.base_of(results.of(name)[0]).name for name in variants)
-    points = {name: _means(results, name, (old, new)) for name in (*bases, *variants)}
+    points = {name: _bits_on(results, name, (old, new)) for name in (*bases, *variants)}
     if not points:
         return None
     return figures.point_chart(points, f"bits per byte, {old}", f"bits per byte, {new}")
 
 
-def _means(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[float, float]:
+def _bits_on(results: StudyResults, name: str, domains: Sequence[str]) -> tuple[float, float]:
     """The bits per byte of a model on two domains, over its seeds."""
     first, second = (over_seeds([m.bits[domain] for m in results.of(name)]).mean for domain in domains)
     return first, second

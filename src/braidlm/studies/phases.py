@@ -14,7 +14,7 @@ from braidlm.training.amounts import Amount
 from braidlm.training.distill.config import TopK
 
 Text = Literal["all", "shared"]
-"""Of each domain all text, or what the paths leave to the composed models: what owners share who keep the rest."""
+"""What a model reads of its domains."""
 Domains = list[str] | dict[str, Positive]
 """Domains by name, or with their shares of a batch: `{german: 4, english: 1}`."""
 

@@ -12,7 +12,13 @@ from braidlm.model.config.strict import encode
 from braidlm.routes.report import RoutingReport, verdicts
 from braidlm.routes.report_files import PAGE as ROUTES_PAGE
 from braidlm.routes.report_files import share_figure
-from braidlm.studies.charts import learning_chart, plane_chart, series_chart, trade_chart
+from braidlm.studies.charts import (
+    joins_models_of_two_domains,
+    learning_chart,
+    plane_chart,
+    series_chart,
+    trade_chart,
+)
 from braidlm.studies.decoding import load_study
 from braidlm.studies.results import ROUTES, StudyResults, measure, study_routes
 from braidlm.studies.running import run_study
@@ -61,7 +67,7 @@ def write_report(results: StudyResults, routed: RoutingReport | None, folder: Pa
         page.table(table.columns, table.rows)
         if table.name == ("bits-per-byte" if results.names("path") else "learning"):
             _curves(page, results, folder)
-        if table.name == "bits-per-byte":
+        if table.name == "bits-per-byte" and joins_models_of_two_domains(results):
             _plane(page, results, folder)
         if table.name == "models" and results.names("average"):
             page.text(AVERAGES)
@@ -86,12 +92,13 @@ def _subtitle(results: StudyResults) -> str:
 
 def _plane(page: Page, results: StudyResults, folder: Path) -> None:
     """Every model on both domains."""
-    if (chart := plane_chart(results)) is not None:
-        figures.save_png(chart, folder / f"{'-'.join(results.domains)}.png")
-        page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{_means(results)}")
+    chart = plane_chart(results)
+    figures.save_png(chart, folder / f"{'-'.join(results.domains)}.png")
+    page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{_means(results)}")
 
 
 def _means(results: StudyResults) -> str:
+    """What is said below a chart of several seeds."""
     seeds = len(results.study.seeds)
     return "" if seeds == 1 else f" Means of {seeds} seeds."
 
@@ -100,7 +107,7 @@ def _variants(page: Page, results: StudyResults, folder: Path) -> None:
     """The first domain, which is the base's, against each that variants are trained on; then the series."""
     means = _means(results)
     old, *others = results.domains
-    for new in others if plane_chart(results) is None else []:  # which has the variants too
+    for new in [] if joins_models_of_two_domains(results) else others:  # the plane has the variants too
         if (chart := trade_chart(results, old, new)) is not None:
             figures.save_png(chart, folder / f"{old}-{new}.png")
             page.figure(figures.to_svg(chart), f"{LOWER_LEFT}{means}")

@@ -88,7 +88,7 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], colours
 
 
 def _columns(spots: Sequence[Spot], widths: Sequence[float]) -> list[list[Spot]]:
-    """Spots whose names are above each other, of names that are so wide."""
+    """Spots in groups whose names, of these widths, would overlap if they stood at one height."""
     columns: list[list[Spot]] = []
     end = -math.inf
     for spot, width in sorted(zip(spots, widths, strict=True)):

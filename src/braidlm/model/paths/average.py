@@ -45,7 +45,7 @@ class AverageHead(LinearHead):
         self.active = [index for index, name in enumerate(self.names) if name in active]
 
     def of_active(self, values: Tensor) -> Tensor:
-        """What is of the active paths among [..., path]."""
+        """Of values [..., path] those of the active paths."""
         # Not by a list of indices: a GPU would have to copy it, which no graph can hold.
         return torch.stack([values[..., index] for index in self.active], dim=-1)
 
