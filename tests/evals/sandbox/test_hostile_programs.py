@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,16 +33,19 @@ def outcomes(isolation: str) -> dict[str, Any]:
     """What came of all programs, and the state of what is outside afterwards."""
     as_root = os.geteuid() == 0
     python = os.path.realpath("/usr/bin/python3" if as_root else sys.executable)
-    with tempfile.TemporaryDirectory(prefix="braid-hostile-", dir="/tmp") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="braid-hostile-", dir="/tmp") as folder,
+        tempfile.TemporaryDirectory(prefix="braid-code-", dir="/tmp") as code,
+    ):
         os.chmod(folder, 0o777)
-        job = {
-            "isolation": isolation,
-            "folder": folder,
-            "source": str(Path(sandbox_module.__file__).parents[3]),
-            "tests": str(Path(__file__).parent),
-        }
+        os.chmod(code, 0o755)  # the checkout itself may lie in a home that nobody else can read
+        package, tests = Path(code, "source/braidlm"), Path(code, "tests")
+        unread = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(sandbox_module.__file__).parents[2], package, ignore=unread)
+        shutil.copytree(Path(__file__).parent, tests, ignore=unread)
+        job = {"isolation": isolation, "folder": folder, "source": str(package.parent), "tests": str(tests)}
         done = subprocess.run(
-            [python, "-I", "-S", "-B", str(Path(__file__).with_name("hostile_runner.py"))],
+            [python, "-I", "-S", "-B", str(tests / "hostile_runner.py")],
             input=json.dumps(job),
             capture_output=True,
             text=True,
