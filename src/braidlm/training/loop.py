@@ -33,6 +33,7 @@ from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.compute import Choices, choose_compute, use_compute
 from braidlm.training.step.extra_losses import ExtraLoss
 from braidlm.training.step.learning_rate import LearningRate
+from braidlm.training.step.optimizers.decay import decay_outlasts_rate
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.precision import choose_dtype
 from braidlm.training.step.step import Stepper
@@ -121,12 +122,15 @@ class Trainer:
         """Find problems that would show only later in the run."""
         if self.recipe.samples.prompts:
             encode_prompts(self.data.tokenizer, self.recipe.samples.prompts)
-        if self.recipe.training.dropout.kind != "constant" and not self.stepper.has_dropout and self.rank.is_main:
-            console.warn("training.dropout has no effect: every dropout rate of the model is 0")
-        if self.recipe.training.temperature.kind != "constant" and not self.stepper.has_temperature:
-            console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
         if not self.rank.is_main:
             return
+        training = self.recipe.training
+        if training.dropout.kind != "constant" and not self.stepper.has_dropout:
+            console.warn("training.dropout has no effect: every dropout rate of the model is 0")
+        if training.temperature.kind != "constant" and not self.stepper.has_temperature:
+            console.warn("training.temperature has no effect: no join of the model chooses by Gumbel noise")
+        if outlasts := decay_outlasts_rate(training.optimizer.options, training.schedule):
+            console.warn(outlasts)
         for stream in self.loader.streams:
             if remark := self.loader.chunking.warning(stream, self.loader.length):
                 console.warn(remark)

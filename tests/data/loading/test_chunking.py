@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packed_sets import numbered, packed_data, stream
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.chunking import Chunking, Contiguous, Windows, chunkings
+from braidlm.data.loading.chunking import Chunking, Contiguous, ShuffledChunking, Windows, chunkings
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.registry import Choice
@@ -57,20 +57,25 @@ def test_words_of_an_epoch_are_all_but_the_remainder(data: PackedData, length: i
 @given(sizes, st.integers(1, 50))
 def test_windows_begin_at_every_stride_and_never_wrap(size: tuple[int, int], stride: int) -> None:
     tokens, length = size
-    starts = Windows(Windows.Config(stride)).starts(stream(tokens), length, 0, 0)
+    starts = Windows(Windows.Config(stride=stride)).starts(stream(tokens), length, 0, 0)
     expected = [s for s in range(0, tokens, stride) if s + length < tokens]
     assert sorted(starts.tolist()) == expected
 
 
-@given(packed_data(min_documents=4), st.integers(1, 6), st.integers(1, 3), st.integers(1, 60))
-def test_an_epoch_ends_with_the_window_that_completes_its_words(
+def ending_after(words: int | None, stride: int) -> ShuffledChunking:
+    """Windows, or contiguous chunks where the stride is 0."""
+    return Windows(Windows.Config(words, stride=stride)) if stride else Contiguous(Contiguous.Config(words))
+
+
+@given(packed_data(min_documents=4), st.integers(1, 6), st.integers(0, 3), st.integers(1, 60))
+def test_an_epoch_ends_with_the_chunk_that_completes_its_words(
     data: PackedData, length: int, stride: int, words: int
 ) -> None:
     toy = TokenStream(data)
     if len(toy) <= length:
         return
-    every = Windows(Windows.Config(stride)).starts(toy, length, 3, 1)
-    some = Windows(Windows.Config(stride, words)).starts(toy, length, 3, 1)
+    every = ending_after(None, stride).starts(toy, length, 3, 1)
+    some = ending_after(words, stride).starts(toy, length, 3, 1)
     counts = [int(toy.read(s, length)[1].sum()) for s in every]
     assert every[: len(some)].tolist() == some.tolist()
     assert sum(counts[: len(some) - 1]) < words
@@ -78,19 +83,19 @@ def test_an_epoch_ends_with_the_window_that_completes_its_words(
 
 
 def test_words_per_epoch_is_exact_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Windows(Windows.Config(3, 200)).starts(stream(1000), 16, 0, 0)
+    whole = Windows(Windows.Config(200, stride=3)).starts(stream(1000), 16, 0, 0)
     monkeypatch.setattr("braidlm.data.loading.chunking._TOKENS_PER_BLOCK", 40)
-    assert Windows(Windows.Config(3, 200)).starts(stream(1000), 16, 0, 0).tolist() == whole.tolist()
+    assert Windows(Windows.Config(200, stride=3)).starts(stream(1000), 16, 0, 0).tolist() == whole.tolist()
 
 
-@given(packed_data(min_documents=4), st.integers(1, 6), st.integers(1, 3), st.integers(1, 60))
-def test_the_last_window_of_an_epoch_ends_with_its_last_word(
+@given(packed_data(min_documents=4), st.integers(1, 6), st.integers(0, 3), st.integers(1, 60))
+def test_the_last_chunk_of_an_epoch_ends_with_its_last_word(
     data: PackedData, length: int, stride: int, words: int
 ) -> None:
     toy = TokenStream(data)
     if len(toy) <= length:
         return
-    chunking = Windows(Windows.Config(stride, words))
+    chunking = ending_after(words, stride)
     starts = chunking.starts(toy, length, 0, 0)
     *full, last = chunking.trained_lengths(toy, starts, length)
     assert full == [length] * (len(starts) - 1)
@@ -105,22 +110,26 @@ def test_the_last_window_of_an_epoch_ends_with_its_last_word(
 
 def test_a_stream_with_too_few_words_gives_a_warning_before_it_is_cut() -> None:
     toy = stream(300)  # 100 words
-    assert Windows(Windows.Config(8, 100)).warning(toy, 8) is None
-    assert Windows(Windows.Config(8)).warning(toy, 8) is None
+    assert Windows(Windows.Config(100, stride=8)).warning(toy, 8) is None
+    assert Windows(Windows.Config(stride=8)).warning(toy, 8) is None
     assert Contiguous().warning(toy, 8) is None
-    text = Windows(Windows.Config(2, 250)).warning(toy, 8)
+    assert Contiguous(Contiguous.Config(100)).warning(toy, 8) is None
+    text = Contiguous(Contiguous.Config(250)).warning(toy, 8)
     assert text is not None
-    assert "'toy' has 100 words, and an epoch should show 250: windows overlap, and an epoch repeats each word" in text
+    assert "epochs repeat sooner. Each ends when every chunk was shown, after 98 words" in text
+    text = Windows(Windows.Config(250, stride=2)).warning(toy, 8)
+    assert text is not None
+    assert "'toy' has 100 words, and an epoch should show 250: chunks overlap, and an epoch repeats each word" in text
     assert "2.5 times" in text
-    text = Windows(Windows.Config(8, 250)).warning(toy, 8)
+    text = Windows(Windows.Config(250, stride=8)).warning(toy, 8)
     assert text is not None
-    assert "epochs repeat sooner. Each ends when every window was shown, after 99 words" in text
-    text = Windows(Windows.Config(16, 90)).warning(toy, 8)
+    assert "epochs repeat sooner. Each ends when every chunk was shown, after 99 words" in text
+    text = Windows(Windows.Config(90, stride=16)).warning(toy, 8)
     assert text is not None
     assert "100 words, and an epoch should show 90: epochs repeat sooner" in text, "windows that leave text out"
 
 
-@pytest.mark.parametrize("chunking", [Contiguous(), Windows(Windows.Config(5))])
+@pytest.mark.parametrize("chunking", [Contiguous(), Windows(Windows.Config(stride=5))])
 def test_an_epoch_depends_on_seed_name_and_number_only(chunking: Chunking) -> None:
     def order(name: str = "a", epoch: int = 0, seed: int = 0) -> list[int]:
         return chunking.starts(stream(500, name), 10, epoch, seed).tolist()
@@ -134,7 +143,7 @@ def test_an_epoch_depends_on_seed_name_and_number_only(chunking: Chunking) -> No
 def test_the_order_is_the_same_on_every_machine() -> None:
     """These numbers must never change: a resumed run would read other data."""
     assert Contiguous().starts(stream(60), 10, 2, 7).tolist() == [18, 48, 8, 28, 58, 38]
-    assert Windows(Windows.Config(9)).starts(stream(60), 10, 2, 7).tolist() == [18, 27, 45, 0, 36, 9]
+    assert Windows(Windows.Config(stride=9)).starts(stream(60), 10, 2, 7).tolist() == [18, 27, 45, 0, 36, 9]
     assert Subset(0, 0.5, 3).choose(10).tolist() == [0, 4, 5, 6, 8]
 
 
@@ -147,7 +156,7 @@ def test_every_chunking_is_sound(name: str) -> None:
     assert len(starts) > 0
     assert starts.dtype == np.int64
     assert 0 <= starts.min() <= starts.max() < 100
-    assert chunking.as_dict()["kind"] == name
+    assert chunking.as_dict() == {"kind": name, **options}
 
 
 @dataclass
@@ -158,7 +167,7 @@ class Holder:
 def test_configurations_decode_strictly() -> None:
     assert decode(Holder, {}).chunking.kind == "contiguous"
     windows = decode(Holder, {"chunking": {"kind": "windows", "stride": 3, "words_per_epoch": 100}})
-    assert windows.chunking.options == Windows.Config(3, 100)
+    assert windows.chunking.options == Windows.Config(100, stride=3)
     assert decode(Holder, encode(windows)) == windows
     for data, problem in [
         ({"kind": "windows"}, "chunking.stride: missing; it has no default"),

@@ -20,7 +20,14 @@ MATHS, STORIES = stream(90, "maths", base=1), stream(240, "stories", base=1001)
 CURRICULUM = MixtureConfig(
     curriculum=[CurriculumPoint(0, {"stories": 1}), CurriculumPoint(1, {"stories": 1, "maths": 3})]
 )
-chunking_choices = st.sampled_from([Contiguous(), Windows(Windows.Config(5)), Windows(Windows.Config(3, 40))])
+chunking_choices = st.sampled_from(
+    [
+        Contiguous(),
+        Contiguous(Contiguous.Config(40)),
+        Windows(Windows.Config(stride=5)),
+        Windows(Windows.Config(40, stride=3)),
+    ]
+)
 
 
 def loader(**changes: Any) -> Loader:
@@ -206,7 +213,7 @@ def test_a_token_with_several_words_is_never_cut_and_never_stops_the_run(
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 40))
 def test_an_epoch_in_words_is_met_exactly(words: int, stride: int, mark: int) -> None:
     """Every third token begins a word; whatever the cuts, epoch e ends at e x words, to the word."""
-    loading, total, ends = Loader([STORIES], Windows(Windows.Config(stride, words)), 8, rows=1), 0, []
+    loading, total, ends = Loader([STORIES], Windows(Windows.Config(words, stride=stride)), 8, rows=1), 0, []
     for _ in range(60):
         batch = loading.next_batch(words_left=mark)
         total += batch.word_count
@@ -218,7 +225,7 @@ def test_an_epoch_in_words_is_met_exactly(words: int, stride: int, mark: int) ->
 
 
 def test_processes_agree_where_an_epoch_ends_within_a_chunk() -> None:
-    chunking = Windows(Windows.Config(3, 10))
+    chunking = Windows(Windows.Config(10, stride=3))
     alone = loader(chunking=chunking, rows=4)
     ranks = [loader(chunking=chunking, rows=2, rank=r, world=2) for r in range(2)]
     for _ in range(30):
@@ -251,7 +258,7 @@ def test_a_saved_position_is_refused_for_other_data_and_says_what_differs() -> N
     for changes, problem in [
         ({"seed": 2}, "seed: 1 -> 2"),
         ({"length": 16}, "length: 8 -> 16"),
-        ({"chunking": Windows(Windows.Config(4))}, "chunking.kind: contiguous -> windows"),
+        ({"chunking": Windows(Windows.Config(stride=4))}, "chunking.kind: contiguous -> windows"),
         (
             {"mix": MixtureConfig(weights={"stories": 1, "maths": 1})},
             "mix.weights: null -> {stories: 1, maths: 1}",

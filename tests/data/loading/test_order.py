@@ -219,7 +219,7 @@ def test_a_growing_pool_has_only_the_first_documents_at_first_and_all_at_the_end
 
 
 PACINGS = ["sorted", {"kind": "sorted", "buckets": 3}, "linear", {"kind": "root", "start": 0.3, "levels": 3}]
-CHUNKINGS = [Contiguous(), Consecutive(), Windows(Windows.Config(5))]
+CHUNKINGS = [Contiguous(), Consecutive(), Windows(Windows.Config(stride=5))]
 
 
 @given(st.integers(0, 14), st.sampled_from(PACINGS), st.sampled_from(CHUNKINGS), st.integers(1, 60))
@@ -316,7 +316,7 @@ def test_a_record_of_another_order_or_a_damaged_one_is_not_used(tmp_path: Path) 
     [
         (lambda: ordered(pacing={"kind": "sorted", "buckets": 61}), None, "60 documents cannot be divided into 61"),
         (lambda: ordered(pacing={"kind": "sorted", "buckets": 20}), None, r"part 1 of 20 .* needs 65"),
-        (lambda: ordered(), Windows(Windows.Config(4, 30)), "`words_per_epoch` ends epochs before"),
+        (lambda: ordered(), Windows(Windows.Config(30, stride=4)), "`words_per_epoch` ends epochs before"),
     ],
 )
 def test_orders_that_cannot_be_read(stream: Any, chunking: Any, problem: str) -> None:

@@ -5,7 +5,7 @@ token that really follows. An epoch depends only on the seed, the data set's nam
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import gcd
 from typing import Any
 
@@ -59,8 +59,9 @@ class Chunking:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """The method and its options, for a saved position."""
-        return {"kind": type(self).__name__.lower(), **asdict(self.config)}
+        """The method and the options that are set, for a saved position: those of before an option stay valid."""
+        options = {name: value for name, value in asdict(self.config).items() if value is not None}
+        return {"kind": type(self).__name__.lower(), **options}
 
     def check(self, stream: TokenStream, length: int) -> None:
         """Refuse a stream that is shorter than one chunk."""
@@ -73,11 +74,64 @@ class Chunking:
             )
 
 
-@chunkings.register("contiguous")
-class Contiguous(Chunking):
-    """Adjacent chunks around the circular stream, from another offset every epoch; only len % T tokens are left out."""
+class ShuffledChunking(Chunking):
+    """A method whose chunks are shuffled in every epoch, which may end after some number of words."""
+
+    @dataclass
+    class Config:
+        """When an epoch ends."""
+
+        words_per_epoch: Count | None = None
+        """An epoch ends, and the chunks are shuffled anew, when exactly this many words were shown."""
+
+    def shuffled(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
+        """Where all chunks begin, in the epoch's order."""
+        raise NotImplementedError("abstract: each shuffled chunking has its own chunks")
 
     def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+        starts = self.shuffled(stream, length, epoch, seed)
+        if self.words_per_epoch is None:
+            return starts
+        return starts[: _chunks_for(self.words_per_epoch, stream, starts, length)]
+
+    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
+        """Of the last chunk, the positions up to the word that completes the epoch's words."""
+        lengths = super().trained_lengths(stream, starts, length)
+        if self.words_per_epoch is not None:
+            before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))
+            words = stream.word_starts_at(stream.positions(starts[-1:], length))
+            lengths[-1] = cut_at(words, 0, self.words_per_epoch - before, None)
+        return lengths
+
+    @property
+    def words_per_epoch(self) -> int | None:
+        return self.config.words_per_epoch
+
+    def warning(self, stream: TokenStream, length: int) -> str | None:
+        """A warning that a stream has fewer words than an epoch should have, and how they are repeated."""
+        target = self.words_per_epoch
+        if target is None:
+            return None
+        starts = self.shuffled(stream, length, 0, 0)
+        if stream.words >= target and len(starts) * length >= len(stream) - length:
+            return None
+        shown = sum(int(words.sum()) for words in _words_of(stream, starts, length))
+        fewer = f"data set '{stream.name}' has {stream.words:,} words, and an epoch should show {target:,}"
+        if shown < target:
+            return (
+                f"{fewer}: epochs repeat sooner. Each ends when every chunk was shown, after {shown:,} words, "
+                "and the next begins; the budget is met all the same"
+            )
+        if stream.words >= target:
+            return None
+        return f"{fewer}: chunks overlap, and an epoch repeats each word {target / stream.words:.1f} times on average"
+
+
+@chunkings.register("contiguous")
+class Contiguous(ShuffledChunking):
+    """Adjacent chunks around the circular stream, from another offset every epoch; only len % T tokens are left out."""
+
+    def shuffled(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         order = random_permutation(len(stream) // length, "contiguous", seed, stream.name, epoch)
         return (_offset(stream, epoch, seed) + order * length) % len(stream)
 
@@ -101,54 +155,19 @@ class Consecutive(Chunking):
 
 
 @chunkings.register("windows")
-class Windows(Chunking):
+class Windows(ShuffledChunking):
     """Windows that begin every `stride` tokens and may overlap."""
 
     @dataclass
-    class Config:
+    class Config(ShuffledChunking.Config):
         """Where windows begin and when an epoch ends."""
 
-        stride: Count
+        stride: Count = field(kw_only=True)
         """Tokens from the beginning of one window to that of the next."""
-        words_per_epoch: Count | None = None
-        """An epoch ends, and the windows are shuffled anew, when exactly this many words were shown."""
 
-    def starts(self, stream: TokenStream, length: int, epoch: int, seed: int, rows: int = 1) -> np.ndarray:
+    def shuffled(self, stream: TokenStream, length: int, epoch: int, seed: int) -> np.ndarray:
         count = (len(stream) - length - 1) // self.config.stride + 1
-        starts = random_permutation(count, "windows", seed, stream.name, epoch) * self.config.stride
-        if self.config.words_per_epoch is None:
-            return starts
-        return starts[: _windows_for(self.config.words_per_epoch, stream, starts, length)]
-
-    def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
-        """Of the last window, the positions up to the word that completes the epoch's words."""
-        lengths = super().trained_lengths(stream, starts, length)
-        if self.config.words_per_epoch is not None:
-            before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))
-            words = stream.word_starts_at(stream.positions(starts[-1:], length))
-            lengths[-1] = cut_at(words, 0, self.config.words_per_epoch - before, None)
-        return lengths
-
-    @property
-    def words_per_epoch(self) -> int | None:
-        return self.config.words_per_epoch
-
-    def warning(self, stream: TokenStream, length: int) -> str | None:
-        """A warning that a stream has fewer words than an epoch should have, and how they are repeated."""
-        target = self.config.words_per_epoch
-        if target is None or (stream.words >= target and self.config.stride <= length):
-            return None
-        starts = np.arange(0, len(stream) - length, self.config.stride)
-        shown = sum(int(words.sum()) for words in _words_of(stream, starts, length))
-        fewer = f"data set '{stream.name}' has {stream.words:,} words, and an epoch should show {target:,}"
-        if shown < target:
-            return (
-                f"{fewer}: epochs repeat sooner. Each ends when every window was shown, after {shown:,} words, "
-                "and the next begins; the budget is met all the same"
-            )
-        if stream.words >= target:
-            return None
-        return f"{fewer}: windows overlap, and an epoch repeats each word {target / stream.words:.1f} times on average"
+        return random_permutation(count, "windows", seed, stream.name, epoch) * self.config.stride
 
 
 @chunkings.register("documents")
@@ -183,19 +202,19 @@ class Documents(Chunking):
         )
 
 
-def _windows_for(words: int, stream: TokenStream, starts: np.ndarray, length: int) -> int:
-    """How many windows, in their order, contain `words` words; all windows if they contain fewer."""
-    windows = counted = 0
+def _chunks_for(words: int, stream: TokenStream, starts: np.ndarray, length: int) -> int:
+    """How many chunks, in their order, contain `words` words; all chunks if they contain fewer."""
+    chunks = counted = 0
     for counts in _words_of(stream, starts, length):
         total = counted + np.cumsum(counts)
         if total[-1] >= words:
-            return windows + int(np.searchsorted(total, words)) + 1
-        windows, counted = windows + len(counts), int(total[-1])
+            return chunks + int(np.searchsorted(total, words)) + 1
+        chunks, counted = chunks + len(counts), int(total[-1])
     return len(starts)
 
 
 def _words_of(stream: TokenStream, starts: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """How many words begin in each window, for a block of windows at a time."""
+    """How many words begin in each chunk, for a block of chunks at a time."""
     block = max(_TOKENS_PER_BLOCK // length, 1)
     for begin in range(0, len(starts), block):
         positions = stream.positions(starts[begin : begin + block], length)

@@ -25,3 +25,15 @@ class ScheduledDecay:
         """Shrink the weights that the next update changes; must not wait for the device."""
         if trained := [p for p in self.parameters if p.grad is not None]:
             torch._foreach_mul_(trained, self.factor)
+
+
+def decay_outlasts_rate(optimizer: Any, schedule: Any) -> str | None:
+    """A warning that weights go on decaying where the learning rate has gone to zero, or None."""
+    if optimizer.decay_schedule is None or not optimizer.weight_decay or schedules.build(schedule)(1.0) > 0:
+        return None
+    if not schedules.build(optimizer.decay_schedule)(1.0):
+        return None
+    return (
+        "training.optimizer.decay_schedule: the learning rate ends at 0 and the decay does not, so that at the end the "
+        "weights shrink and nothing is learned; let both end at 0, or give training.schedule.final"
+    )
