@@ -162,8 +162,8 @@ def _what_next(composition: Composition, folder: Path) -> str:
             "one's size of it."
         )
     fresh = ", ".join(composition.fresh_parts())
+    shown = "`braid routes RUN` shows who goes where" if composition.shows_routes else "`braid eval RUN` measures it"
     return (
         f"The fresh parts ({fresh}) are not trained yet: train them with "
-        f"`braid train RECIPE start_from={folder}` on text of every path's kind. "
-        "Then `braid routes RUN` shows who goes where."
+        f"`braid train RECIPE start_from={folder}` on text of every path's kind. Then {shown}."
     )

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from composed_paths import EXPERTS, JOINS, saved_path
 
 import braidlm
 from braidlm.cli.main import main
-from braidlm.core.models.folders import load_config, load_lineage
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_config, load_lineage, load_model
+from braidlm.routes.layers import find_layers
 from braidlm.training.train import train
 
 
@@ -44,6 +47,24 @@ def test_two_runs_become_a_model_that_trains(braid, runs, packed, tmp_path):
     }
     assert train(recipe, device="cpu").finished
     assert '"usage"' in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "second", [{}, {"width": 24}, {"width": 24, **EXPERTS}], ids=["alike", "wider", "wider, with experts"]
+)
+@pytest.mark.parametrize("join", JOINS)
+def test_what_comes_next_can_be_done(braid, tmp_path, join, second):
+    """`braid routes` is named where it can show something."""
+    paths = [saved_path(tmp_path / "a", 0), saved_path(tmp_path / "b", 1, **second)]
+    code, said, _ = braid(*paths, "--out", tmp_path / "both", "--join", join)
+    assert code == 0
+    model = load_model(tmp_path / "both")
+    if "braid routes" in said:
+        assert any(layer.read_by for layer in find_layers(model))
+    else:
+        assert "Then `braid eval RUN` measures it." in said
+        with pytest.raises(BraidError, match="which path is taken cannot be read"):
+            find_layers(model)
 
 
 def test_a_dry_run(braid, runs, tmp_path):

@@ -13,7 +13,9 @@ from braidlm.edits.composing.tensor_origins import account_for
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
+from braidlm.model.paths.joins import Join
 from braidlm.model.paths.parallel import ParallelLayer, blocks_in_layer
+from braidlm.routes.layers import routing_modules
 
 TRAINED_BYTES = 12
 """Of a trained parameter, beside its own four: the gradient and AdamW's two moments in float32."""
@@ -52,6 +54,15 @@ class Composition:
     @property
     def config(self) -> BraidConfig:
         return self.model.config
+
+    @property
+    def shows_routes(self) -> bool:
+        """Whether `braid routes` can say which path a token takes: by a router, or as the paths are as wide as a join."""
+        widths = {path.width for path in self.paths}
+        return any(
+            not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out}
+            for one in routing_modules(self.model)
+        )
 
     def lines(self) -> list[str]:
         """The plan as text."""
