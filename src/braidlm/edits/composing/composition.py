@@ -57,7 +57,7 @@ class Composition:
 
     @property
     def shows_routes(self) -> bool:
-        """Whether `braid routes` can say which path a token takes: by a router, or as the paths are as wide as a join."""
+        """Whether `braid routes` can tell which path a token takes: there is a router, or paths as wide as the join."""
         widths = {path.width for path in self.paths}
         return any(
             not isinstance(one, Join) or hasattr(one, "router") or widths == {one.width_out}
