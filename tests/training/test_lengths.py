@@ -1,23 +1,18 @@
-"""Shorter sequences at first: the same tokens in more rows, whole ones after, and a run that goes on."""
+"""Shorter sequences at first: as many tokens in more rows, whole ones after, and a run that goes on."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
-from braidlm.training.amounts import Amount
-from braidlm.training.config import TrainingConfig
 from braidlm.training.lengths import ShorterRows, length_at, shares_of_lengths
 from braidlm.training.recipe import decode_recipe
-from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
+from braidlm.training.step.step_report import StepReport
 from braidlm.training.train import train
-from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import tiny_model
 
 PARTS = [{"until": 0.25, "length": 8}, {"until": 0.75, "length": 16}]
 
@@ -35,34 +30,19 @@ def test_parts_of_the_training_have_their_lengths() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_step_of_cut_rows_is_one_of_short_sequences(accumulation: int) -> None:
-    tokens = np.random.default_rng(0).integers(1, tiny_model().config.vocab_size, (4, 17))
-    inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
-    reports = []
-    for length in (4, 16):
-        config = TrainingConfig(budget=Amount(1), batch=4 // accumulation, accumulation=accumulation)
-        stepper = Stepper(TrainableBraid(tiny_model()), config, Rank(0, 1, torch.device("cpu")), torch.float32)
-        stepper.cut_rows(length)
-        cut = stepper.step(inputs, labels, labels.size, 1e-2)
-        whole = Stepper(TrainableBraid(tiny_model()), config, Rank(0, 1, torch.device("cpu")), torch.float32)
-        plain = whole.step(inputs.reshape(-1, length), labels.reshape(-1, length), labels.size, 1e-2)
-        assert torch.equal(cut.loss, plain.loss)
-        assert torch.equal(cut.gradient_norm, plain.gradient_norm)
-        reports.append(cut.loss.item())
-    assert reports[0] != reports[1]  # less text is before a token
+def test_the_shapes_of_a_run(accumulation: int, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part ends with the sequences that are begun: rows of 8 tokens read those of 32 in four steps, of 16 in two."""
+    shapes: list[tuple[int, ...]] = []
+    step = Stepper.step
 
+    def watched(self: Stepper, inputs: np.ndarray, *args: Any, **options: Any) -> StepReport:
+        shapes.append(inputs.shape)
+        return step(self, inputs, *args, **options)
 
-def test_the_lengths_of_a_run(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int | None] = []
-    cut_rows = Stepper.cut_rows
-
-    def watched(self: Stepper, length: int | None) -> None:
-        lengths.append(length)
-        cut_rows(self, length)
-
-    monkeypatch.setattr(Stepper, "cut_rows", watched)
-    run = train(recipe(stories, tmp_path / "run"))
-    assert lengths == [8] * 3 + [16] * 6 + [None] * 3
+    monkeypatch.setattr(Stepper, "step", watched)
+    rows = {"batch": 4 // accumulation, "accumulation": accumulation}
+    run = train(recipe(stories, tmp_path / "run", training=rows))
+    assert shapes == [(16, 8)] * 4 + [(8, 16)] * 6 + [(4, 32)] * 2
     assert run.progress.tokens == 12 * 4 * 32
 
 
@@ -97,6 +77,7 @@ def test_a_student_reads_what_was_stored_of_its_tokens(stories: Path, tmp_path: 
         ({"parts": [{"until": 0.5, "length": 8}, {"until": 0.5, "length": 16}]}, "must end after the one before"),
         ({"parts": [{"until": 0, "length": 8}]}, "until"),
         ({"data": {"chunking": "consecutive"}}, "rows with a memory"),
+        ({"data": {"pauses": 0.1}}, "pauses are counted for whole sequences"),
     ],
 )
 def test_lengths_that_cannot_be(stories: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ class TrainingConfig:
     """Forward passes per optimizer step."""
     lengths: list[ShorterRows] = field(default_factory=list)
     """Shorter sequences at first: `[{until: 0.5, length: 128}]` cuts every sequence of the data into rows of 128 tokens
-    until half of the training is done. A step has the same tokens, so that batch and rate need not change."""
+    until half of the training is done. A step has as many tokens, so that batch and rate need not change."""
     optimizer: Annotated[Choice, PartOf(optimizers, "adamw")] = field(
         default_factory=lambda: Choice("adamw", OptimizerConfig())
     )

@@ -1,8 +1,9 @@
 """Shorter sequences at the beginning of a training.
 
-A sequence of the data is cut into several rows, so that a step has the same tokens in the same order whatever their
-length. Attention over short rows costs less, and more of what is learnt follows little text, as in a test of single
-sentences.
+A sequence of the data is cut into several rows, and a step has as many tokens whatever their length. The rows of a
+step are of different sequences, each of which is read to its end in the steps that follow, so that an epoch is what it
+is without them. Attention over short rows costs less, and more of what is learnt follows little text, as in a test of
+single sentences.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ class ShorterRows:
     """A part of the training with shorter sequences."""
 
     until: Probability
-    """The share of the training at which this part ends."""
+    """The share of the training at which this part ends, with the sequences that are begun."""
     length: Length
     """Tokens of a row; it divides `data.length`."""
 

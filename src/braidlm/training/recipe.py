@@ -65,6 +65,11 @@ class Recipe:
                 "training.lengths: rows with a memory of the text before them keep their length",
                 todo="Leave out training.lengths, or the memory (data.chunking=consecutive, training.memory).",
             )
+        if self.training.lengths and self.data.pauses:
+            raise BraidError(
+                "training.lengths: pauses are counted for whole sequences",
+                todo="Leave out training.lengths, or data.pauses.",
+            )
         if self.data.pauses and self.training.distill is not None and self.training.distill.top_k is not None:
             raise BraidError(
                 "training.distill.top_k stores what teachers say of text without pauses",

@@ -253,6 +253,87 @@ def test_a_budget_of_words_is_met_exactly_over_many_batches() -> None:
         assert total == mark
 
 
+def test_shorter_rows_are_of_different_chunks_and_show_every_token_of_an_epoch_once() -> None:
+    whole, short = (Loader([MATHS], Contiguous(), 8, rows=1) for _ in range(2))  # 11 chunks are an epoch
+    chunks = np.concatenate([whole.next_batch().inputs for _ in range(11)])
+    read = []
+    for begin in (0, 4, 8):
+        batches = [short.next_batch(row_length=2) for _ in range(4)]
+        assert [batch.inputs.shape for batch in batches] == [(4, 2)] * 4
+        read.append(np.concatenate([batch.inputs for batch in batches], axis=1))
+        expected = chunks[begin : begin + 4]
+        assert np.array_equal(read[-1][: len(expected)], expected)
+        labels = np.concatenate([batch.labels for batch in batches], axis=1)
+        assert np.array_equal(labels[:, :-1], read[-1][:, 1:])
+    assert Counter(np.concatenate(read)[:11].ravel().tolist()) == Counter(chunks.ravel().tolist())
+    assert short.epochs == {"maths": pytest.approx(12 / 11)}
+
+
+def test_epochs_count_on_while_chunks_are_read_in_shorter_rows() -> None:
+    loading = Loader([MATHS], Contiguous(), 8, rows=1)
+    found = []
+    for _ in range(4):
+        loading.next_batch(row_length=2)
+        resumed = Loader([MATHS], Contiguous(), 8, rows=1)
+        resumed.load_state(json.loads(json.dumps(loading.state())))
+        assert resumed.epochs == loading.epochs
+        found.append(loading.epochs["maths"])
+    assert found == pytest.approx([1 / 11, 2 / 11, 3 / 11, 4 / 11])
+
+
+def test_chunks_that_were_begun_are_read_to_their_ends() -> None:
+    loading = loader(rows=2)
+    asked = [4, None, 2, None, None, None, None, 4]  # mixture and length are those of the first row of a chunk
+    shapes = [loading.next_batch(number / 8, row_length=length).inputs.shape for number, length in enumerate(asked)]
+    assert shapes == [(4, 4), (4, 4), (8, 2), (8, 2), (8, 2), (8, 2), (2, 8), (4, 4)]
+
+
+def test_columns_beyond_what_is_trained_are_left_out() -> None:
+    """An epoch of one word ends within its only chunk, and each of the four chunks of a draw is an epoch."""
+    loading, batches = Loader([MATHS], Windows(Windows.Config(1, stride=4)), 8, rows=1), []
+    while not batches or loading.state()["column"]:
+        batches.append(loading.next_batch(row_length=2))
+        assert (batches[-1].labels != -100).sum() == batches[-1].token_count > 0
+    assert len(batches) == 3  # words begin at every third token, so none is awaited in the fourth column
+    assert sum(batch.word_count for batch in batches) == 4
+    assert loading.epochs == {"maths": 4.0}
+
+
+@given(st.integers(0, 20), chunking_choices, st.integers(1, 20), st.sampled_from([1, 2, 4]))
+@settings(max_examples=40)
+def test_shorter_rows_resume_and_are_the_same_on_any_number_of_processes(
+    stop: int, chunking: Any, mark: int, world: int
+) -> None:
+    def step(loading: Loader, number: int) -> Batch:
+        marks = {"tokens_left": mark} if number % 5 == 3 else {}
+        return loading.next_batch(number / 24, **marks, row_length=[2, 4, None][number // 8])
+
+    through = loader(rows=4, chunking=chunking)
+    expected = [step(through, number) for number in range(24)]
+    before = loader(rows=4, chunking=chunking)
+    for number in range(stop):
+        step(before, number)
+    ranks = [loader(rows=4 // world, chunking=chunking, rank=rank, world=world) for rank in range(world)]
+    for rank in ranks:
+        rank.load_state(json.loads(json.dumps(before.state())))
+    for number in range(stop, 24):
+        parts = [step(rank, number) for rank in ranks]
+        assert np.array_equal(np.concatenate([part.inputs for part in parts]), expected[number].inputs)
+        assert np.array_equal(np.concatenate([part.labels for part in parts]), expected[number].labels)
+        assert {part.token_count for part in parts} == {expected[number].token_count}
+    assert all(rank.state() == through.state() for rank in ranks)
+
+
+def test_positions_of_runs_that_cut_rows_out_of_each_batch_still_load() -> None:
+    loading = loader()
+    loading.next_batch(0.1, tokens_left=5)
+    state = loading.state()
+    del state["column"], state["row_length"]
+    resumed = loader()
+    resumed.load_state(state)
+    assert same(resumed.next_batch(0.2), loading.next_batch(0.2))
+
+
 def test_a_saved_position_is_refused_for_other_data_and_says_what_differs() -> None:
     saved = loader(seed=1).state()
     for changes, problem in [
@@ -280,6 +361,10 @@ def test_a_position_inside_a_batch_needs_a_batch_of_that_size() -> None:
     with pytest.raises(BraidError, match="inside a batch of 3 rows, and a batch has 4 now"):
         loader(rows=4).load_state(one.state())
     one.next_batch()
+    one.next_batch(row_length=4)
+    with pytest.raises(BraidError, match="inside a batch of 3 rows, and a batch has 4 now"):
+        loader(rows=4).load_state(one.state())
+    one.next_batch(row_length=4)
     loader(rows=4).load_state(one.state())  # between batches another size is fine
 
 

@@ -43,6 +43,20 @@ class GlobalBatch:
         """[positions that are trained], row by row, of [global rows, T] values."""
         return values[np.arange(values.shape[1]) < self.trained_lengths[:, None]]
 
+    def columns(self, start: int, length: int) -> "GlobalBatch":
+        """The positions [start, start + length) of every row, as a batch of shorter rows."""
+        columns = slice(start, start + length)
+        return GlobalBatch(
+            self.tokens[:, start : start + length + 1],
+            self.words[:, columns],
+            self.sources,
+            self.first,
+            np.clip(self.trained_lengths - start, 0, length),
+            self.continues,
+            self.positions[:, columns],
+            None if self.targets is None else self.targets[:, columns],
+        )
+
     def piece(self, start: int, stop: int) -> "Batch":
         """The part of the batch that trains only [start, stop) of all trained positions."""
         inputs, labels = self.tokens[:, :-1].copy(), self.tokens[:, 1:].copy()

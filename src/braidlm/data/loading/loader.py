@@ -9,34 +9,13 @@ import numpy as np
 from braidlm.core.changes import changes, with_changes
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
+from braidlm.data.loading.check_streams import check_streams
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
 from braidlm.data.loading.pauses import Pauses
+from braidlm.data.loading.position import LoaderPosition, Place, StreamPosition, saved_stream_position
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
-
-
-@dataclass(frozen=True)
-class StreamPosition:
-    """The position in one data set."""
-
-    epoch: int = 0
-    """How many epochs were begun before, of whatever part."""
-    chunk: int = 0
-    """How many chunks of this epoch have been trained."""
-    part: int = 0
-    """The part of the data set that this epoch reads; see `TokenStream.parts`."""
-    before: float = 0.0
-    """How often the data set was trained before this epoch."""
-
-
-@dataclass(frozen=True)
-class LoaderPosition:
-    """The position of the loader between two batches, with an entry per data set."""
-
-    streams: list[StreamPosition]
-    credits: list[float]
-    """See `assign_rows`."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +74,14 @@ class Loader:
         self.local_rows = rows * accumulation
         self.global_rows = self.local_rows * world
         self.rank, self.pauses = rank, pauses
-        _check(self.streams, chunking, length)
+        check_streams(self.streams, chunking, length)
         self._mix_config = mix or MixtureConfig()
         self._mixture = Mixture(mix, {stream.name: len(stream) for stream in self.streams})
         self._kept_rows = self._fixed_rows() if chunking.keeps_rows else None
         self._position = LoaderPosition([StreamPosition()] * len(self.streams), [0.0] * len(self.streams))
         self._epochs: list[dict[int, _Epoch]] = [{} for _ in self.streams]
         self._drawn: tuple[GlobalBatch, LoaderPosition] | None = None
-        self._offset = 0
-        self._progress = 0.0
+        self._place = Place(length)
 
     @property
     def names(self) -> list[str]:
@@ -113,28 +91,40 @@ class Loader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each data set have been trained."""
-        return {
-            name: self._trained(index, position)
-            for index, (name, position) in enumerate(zip(self.names, self._position.streams, strict=True))
-        }
+        before = [self._trained(index, position) for index, position in enumerate(self._position.streams)]
+        if self._place.column:
+            drawn, after = self._draw()
+            share = self._place.column / int(drawn.trained_lengths.max())
+            ends = [self._trained(index, position) for index, position in enumerate(after.streams)]
+            before = [begin + share * (end - begin) for begin, end in zip(before, ends, strict=True)]
+        return dict(zip(self.names, before, strict=True))
 
-    def next_batch(self, progress: float = 0.0, words_left: int | None = None, tokens_left: int | None = None) -> Batch:
+    def next_batch(
+        self,
+        progress: float = 0.0,
+        words_left: int | None = None,
+        tokens_left: int | None = None,
+        row_length: int | None = None,
+    ) -> Batch:
         """The rows of the next optimizer step at training progress in [0, 1].
 
         A batch that would pass `words_left` or `tokens_left` is cut: this call trains up to the mark, and the next
         calls return the same rows with the remaining labels.
+
+        With a `row_length`, which divides that of chunks, a batch has as many more rows as they are shorter. The chunks
+        of several batches are drawn at once and read side by side, so that each row is of another chunk; until they
+        are read to their ends, mixture and length stay.
         """
-        if not self._offset:
-            self._progress = progress  # a cut batch keeps its mixture
-        if self._drawn is None:
-            self._drawn = self._draw(self._progress)
-        batch, after = self._drawn
-        piece = batch.piece(self._offset, cut_at(batch.trained_words, self._offset, words_left, tokens_left))
-        if piece.is_last_piece:
-            self._position, self._drawn, self._offset = after, None, 0
+        if self._place.begins_a_draw:
+            self._place = Place(row_length or self.length, progress)
+        drawn, after = self._draw()
+        batch, offset = drawn.columns(self._place.column, self._place.row_length), self._place.offset
+        piece = batch.piece(offset, cut_at(batch.trained_words, offset, words_left, tokens_left))
+        column = self._place.column + (self._place.row_length if piece.is_last_piece else 0)
+        self._place = replace(self._place, column=column, offset=0 if piece.is_last_piece else piece.stop)
+        if column >= drawn.trained_lengths.max():
+            self._position, self._drawn, self._place = after, None, Place(self.length)
             self._forget_past_epochs()
-        else:
-            self._offset = piece.stop
         return piece if self.pauses is None else self.pauses.insert(piece, self.names)
 
     def state(self) -> dict[str, Any]:
@@ -143,40 +133,53 @@ class Loader:
             "facts": self._fingerprint(),
             "places": {n: list(astuple(p)) for n, p in zip(self.names, self._position.streams, strict=True)},
             "credits": dict(zip(self.names, self._position.credits, strict=True)),
-            "cut": self._offset,
-            "progress": self._progress,
+            "cut": self._place.offset,
+            "column": self._place.column,
+            "row_length": self._place.row_length,
+            "progress": self._place.progress,
             "global_rows": self.global_rows,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue at the batch, or piece of one, at which `state` was taken."""
         problems = list(changes(state["facts"], self._fingerprint()))
-        if (state["cut"] or self.chunking.keeps_rows) and state["global_rows"] != self.global_rows:
+        # Runs of before these were saved cut shorter rows out of each batch.
+        row_length, column = state.get("row_length", self.length), state.get("column", 0)
+        place = Place(row_length, float(state["progress"]), column, int(state["cut"]))
+        matters = self.chunking.keeps_rows or not place.begins_a_draw
+        if matters and state["global_rows"] != self.global_rows:
             problems.append(
-                f"the position is inside a batch of {state['global_rows']} rows, and a batch has {self.global_rows} now"
-                if state["cut"]
-                else f"each of {state['global_rows']} rows read a text of its own, and there are {self.global_rows} now"
+                f"each of {state['global_rows']} rows read a text of its own, and there are {self.global_rows} now"
+                if place.begins_a_draw
+                else f"the position is inside a batch of {state['global_rows']} rows, and a batch has "
+                f"{self.global_rows} now"
             )
         if problems:
             raise BraidError(
                 with_changes("the saved position belongs to other data", problems),
                 todo="Resume with the data and the settings of the run that was saved, or begin a new run.",
             )
-        positions = [_stream_position(*state["places"][name]) for name in self.names]
+        positions = [saved_stream_position(*state["places"][name]) for name in self.names]
         self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])
-        self._offset, self._progress, self._drawn = int(state["cut"]), float(state["progress"]), None
+        self._place, self._drawn = place, None
         self._epochs = [{} for _ in self.streams]
 
-    def _draw(self, progress: float) -> tuple[GlobalBatch, LoaderPosition]:
-        """The batch at the current position, and the position after it."""
-        sources, credits = self._assign(progress)
-        words = np.empty((self.global_rows, self.length), np.uint8)
-        trained_lengths = np.empty(self.global_rows, np.int64)
-        continues = np.zeros(self.global_rows, bool)
+    def _draw(self) -> tuple[GlobalBatch, LoaderPosition]:
+        """The chunks of a batch, or of several with shorter rows, at the current position, and the position after."""
+        if self._drawn is None:
+            self._drawn = self._read(self._place.progress, self.length // self._place.row_length)
+        return self._drawn
+
+    def _read(self, progress: float, batches: int) -> tuple[GlobalBatch, LoaderPosition]:
+        global_rows, local_rows = batches * self.global_rows, batches * self.local_rows
+        sources, credits = self._assign(global_rows, progress)
+        words = np.empty((global_rows, self.length), np.uint8)
+        trained_lengths = np.empty(global_rows, np.int64)
+        continues = np.zeros(global_rows, bool)
         targets = np.empty(words.shape, bool) if any(stream.has_prompts for stream in self.streams) else None
-        tokens = np.empty((self.local_rows, self.length + 1), np.int64)
-        positions = np.empty((self.local_rows, self.length), np.int64)
-        first = self.rank * self.local_rows
+        tokens = np.empty((local_rows, self.length + 1), np.int64)
+        positions = np.empty((local_rows, self.length), np.int64)
+        first = self.rank * local_rows
         streams = list(self._position.streams)
         for index, stream in enumerate(self.streams):
             rows = np.flatnonzero(sources == index)
@@ -187,18 +190,18 @@ class Loader:
             words[rows] = stream.word_starts_at(taken.positions[:, :-1])
             if targets is not None:
                 targets[rows] = stream.targets_at(taken.positions[:, 1:])
-            local = slice(*np.searchsorted(rows, [first, first + self.local_rows]))
+            local = slice(*np.searchsorted(rows, [first, first + local_rows]))
             tokens[rows[local] - first] = stream.tokens_at(taken.positions[local])
             positions[rows[local] - first] = taken.positions[local, :-1]
-        own = continues[first : first + self.local_rows]
+        own = continues[first : first + local_rows]
         batch = GlobalBatch(tokens, words, sources, first, trained_lengths, own, positions, targets)
         return batch, LoaderPosition(streams, credits)
 
-    def _assign(self, progress: float) -> tuple[np.ndarray, list[float]]:
-        """The data set of each row of the next batch, and the credits after it."""
+    def _assign(self, rows: int, progress: float) -> tuple[np.ndarray, list[float]]:
+        """The data set of each of the next rows, and the credits after them."""
         if self._kept_rows is not None:
             return self._kept_rows, self._position.credits
-        return assign_rows(self.global_rows, self._mixture.shares(progress), self._position.credits)
+        return assign_rows(rows, self._mixture.shares(progress), self._position.credits)
 
     def _fixed_rows(self) -> np.ndarray:
         """The data set of each row in every batch: the shares of the mix, rounded to whole rows."""
@@ -278,46 +281,3 @@ class Loader:
             "mix": encode(self._mix_config),
             "data": {stream.name: stream.fingerprint() for stream in self.streams},
         }
-
-
-def _stream_position(epoch: int, chunk: int, part: int = 0, before: float | None = None) -> StreamPosition:
-    """A saved position; earlier versions, which knew no parts, saved the first two."""
-    return StreamPosition(epoch, chunk, part, float(epoch) if before is None else before)
-
-
-def _check(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> None:
-    """Refuse data that cannot be loaded before any work begins."""
-    if not streams:
-        raise BraidError("there is no data set to load", todo="Name at least one packed data set.")
-    names = [stream.name for stream in streams]
-    for name in sorted({n for n in names if names.count(n) > 1}):
-        raise BraidError(f"two data sets are called '{name}'", todo="Give each a name of its own.")
-    first = streams[0]
-    for stream in streams:
-        chunking.check(stream, length)
-        _check_parts(stream, chunking, length)
-        if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
-            raise BraidError(
-                f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
-                todo="Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
-            )
-
-
-def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
-    """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
-    if len(stream.parts) == 1:
-        return
-    if chunking.words_per_epoch is not None:
-        raise BraidError(
-            "an order of documents is read to its end, and `words_per_epoch` ends epochs before",
-            "data.chunking",
-            "Leave it out, or use data.order=shuffled.",
-        )
-    for number, part in enumerate(stream.parts, 1):
-        if len(part) < length + 1:
-            raise BraidError(
-                f"part {number} of {len(stream.parts)} in the order of documents has {len(part)} tokens, but a chunk "
-                f"of length {length} needs {length + 1}",
-                f"data set '{stream.name}'",
-                "Divide it into fewer parts (`data.order.pacing`), or begin with a larger one.",
-            )

@@ -96,17 +96,18 @@ class StoredDistillation(Distillation):
         self.next_token = 0
 
     def read_batch(self, batch: Batch) -> Batch:
+        shape = (*batch.whole.positions.shape, self.ids.shape[-1])  # shorter rows are as many more
         # As they are stored, which is less to copy. Memory that is not pinned would wait for the step before it; torch
         # gives that of an earlier step again once its copy is complete.
         read = [
-            torch.empty(self.ids.shape, dtype=getattr(torch, dtype.name), pin_memory=self.ids.is_cuda)
+            torch.empty(shape, dtype=getattr(torch, dtype.name), pin_memory=self.ids.is_cuda)
             for dtype in (self.stored[0].ids.dtype, self.stored[0].logs.dtype)
         ]
         rows = zip(*(values.numpy() for values in read), strict=True)
         for source, positions, out in zip(batch.whole.own_sources, batch.whole.positions, rows, strict=True):
             self.stored[int(source)].at(positions, Targets(*out))
         for place, values in zip((self.ids, self.logs), read, strict=True):
-            place.copy_(values.to(place.device, non_blocking=True))
+            place.copy_(values.to(place.device, non_blocking=True).view_as(place))
         self.next_token = 0
         return batch
 

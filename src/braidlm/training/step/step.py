@@ -84,7 +84,8 @@ class Stepper:
         self.has_dropout, self.records_dropout = bool(dropouts), any(m.is_recorded for m in dropouts)
         self.balanced = {router.address: router for router in routers(model) if _is_balanced(router)}
         self.growing = [router for router in routers(model) if router.opening is not None]
-        self.row_length: int | None = None
+        self.shape: tuple[int, ...] | None = None
+        """[rows, time] of the last step."""
         self.temperature_scale = 1.0
         self.has_temperature = any(isinstance(m, GumbelJoin) and m.is_noisy for m in model.modules())
         self.steps = 0
@@ -132,10 +133,10 @@ class Stepper:
         step has the same rows once more.
         """
         self.optimizer.set_rate(rate)
+        if self.shape not in (None, inputs.shape):
+            self._record_again()
+        self.shape = inputs.shape
         self.steps += 1
-        if self.row_length is not None:
-            inputs, labels = inputs.reshape(-1, self.row_length), labels.reshape(-1, self.row_length)
-            continues = None
         goes_on = np.zeros(len(inputs), np.int64) if continues is None else continues.astype(np.int64)
         if self.use_graph and self.steps > EAGER_STEPS_BEFORE_CAPTURE:
             report = self._replay(inputs, labels, goes_on, count)
@@ -163,13 +164,6 @@ class Stepper:
         scale_temperature(self.model, scale)
         if self.has_temperature:
             self._record_again()
-
-    def cut_rows(self, length: int | None) -> None:
-        """Train rows of this length in place of whole sequences; a captured step is recorded again."""
-        if length == self.row_length:
-            return
-        self.row_length = length
-        self._record_again()
 
     def open_modules(self, share: float) -> None:
         """Open modules that were inserted this far, in place: a captured step reads it."""
