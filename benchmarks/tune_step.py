@@ -1,11 +1,13 @@
 """What another shape of a model, or another constant of a kernel, makes of a whole optimizer step.
 
 Each preset, with overrides after it, is timed as it is. Then every `--try` is made on top of those that gained before
-it: MODULE:NAME=EXPRESSION of a module within `braidlm.kernels`, in which `Blocks` and `WeightLayout` are known. All
-that is compared takes turns in the same rounds, with the last preset, which nothing is tried on, among them.
+it: MODULE:NAME=EXPRESSION of a module within `braidlm.kernels`, in which `Blocks` and `WeightLayout` are known, or
+several that belong together with ";" between them. All that is compared takes turns in the same rounds, with the last
+preset, which nothing is tried on, among them.
 
 python benchmarks/tune_step.py --device cuda "models/routed-28m" "models/rotary-28m" \
-    --try "routed_layers:MAX_CHOICES=4" --try "routed.grouped.blocks:UNEVEN_BLOCKS=Blocks(64, 128, 64, 4, 3)"
+    --try "routed_layers:MAX_CHOICES=4; routed.router:MAX_FEW=4" \
+    --try "routed.grouped.blocks:UNEVEN_BLOCKS=Blocks(64, 128, 64, 4, 3)"
 python benchmarks/tune_step.py --device cuda "models/routed-28m width=512" "models/rotary-28m width=512"
 """
 
@@ -36,9 +38,9 @@ def changed(changes: Sequence[str]) -> Iterator[None]:
     from braidlm.kernels.routed.grouped.weights import WeightLayout
 
     with contextlib.ExitStack() as stack:
-        for change in changes:
+        for change in ";".join(changes).split(";") if changes else []:
             where, expression = change.split("=", 1)
-            module, name = where.split(":")
+            module, name = where.strip().split(":")
             value = eval(expression, {"Blocks": Blocks, "WeightLayout": WeightLayout})
             stack.enter_context(mock.patch.object(importlib.import_module(f"braidlm.kernels.{module}"), name, value))
         yield
