@@ -91,13 +91,13 @@ class Loader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each data set have been trained."""
-        before = [self._trained(index, position) for index, position in enumerate(self._position.streams)]
-        if self._place.column:
+        trained = self._epochs_at(self._position)
+        if self._place.column:  # of what is drawn, every chunk is trained as far as the others
             drawn, after = self._draw()
             share = self._place.column / int(drawn.trained_lengths.max())
-            ends = [self._trained(index, position) for index, position in enumerate(after.streams)]
-            before = [begin + share * (end - begin) for begin, end in zip(before, ends, strict=True)]
-        return dict(zip(self.names, before, strict=True))
+            pairs = zip(trained, self._epochs_at(after), strict=True)
+            trained = [begin + share * (end - begin) for begin, end in pairs]
+        return dict(zip(self.names, trained, strict=True))
 
     def next_batch(
         self,
@@ -248,6 +248,9 @@ class Loader:
                 after = self.streams[index].part_after(part)
                 position = StreamPosition(position.epoch + 1, 0, after, self._trained(index, position))
         return _Chunks(np.concatenate(positions), trained_lengths, continues), position
+
+    def _epochs_at(self, position: LoaderPosition) -> list[float]:
+        return [self._trained(index, stream) for index, stream in enumerate(position.streams)]
 
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
