@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the kernels of the fastest step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if len(args.presets) < 2:
+        parser.error("give at least two presets: the last is what the others are compared with")
     device = torch.device(args.device)
     *tuned, twin = args.presets
     kept: dict[str, list[str]] = {preset: [] for preset in tuned}

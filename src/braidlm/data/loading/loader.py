@@ -171,6 +171,7 @@ class Loader:
         return self._drawn
 
     def _read(self, progress: float, batches: int) -> tuple[GlobalBatch, LoaderPosition]:
+        """The chunks of so many batches, as the rows of one."""
         global_rows, local_rows = batches * self.global_rows, batches * self.local_rows
         sources, credits = self._assign(global_rows, progress)
         words = np.empty((global_rows, self.length), np.uint8)

@@ -19,7 +19,7 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """The position of the loader between two batches, with an entry per data set."""
+    """The position of the loader between two draws of chunks, with an entry per data set."""
 
     streams: list[StreamPosition]
     credits: list[float]
