@@ -3,6 +3,7 @@
 import json
 import platform
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -92,7 +93,7 @@ def record(name: str, device: torch.device, rows: list[dict[str, Any]], out: Pat
         "hardware": hardware(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "rows": rows,
     }
     kind = "gpu" if device.type == "cuda" else "cpu"

@@ -6,7 +6,7 @@ several that belong together with ";" between them. All that is compared takes t
 preset, which nothing is tried on, among them.
 
 python benchmarks/tune_step.py --device cuda "models/routed-28m" "models/rotary-28m" \
-    --try "routed_layers:MAX_CHOICES=4; routed.router:MAX_FEW=4" \
+    --try "routed_layers:MAX_FEW=8; routed.router:MAX_FEW=8" \
     --try "routed.grouped.blocks:UNEVEN_BLOCKS=Blocks(64, 128, 64, 4, 3)"
 python benchmarks/tune_step.py --device cuda "models/routed-28m width=512" "models/rotary-28m width=512"
 """
@@ -78,12 +78,14 @@ def main() -> None:
     steps = {preset: ready_step(preset, (), args) for preset in args.presets}
     seconds = compared_seconds(steps, args.steps, 0, device)
     rows = [row(preset, [], seconds[preset], seconds[twin]) for preset in args.presets]
+    print(*rows, sep="\n", flush=True)
     for change in args.tries:
         for preset in tuned:
             other = ready_step(preset, [*kept[preset], change], args)
             pair = {"before": steps[preset], "after": other, "twin": steps[twin]}
             found = compared_seconds(pair, args.steps, 0, device)
             rows.append(row(preset, [*kept[preset], change], found["after"], found["twin"], found["before"]))
+            print(rows[-1], flush=True)
             if found["after"] < GAIN * found["before"]:
                 kept[preset].append(change)
                 steps[preset], seconds[preset] = other, found["after"]

@@ -13,8 +13,8 @@ from braidlm.kernels import planning
 from braidlm.kernels.dense_layers import first_linear
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.planned_pass import LoweredModel
+from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.permutation import TILE, row_bound
-from braidlm.kernels.routed.router import MAX_FEW
 from braidlm.model.feed.routed import RoutedFeed
 from tiny_models import random_ids, tiny_model
 

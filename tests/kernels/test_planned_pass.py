@@ -109,6 +109,23 @@ ROUTED: dict[str, dict[str, Any]] = {
         "positions": "learned",
         "block": BLOCK | {"feed": {"hidden": 8, "experts": {"names": 9, "router": {"top_k": 3, "compute": "sparse"}}}},
     },
+    "more paths than a norm's kernel holds": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [
+            {"project": {"to": 16, "experts": {"names": 5, "router": {"compute": "sparse"}}}},
+            {"parallel": {"layers": 2, "paths": 5, "join": {"kind": "routed", "compute": "sparse"}}},
+        ],
+    },
+    "experts in every other layer": {
+        "positions": "rope",
+        "block": {"attention": {"heads": 2}, "feed": {"kind": "mlp", "hidden": 24}},
+        "stages": 2
+        * [
+            "block",
+            {"block": {"feed": {"experts": {"names": 6, "shared": 12, "router": {"top_k": 2, "compute": "sparse"}}}}},
+        ],
+    },
     "modules": {
         "positions": "none",
         "block": {

@@ -17,11 +17,12 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
+from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.combine import Combine, DeferredDispatch
 from braidlm.kernels.routed.combine_norm import UncombinedSum
 from braidlm.kernels.routed.combined_feed import CombinedFeed
 from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear
-from braidlm.kernels.routed.norm_router import MAX_CHOICES, AddNormRoute, CombineNormRoute, NormRouteConfig
+from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, NormRouteConfig
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.project_rows import MAX_WIDTH, ProjectAddNormRows
 from braidlm.kernels.routed.router import Route
@@ -234,7 +235,7 @@ def _scores_of(router: TopKRouter) -> tuple[Tensor, Tensor | None]:
 
 def routes_with_norm(router: TopKRouter) -> bool:
     """Whether the norm before a part is computed together with its router: one of one layer and few choices."""
-    return router.inner is None and len(router.choices) <= MAX_CHOICES
+    return router.inner is None and len(router.choices) <= MAX_FEW
 
 
 def _dispatch(

@@ -15,7 +15,7 @@ from braidlm.kernels.routed.router import Route, plain_route
 from braidlm.kernels.routed.router_inner import RouterInner, plain_router_inner
 
 
-@pytest.mark.parametrize(("width", "choices", "top_k"), [(24, 4, 2), (192, 5, 1), (48, 17, 3)])
+@pytest.mark.parametrize(("width", "choices", "top_k"), [(24, 4, 2), (192, 3, 1), (192, 5, 1), (48, 17, 3)])
 @pytest.mark.parametrize(
     ("renormalise", "balanced"), [(True, False), (False, True)], ids=["renormalised", "with balance"]
 )

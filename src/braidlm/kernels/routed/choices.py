@@ -8,6 +8,12 @@ import triton.language as tl
 
 from braidlm.kernels.routed.combine import combined_rows
 
+MAX_FEW = 4
+"""Choices for each of which a program that reads whole rows can hold the weights and, backward, a sum in registers.
+
+With 8, of rows of 384 channels, such a program is far slower than one that computes by blocks (H200, LOG.md).
+"""
+
 
 @triton.jit
 def router_scores(  # type: ignore[no-untyped-def]

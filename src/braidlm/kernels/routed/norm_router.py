@@ -1,7 +1,8 @@
 """Adding to the stream, normalising it and routing it: one pass over memory forward and one backward.
 
-This is `AddNorm` followed by `Route`, for routers with few choices: in the backward pass a program holds a sum for each
-of them. `CombineNormRoute` also computes the stream as the weighted sum of sorted rows (`Combine`) in the forward pass.
+This is `AddNorm` followed by `Route`, for routers with few choices (`MAX_FEW`): in the backward pass a program holds a
+sum for each of them. `CombineNormRoute` also computes the stream as the weighted sum of sorted rows (`Combine`) in the
+forward pass.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,6 @@ from braidlm.kernels.routed.permutation import Permutation
 from braidlm.kernels.routed.router import plain_route
 from braidlm.kernels.side_stream import DeferredGradient
 
-MAX_CHOICES = 8
-"""Of a router: a program holds a sum for each of them."""
 ELEMENTS = 512
 """Elements of a warp's tile."""
 PROGRAMS_PER_SM, TILES_PER_PROGRAM = 16, 4

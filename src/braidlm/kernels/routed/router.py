@@ -17,12 +17,17 @@ from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.launch import programs_for
 from braidlm.kernels.ops.linear import product, side_if_small
-from braidlm.kernels.routed.choices import readers_gradient, router_scores, score_gradient, select_top_k, store_sums
+from braidlm.kernels.routed.choices import (
+    MAX_FEW,
+    readers_gradient,
+    router_scores,
+    score_gradient,
+    select_top_k,
+    store_sums,
+)
 from braidlm.kernels.routed.combine import DeferredDispatch
 from braidlm.kernels.side_stream import current_side_stream, on_side
 
-MAX_FEW = 8
-"""Choices up to which a program that reads whole rows is faster (H200, LOG.md) than one that computes by blocks."""
 ELEMENTS, WARPS = 512, 4
 """With few choices: elements of a warp's tile. A row that fits into one warp needs no synchronization with others."""
 ROWS, COLUMNS = 64, 64
