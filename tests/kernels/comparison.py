@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from braidlm.kernels.ops.dropout import DropoutUse, dropout_into
 from braidlm.kernels.side_stream import DeferredGradient, SideStream
 
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
@@ -46,6 +47,14 @@ def assert_equal_with_gradients(
     for index, a, e in zip(leaves, our_gradients, their_gradients, strict=True):
         assert a.dtype == ours[index].dtype
         assert_close(a, e, tolerance, f"gradient of input {index}")
+
+
+def dropout_factors(dropout: DropoutUse, rows: int, width: int) -> Tensor | None:
+    """What dropout multiplies the elements of rows by; None where there is none."""
+    if dropout.seed is None:
+        return None
+    ones = torch.ones(rows, width, device=dropout.seed.device)
+    return dropout_into(ones, dropout, torch.empty_like(ones))
 
 
 class InlineSideStream:

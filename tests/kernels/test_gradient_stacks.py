@@ -142,9 +142,10 @@ def test_layers_beside_a_frozen_one_train(frozen: str, device: str) -> None:
 
 
 @pytest.mark.usefixtures("two_together")
-def test_dropout_is_the_same_with_stacks(device: str) -> None:
+@pytest.mark.parametrize("dropout", [0.3, {"feed": 0.3}], ids=["of what layers add", "of activations"])
+def test_dropout_is_the_same_with_stacks(dropout: Any, device: str) -> None:
     """The gradient of what a layer adds differs from that of the stream."""
-    model, both = model_of(3, device, dropout=0.3), []
+    model, both = model_of(3, device, dropout=dropout), []
     ids = random_ids(BATCH, TIME).to(device)
     weights = torch.randn(BATCH, TIME, model.model.width_out, device=device)
     for side in (None, side_stream(device)):

@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, InlineSideStream, assert_close, relative_error, side_stream
+from comparison import TOLERANCES, InlineSideStream, assert_close, dropout_factors, relative_error, side_stream
 from torch import Tensor
 from whole_models import plain_stream, results
 
 from braidlm.kernels import planning
+from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.side_stream import SideStream
@@ -255,6 +256,38 @@ def test_the_stream_equals_the_plain_one(name: str, on_side: bool, device: str, 
     for what, expected in exact.items():
         tolerance = 4 * relative_error(plain[what], expected) + 2 * TOLERANCES[dtype]
         assert_close(actual[what], expected, tolerance, what)
+
+
+class Scaled(torch.nn.Module):
+    """A dropout that multiplies by known factors."""
+
+    def __init__(self, factors: Tensor):
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors.view_as(x)
+
+
+def test_activations_are_dropped_by_the_seed_of_their_part(device: str) -> None:
+    model = tiny_model(**DENSE["gpt2"], dropout={"feed": 0.3}).to(device).train()
+    ids, weights = random_ids(2, 9).to(device), torch.randn(2, 9, model.model.width_out, device=device)
+    lowered, seeds = LoweredModel(model), []
+
+    def stream(ids: Tensor) -> tuple[Any, ...]:
+        hidden, routings, context = lowered.stream(ids)
+        seeds.append(context.seeds)
+        return hidden, routings
+
+    actual = results(model, stream, ids, weights, torch.float32, None)
+    assert not lowered.lowered.refusals
+    for stage in model.model.stages:
+        for block in stage.layers:
+            dropout = DropoutUse(0.3, seeds[0][block.feed][0])
+            block.feed.drop = Scaled(dropout_factors(dropout, ids.numel(), block.feed.up.out_features))
+    plain = results(model, lambda ids: plain_stream(model.model, ids), ids, weights, torch.float32, None)
+    for what, expected in plain.items():
+        assert_close(actual[what], expected.double(), 4 * TOLERANCES[torch.float32], what)
 
 
 def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from braidlm.kernels.context import PassContext, PendingAdd, add_norm
 from braidlm.kernels.ops.activation import Activation
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.split_heads import SplitHeads
 from braidlm.kernels.routed.attention import AttendRouted, all_queries
-from braidlm.model.feed.feeds import GEGLU, MLP
+from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.routing.routing import Routings
 
+FEEDS = (MLP, SwiGLU, GEGLU)
+"""The feed-forward parts without experts that have kernels."""
 MAX_ATTENDED = 512
 """Tokens up to which our own attention is the faster one (on an H200)."""
 
@@ -46,7 +49,10 @@ def feed_forward(feed: Any, rows: Tensor, context: PassContext) -> PendingAdd:
     into, slot = first_linear(feed), context.slots.get(feed.out)
     kind, gated = activation_of(feed)
     inner = context.linear(rows, into)
-    outer = Activation.apply(inner, into.bias, kind, gated, context.sums_of(into), context.slots.get(into), slot)
+    outer = Activation.apply(
+        inner, into.bias, kind, gated, context.sums_of(into), context.slots.get(into), slot,
+        inner_dropout(feed, context),
+    )  # fmt: skip
     return PendingAdd(context.linear(outer, feed.out), feed.out.bias, slot)
 
 
@@ -61,6 +67,13 @@ def activation_of(feed: Any) -> tuple[str, bool]:
     if isinstance(feed, MLP):
         return feed.config.activation, False
     return "gelu" if isinstance(feed, GEGLU) else "silu", True  # gated projections are Swish-gated too
+
+
+def inner_dropout(feed: Any, context: PassContext) -> DropoutUse:
+    """Of a feed-forward part's activation; gated projections have none."""
+    if not isinstance(feed, FEEDS):
+        return NO_DROPOUT
+    return DropoutUse(feed.drop.probability, context.seed(feed, feed.drop.probability))
 
 
 def _has_faster_attention(attention: Any, context: PassContext) -> bool:

@@ -54,8 +54,9 @@ NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDic
 ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 BLOCK = frozenset(
-    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"}
-    | {"dropout.feed", "dropout.expert_outputs", "dropout.experts"}  # the parts that these are of are refused
+    {"norm", "attention", "feed", "layers", "share", "capacity", "every"}
+    | {"dropout.attention", "dropout.residual", "dropout.feed"}
+    | {"dropout.expert_outputs", "dropout.experts"}  # the parts that these are of are refused
 )
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
@@ -80,7 +81,7 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
-        if isinstance(child, Dropout) and child.kind and child.rate:
+        if isinstance(child, Dropout) and child.kind not in ("", "feed") and child.rate:
             return f"its kernels do not know the option dropout.{child.kind}"
         if child._forward_hooks or child._forward_pre_hooks:
             return f"{name or 'it'} has a forward hook"

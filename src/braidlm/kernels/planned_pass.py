@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from braidlm.kernels.attention_layers import mixture_of_heads_sublayer, stick_breaking_sublayer
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
-from braidlm.kernels.dense_layers import attention_sublayer, feed_sublayer
+from braidlm.kernels.dense_layers import FEEDS, attention_sublayer, feed_sublayer
 from braidlm.kernels.depths_layers import depths_layer
 from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
@@ -259,7 +259,7 @@ class LoweredModel:
     def _seeds(self, device: torch.device) -> dict[nn.Module, Tensor]:
         if not any(isinstance(module, Dropout) and module.probability for module in self.body.modules()):
             return {}
-        parts = [module for module in self.body.modules() if isinstance(module, (Block, SoftmaxAttention))]
+        parts = [module for module in self.body.modules() if isinstance(module, (Block, SoftmaxAttention, *FEEDS))]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)
         return dict(zip(parts, seeds, strict=True))
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from braidlm.kernels.dense_layers import first_linear
+from braidlm.kernels.dense_layers import FEEDS, first_linear
 from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack, StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
@@ -26,7 +26,6 @@ from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.attention.stick_breaking import StickBreakingAttention
 from braidlm.model.block import Block
-from braidlm.model.feed.feeds import GEGLU, MLP, SwiGLU
 from braidlm.model.feed.routed import RoutedFeed
 from braidlm.model.mixture_of_depths import MixtureOfDepths
 from braidlm.model.paths.parallel import ParallelLayer
@@ -34,7 +33,6 @@ from braidlm.model.paths.project import ProjectStage
 
 BLOCKS_SUMMED_TOGETHER = 4
 """Blocks whose vectors' gradients are finished by one launch."""
-FEEDS = (MLP, SwiGLU, GEGLU)
 T = TypeVar("T")
 Layers = list[tuple[nn.Module, set[nn.Module]]]
 """The layers in the order of the model, each with the set of all parts that are lowered."""

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from braidlm.kernels.context import NO_ADD, PassContext, PendingAdd, add_norm, add_pending
-from braidlm.kernels.dense_layers import Sublayer, activation_of, feed_forward, first_linear
+from braidlm.kernels.dense_layers import Sublayer, activation_of, feed_forward, first_linear, inner_dropout
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.fold import Folded
 from braidlm.kernels.ops.linear import Linear
 from braidlm.kernels.routed.attention import AttendRouted
@@ -72,8 +73,7 @@ class Base:
     """Rows that the output of a feed-forward part is added to, after dropout."""
 
     rows: Tensor
-    dropout: float
-    seed: Tensor | None
+    dropout: DropoutUse
 
 
 def parallel_layer(
@@ -101,7 +101,7 @@ def parallel_layer(
     else:
         delta = grouped_linear(bank.out, attended, dispatch, context, gather=False)
         rows, normed = AddNormRows.apply(stream, delta, dispatch.permutation, norm)
-    base = Base(rows, probability, context.seed(block, probability, 1))
+    base = Base(rows, DropoutUse(probability, context.seed(block, probability, 1)))
     fed = _grouped_feed(block.feed, normed, dispatch, context, base)
     slot = None if probability else context.slots.get(block.feed.out)
     return UncombinedRows(fed, dispatch.weights, dispatch.permutation, slot), None, (dispatch.routing,)
@@ -148,7 +148,7 @@ def routed_feed_sublayer(
     uncombined = None if out_slot is None else UncombinedSum()
     delta = CombinedFeed.apply(
         normed, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, dispatch.weights,
-        None if shared is None else shared.delta, dispatch.permutation, kind, gated,
+        None if shared is None else shared.delta, dispatch.permutation, kind, gated, inner_dropout(part.bank, context),
         context.slots.get(reader), out_slot, dispatch.deferred, uncombined,
     )  # fmt: skip
     bias = None if shared is None else shared.bias
@@ -290,11 +290,11 @@ def _grouped_feed(
 ) -> Tensor:
     """The feed-forward part of each row's expert; `rows` are sorted rows where there is a base, and else tokens."""
     (up, out), (kind, gated) = _feed_matrices(bank, context), activation_of(bank)
-    base_rows, dropout, seed = (None, 0.0, None) if base is None else (base.rows, base.dropout, base.seed)
+    base_rows, dropout = (None, NO_DROPOUT) if base is None else (base.rows, base.dropout)
     return GroupedFeed.apply(
         rows, up.weight, up.cast, up.bias, out.weight, out.cast, out.bias, base_rows,
-        dispatch.permutation, kind, gated, base is None, dropout, seed, context.slots.get(first_linear(bank)),
-        context.slots.get(bank.out),
+        dispatch.permutation, kind, gated, base is None, dropout, inner_dropout(bank, context),
+        context.slots.get(first_linear(bank)), context.slots.get(bank.out),
     )  # fmt: skip
 
 

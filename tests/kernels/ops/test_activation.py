@@ -4,10 +4,11 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients
+from comparison import assert_equal_with_gradients, dropout_factors
 
 from braidlm.kernels.ops.activation import Activation, plain_activation
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import DropoutUse
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_new", "relu", "silu"])
@@ -21,6 +22,19 @@ def test_activation_equals_torch(
     assert_equal_with_gradients(
         lambda *x: Activation.apply(*x, kind, gated, ColumnSums(1), None, None),
         lambda *x: plain_activation(*x, kind, gated),
+        [inner, bias],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+def test_activation_with_dropout_equals_the_reference(gated: bool, device: str, dtype: torch.dtype) -> None:
+    dropout = DropoutUse(0.25, torch.tensor([7], device=device))
+    inner = torch.randn(130, 80 if gated else 40, device=device).to(dtype)
+    bias = torch.randn(inner.shape[1], device=device)
+    assert_equal_with_gradients(
+        lambda *x: Activation.apply(*x, "gelu_new", gated, ColumnSums(1), None, None, dropout),
+        lambda *x: plain_activation(*x, "gelu_new", gated) * dropout_factors(dropout, 130, 40),
         [inner, bias],
         dtype,
     )

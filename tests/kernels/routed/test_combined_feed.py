@@ -6,12 +6,13 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
+from comparison import assert_equal_with_gradients, dropout_factors, nan_in_new_memory, side_stream
 from sorted_rows import TILE, choices, matrices, permuted
 from torch import Tensor
 
 from braidlm.kernels.gradient_stacks import StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.routed.combine import DeferredDispatch
 from braidlm.kernels.routed.combined_feed import CombinedFeed, plain_combined_feed
 from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
@@ -21,7 +22,14 @@ from braidlm.kernels.side_stream import use_side_stream
 
 
 def check(
-    permutation: Permutation, sizes: tuple[int, int], kind: str, gated: bool, biased: bool, based: bool, dtype: Any
+    permutation: Permutation,
+    sizes: tuple[int, int],
+    kind: str,
+    gated: bool,
+    biased: bool,
+    based: bool,
+    dtype: Any,
+    dropout: DropoutUse = NO_DROPOUT,
 ) -> None:
     device, (tokens, top_k) = str(permutation.source.device), permutation.row_of_choice.shape
     experts, (width, hidden) = permutation.experts, sizes
@@ -34,10 +42,11 @@ def check(
     weights = torch.rand(tokens, top_k, device=device)
 
     def fused(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
-        return CombinedFeed.apply(r, u, up_cast, b, o, out_cast, ob, w, base, permutation, kind, gated)
+        return CombinedFeed.apply(r, u, up_cast, b, o, out_cast, ob, w, base, permutation, kind, gated, dropout)
 
     def plain(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, w: Tensor, base: Any) -> Tensor:
-        return plain_combined_feed(r, u + up_rounding, b, o + out_rounding, ob, w, base, permutation, kind, gated)
+        up, out, factors = u + up_rounding, o + out_rounding, dropout_factors(dropout, permutation.rows, hidden)
+        return plain_combined_feed(r, up, b, out, ob, w, base, permutation, kind, gated, factors)
 
     assert_equal_with_gradients(fused, plain, [rows, up, bias, out, out_bias, weights, base], dtype)
 
@@ -52,6 +61,12 @@ def test_combined_feed_equals_torch(
     case: str, kind: str, gated: bool, biased: bool, device: str, dtype: torch.dtype
 ) -> None:
     check(permuted(case, device)[0], (24, 40), kind, gated, biased, biased == gated, dtype)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+def test_dropout_of_activations(gated: bool, device: str, dtype: torch.dtype) -> None:
+    dropout = DropoutUse(0.25, torch.tensor([7], device=device))
+    check(permuted("top 2, an empty expert", device)[0], (24, 40), "gelu_new", gated, True, True, dtype, dropout)
 
 
 def test_projections_on_several_blocks_of_channels_are_added_up(device: str, dtype: torch.dtype) -> None:
@@ -88,7 +103,7 @@ def test_layers_that_share_a_stack_get_their_own_gradients(device: str, dtype: t
                 up, out = ups[index], outs[index]
                 stream = CombinedFeed.apply(
                     stream, up[0], up[1], None, leaves[index], out[1], leaves[3 + index], weights, stream,
-                    permutation, "gelu_new", False, None, slots[index],
+                    permutation, "gelu_new", False, NO_DROPOUT, None, slots[index],
                 )  # fmt: skip
             gradients = torch.autograd.grad(stream, leaves, torch.ones_like(stream))
             side.synchronize()
@@ -117,7 +132,7 @@ def test_gradients_handed_to_the_router_equal_those_of_autograd(
         passed_on, _, _, _, weights = Route.apply(s, r, b, None, top_k, True, ColumnSums(1), None, deferred)
         fed = CombinedFeed.apply(
             passed_on, u, up_cast, None, o, out_cast, ob, weights, 2 * passed_on, permutation, "gelu_new", False,
-            None, None, deferred,
+            NO_DROPOUT, None, None, deferred,
         )  # fmt: skip
         return (fed, weights) if weights_read else (fed,)
 

@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, captured
+from comparison import assert_equal_with_gradients, captured, dropout_factors
 from sorted_rows import CASES, choices, matrices, permuted, real_rows, with_padding
 from torch import Tensor
 
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.routed.combine import Combine
 from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear, plain_grouped_feed
 from braidlm.kernels.routed.grouped.products import plain_grouped
@@ -57,6 +58,7 @@ def check_feed(
     gather: bool,
     dtype: torch.dtype,
     side: Any = None,
+    dropout: DropoutUse = NO_DROPOUT,
 ) -> None:
     """The variants also differ in their biases, and in whether the output is added to a base."""
     device, real, tokens = str(permutation.source.device), real_rows(permutation), len(permutation.row_of_choice)
@@ -69,16 +71,17 @@ def check_feed(
     out_bias = torch.randn(experts, width, device=device) if gated else None
     base = torch.randn(len(real), width, device=device).to(dtype) if gather else None
 
-    def run(function: Callable[..., Tensor], r: Tensor, *weights: Any) -> Tensor:
+    def run(function: Callable[..., Tensor], dropped: list[Any], r: Tensor, *weights: Any) -> Tensor:
         *weights, base = weights
         base = base if base is None else with_padding(base, permutation, False)
-        return function(with_padding(r, permutation, gather), *weights, base, permutation, *options)[real]
+        return function(with_padding(r, permutation, gather), *weights, base, permutation, *options, *dropped)[real]
 
     def fused(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, base: Any) -> Tensor:
-        return run(GroupedFeed.apply, r, u, up_cast, b, o, out_cast, ob, base)
+        return run(GroupedFeed.apply, [NO_DROPOUT, dropout], r, u, up_cast, b, o, out_cast, ob, base)
 
     def plain(r: Tensor, u: Tensor, b: Any, o: Tensor, ob: Any, base: Any) -> Tensor:
-        return run(plain_grouped_feed, r, u + up_rounding, b, o + out_rounding, ob, base)
+        factors = dropout_factors(dropout, permutation.rows, hidden)
+        return run(plain_grouped_feed, [factors], r, u + up_rounding, b, o + out_rounding, ob, base)
 
     assert_equal_with_gradients(on(side, fused), plain, [rows, up, bias, out, out_bias, base], dtype)
 
@@ -106,6 +109,12 @@ def test_grouped_feed_equals_torch(
     case: str, kind: str, gated: bool, gather: bool, device: str, dtype: torch.dtype
 ) -> None:
     check_feed(permuted(case, device)[0], (24, 40), kind, gated, gather, dtype)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+def test_grouped_feed_with_dropout_of_activations(gated: bool, device: str, dtype: torch.dtype) -> None:
+    dropout = DropoutUse(0.25, torch.tensor([7], device=device))
+    check_feed(permuted("top 2", device)[0], (24, 40), "gelu_new", gated, not gated, dtype, dropout=dropout)
 
 
 @pytest.mark.gpu

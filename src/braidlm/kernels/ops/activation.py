@@ -1,4 +1,4 @@
-"""Bias and activation of a feed-forward part, gated or not: one pass over memory forward and one backward.
+"""Bias, activation and dropout of a feed-forward part, gated or not: one pass over memory forward and one backward.
 
 The backward pass also sums the gradient of the bias.
 """
@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.column_sums import ColumnSums
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
 from braidlm.kernels.ops.launch import is_nvidia, programs_for
 
 ROWS, COLUMNS, WARPS = 4, 256, 1
@@ -68,12 +69,15 @@ def value_and_derivative(x, KIND: tl.constexpr, FAST: tl.constexpr):  # type: ig
 def _activation_forward(  # type: ignore[no-untyped-def]
     inner,
     bias,
+    seed,
     outer,
     rows,
     width,
+    keep_scale,
     KIND: tl.constexpr,
     GATED: tl.constexpr,
     FAST: tl.constexpr,
+    THRESHOLD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -91,13 +95,16 @@ def _activation_forward(  # type: ignore[no-untyped-def]
         if bias is not None:
             up += tl.load(bias + width + column, mask=column_mask, other=0.0).to(tl.float32)
         value *= up
-    tl.store(outer + row.to(tl.int64) * width + column, value.to(outer.dtype.element_ty), mask=mask)
+    offsets = row.to(tl.int64) * width + column
+    value = apply_dropout(value, seed, offsets, keep_scale, THRESHOLD)
+    tl.store(outer + offsets, value.to(outer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _activation_backward(  # type: ignore[no-untyped-def]
-    inner, bias, outer_gradient, inner_gradient, sums, rows, width,
-    KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    inner, bias, seed, outer_gradient, inner_gradient, sums, rows, width, keep_scale,
+    KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr, THRESHOLD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(1), tl.num_programs(1)
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -113,7 +120,9 @@ def _activation_backward(  # type: ignore[no-untyped-def]
         mask = (row < rows) & column_mask
         offsets = row.to(tl.int64) * width * (2 if GATED else 1) + column
         x = tl.load(inner + offsets, mask=mask, other=0.0).to(tl.float32)
-        gradient = tl.load(outer_gradient + row.to(tl.int64) * width + column, mask=mask, other=0.0).to(tl.float32)
+        outer_offsets = row.to(tl.int64) * width + column
+        gradient = tl.load(outer_gradient + outer_offsets, mask=mask, other=0.0).to(tl.float32)
+        gradient = apply_dropout(gradient, seed, outer_offsets, keep_scale, THRESHOLD)
         if bias is not None:
             x += x_bias
         value, derivative = value_and_derivative(x, KIND, FAST)
@@ -154,33 +163,35 @@ class Activation(torch.autograd.Function):
         sums: ColumnSums,
         inner_slot: GradientSlot | None,
         outer_slot: GradientSlot | None,
+        dropout: DropoutUse = NO_DROPOUT,
     ) -> Tensor:
         rows, width = inner.shape[0], inner.shape[1] // (2 if gated else 1)
         outer = inner.new_empty(rows, width) if outer_slot is None else outer_slot.input
         grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
         _activation_forward[grid](
-            inner, bias, outer, rows, width, kind, gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS
-        )
+            inner, bias, dropout.seed, outer, rows, width, dropout.keep_scale, kind, gated, is_nvidia(inner),
+            dropout.threshold, ROWS, COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
         ctx.save_for_backward(inner, bias)
-        ctx.kind, ctx.gated, ctx.sums, ctx.inner_slot = kind, gated, sums, inner_slot
+        ctx.kind, ctx.gated, ctx.sums, ctx.inner_slot, ctx.dropout = kind, gated, sums, inner_slot, dropout
         return outer
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inner, bias = ctx.saved_tensors
+        (inner, bias), dropout = ctx.saved_tensors, ctx.dropout
         rows, width = outer_gradient.shape
         gradient = torch.empty_like(inner) if ctx.inner_slot is None else ctx.inner_slot.gradient
         columns = triton.cdiv(width, COLUMNS)
         programs = programs_for(inner.device, PROGRAMS_PER_SM, triton.cdiv(rows, ROWS), columns)
         sums = None if bias is None else ctx.sums.buffer(programs, inner.shape[1], inner.device)
         _activation_backward[(columns, programs)](
-            inner, bias, outer_gradient.contiguous(), gradient, sums, rows, width,
-            ctx.kind, ctx.gated, is_nvidia(inner), ROWS, COLUMNS, num_warps=WARPS,
+            inner, bias, dropout.seed, outer_gradient.contiguous(), gradient, sums, rows, width, dropout.keep_scale,
+            ctx.kind, ctx.gated, is_nvidia(inner), dropout.threshold, ROWS, COLUMNS, num_warps=WARPS,
         )  # fmt: skip
         if sums is None:
-            return gradient, *[None] * 6
-        return gradient, ctx.sums.total(), *[None] * 5
+            return gradient, *[None] * 7
+        return gradient, ctx.sums.total(), *[None] * 6
 
 
 def plain_activation(inner: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
-from braidlm.kernels.ops.dropout import apply_dropout, dropout_into, threshold
+from braidlm.kernels.ops.dropout import DropoutUse, apply_dropout, dropout_into, threshold
 from braidlm.kernels.side_stream import current_side_stream, on_side
 
 ELEMENTS = 2048
@@ -62,7 +62,7 @@ class AddDelta(torch.autograd.Function):
         (seed,), bias_gradient, delta_gradient = ctx.saved_tensors, None, gradient
         if ctx.dropout:
             out = torch.empty_like(gradient) if ctx.slot is None else ctx.slot.gradient
-            delta_gradient = dropout_into(gradient.contiguous(), ctx.dropout, seed, out)
+            delta_gradient = dropout_into(gradient.contiguous(), DropoutUse(ctx.dropout, seed), out)
         if ctx.needs_input_grad[2]:
             with on_side(ctx.side, delta_gradient, priority=True):
                 bias_gradient = delta_gradient.sum(0, dtype=torch.float32)

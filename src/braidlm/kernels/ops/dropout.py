@@ -1,10 +1,31 @@
 """Dropout inside kernels: the keep mask is a hash of seed and offset, so that the backward pass computes it again."""
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 ELEMENTS, WARPS = 2048, 4
+
+
+@dataclass(frozen=True)
+class DropoutUse:
+    """One use of dropout in a pass: how often it drops, and the seed of its keep mask, on the device."""
+
+    probability: float = 0.0
+    seed: Tensor | None = None
+
+    @property
+    def keep_scale(self) -> float:
+        return 1 / (1 - self.probability)
+
+    @property
+    def threshold(self) -> int:
+        return threshold(self.probability)
+
+
+NO_DROPOUT = DropoutUse()
 
 
 @triton.jit
@@ -42,8 +63,8 @@ def threshold(dropout: float) -> int:
     return int(dropout * 2**32)
 
 
-def dropout_into(x: Tensor, dropout: float, seed: Tensor, out: Tensor) -> Tensor:
+def dropout_into(x: Tensor, dropout: DropoutUse, out: Tensor) -> Tensor:
     """Dropout of `x` into `out`, with the keep mask of the kernels that share the seed."""
     grid = (triton.cdiv(x.numel(), ELEMENTS),)
-    _dropout[grid](x, seed, out, x.numel(), 1 / (1 - dropout), threshold(dropout), ELEMENTS, num_warps=WARPS)
+    _dropout[grid](x, dropout.seed, out, x.numel(), dropout.keep_scale, dropout.threshold, ELEMENTS, num_warps=WARPS)
     return out

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK
 from braidlm.kernels.routed.combine import DeferredDispatch, combine, plain_combine
 from braidlm.kernels.routed.combine_norm import UncombinedSum
@@ -68,7 +69,8 @@ def _weights_gradient(  # type: ignore[no-untyped-def]
 class CombinedFeed(Function):
     """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
 
-    Matrices and biases as in `GroupedFeed`; weights [N, K] of each token's choices. With `deferred`, which the router
+    Matrices and biases as in `GroupedFeed`, and dropout of the activation; weights [N, K] of each token's choices. With
+    `deferred`, which the router
     has that passed the tokens on, the gradients of tokens and weights are left there. With `uncombined` the sum is not
     computed: what is returned stands for it.
     """
@@ -88,6 +90,7 @@ class CombinedFeed(Function):
         permutation: Permutation,
         kind: str,
         gated: bool,
+        dropout: DropoutUse = NO_DROPOUT,
         up_slot: GradientSlot | None = None,
         out_slot: GradientSlot | None = None,
         deferred: DeferredDispatch | None = None,
@@ -95,7 +98,9 @@ class CombinedFeed(Function):
     ) -> Tensor:
         check_slot(up_slot, tokens)
         trains = any(ctx.needs_input_grad)
-        value, inner = grouped_forward(tokens, up_cast, permutation, up_bias, True, kind, gated, keep_inner=trains)
+        value, inner = grouped_forward(
+            tokens, up_cast, permutation, up_bias, True, kind, gated, dropout=dropout, keep_inner=trains
+        )
         rows, _ = grouped_forward(value, out_cast, permutation, out_bias)
         row_weights = weights.new_empty(permutation.rows, dtype=torch.float32) if trains else None
         inputs = (rows, weights.contiguous(), permutation, base, row_weights)
@@ -105,7 +110,7 @@ class CombinedFeed(Function):
             combined, uncombined.inputs = rows.new_empty(len(tokens), rows.shape[1]), inputs
         ctx.save_for_backward(tokens, inner, up_cast, out_cast, out_bias, row_weights)
         ctx.permutation, ctx.kind, ctx.gated, ctx.side = permutation, kind, gated, current_side_stream()
-        ctx.up_slot, ctx.out_slot, ctx.deferred = up_slot, out_slot, deferred
+        ctx.up_slot, ctx.out_slot, ctx.deferred, ctx.dropout = up_slot, out_slot, deferred, dropout
         ctx.weights_type, ctx.has_base = weights.dtype, base is not None
         return combined
 
@@ -130,6 +135,7 @@ class CombinedFeed(Function):
             weighted,
             inner_gradient,
             needs_bias,
+            ctx.dropout,
         )
         if needs_out or needs_out_bias:
             with use_side_stream(ctx.side):
@@ -155,7 +161,7 @@ class CombinedFeed(Function):
             rows_gradient = gradient_of_rows(inner_gradient, up_cast, permutation, False)
             ctx.deferred.rows = rows_gradient, permutation.row_of_choice
         gradients = (tokens_gradient, up_gradient, None, bias_gradient, out_gradients[0], None, out_gradients[1])
-        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 7
+        return *gradients, weights_gradient, gradient if ctx.has_base else None, *[None] * 8
 
 
 def weights_of(projections: Tensor, gradient: Tensor, bias: Tensor | None, permutation: Permutation) -> Tensor:
@@ -198,10 +204,11 @@ def plain_combined_feed(
     permutation: Permutation,
     kind: str,
     gated: bool,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """The reference, in torch's operations."""
+    """The reference, in torch's operations; for factors see `plain_grouped_feed`."""
     rows = plain_grouped_feed(
-        tokens, up_weight, up_bias, out_weight, out_bias, None, permutation, kind, gated, gather=True
+        tokens, up_weight, up_bias, out_weight, out_bias, None, permutation, kind, gated, True, factors
     )
     combined = plain_combine(rows, weights, permutation)
     return combined if base is None else combined + base

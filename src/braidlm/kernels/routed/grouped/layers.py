@@ -12,7 +12,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from braidlm.kernels.gradient_stacks import GradientSlot
 from braidlm.kernels.ops.activation import plain_activation
-from braidlm.kernels.ops.dropout import dropout_into
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, dropout_into
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped.sums import expert_sums
@@ -62,8 +62,8 @@ class GroupedFeed(Function):
     """rows [R, in], or tokens [N, in] to be gathered, through the feed-forward part of each row's expert -> [R, out].
 
     up weight [E, in, hidden] (gated: [E, in, 2 hidden], gate and up concatenated), its cast, a bias as wide or None;
-    out weight [E, hidden, out], its cast, a bias [E, out] or None. With `base` [R, out], the output is added to it
-    after dropout.
+    out weight [E, hidden, out], its cast, a bias [E, out] or None. `inner_dropout` is of the activation. With `base`
+    [R, out], the output is added to it after dropout.
     """
 
     @staticmethod
@@ -81,32 +81,33 @@ class GroupedFeed(Function):
         kind: str,
         gated: bool,
         gather: bool,
-        dropout: float = 0.0,
-        seed: Tensor | None = None,
+        dropout: DropoutUse = NO_DROPOUT,
+        inner_dropout: DropoutUse = NO_DROPOUT,
         up_slot: GradientSlot | None = None,
         out_slot: GradientSlot | None = None,
     ) -> Tensor:
         check_slot(up_slot, rows)
         target = None if out_slot is None else out_slot.input
         value, inner = grouped_forward(
-            rows, up_cast, permutation, up_bias, gather, kind, gated, value=target, keep_inner=any(ctx.needs_input_grad)
-        )
-        ctx.save_for_backward(rows, inner, value, up_cast, out_cast, seed)
+            rows, up_cast, permutation, up_bias, gather, kind, gated, dropout=inner_dropout, value=target,
+            keep_inner=any(ctx.needs_input_grad),
+        )  # fmt: skip
+        ctx.save_for_backward(rows, inner, value, up_cast, out_cast)
         ctx.permutation, ctx.kind, ctx.gated, ctx.gather = permutation, kind, gated, gather
-        ctx.side, ctx.dropout, ctx.has_base = current_side_stream(), dropout, base is not None
-        ctx.up_slot, ctx.out_slot = up_slot, out_slot
-        return grouped_forward(value, out_cast, permutation, out_bias, base=base, dropout=dropout, seed=seed)[0]
+        ctx.side, ctx.has_base, ctx.up_slot, ctx.out_slot = current_side_stream(), base is not None, up_slot, out_slot
+        ctx.dropout, ctx.inner_dropout = dropout, inner_dropout
+        return grouped_forward(value, out_cast, permutation, out_bias, base=base, dropout=dropout)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, inner, value, up_cast, out_cast, seed), permutation = ctx.saved_tensors, ctx.permutation
+        (rows, inner, value, up_cast, out_cast), permutation = ctx.saved_tensors, ctx.permutation
         needs_rows, needs_up, _, needs_bias, needs_out, _, needs_out_bias = ctx.needs_input_grad[:7]
         gradient, rows_gradient = gradient.contiguous(), None
         base_gradient = gradient if ctx.has_base else None
-        if ctx.dropout:
+        if ctx.dropout.probability:
             target = torch.empty_like(gradient) if ctx.out_slot is None else ctx.out_slot.gradient
-            gradient = dropout_into(gradient, ctx.dropout, seed, target)
+            gradient = dropout_into(gradient, ctx.dropout, target)
         up_gradient = bias_gradient = None
         out_gradients: tuple[Tensor | None, Tensor | None] = (None, None)
         if needs_out or needs_out_bias:
@@ -114,8 +115,9 @@ class GroupedFeed(Function):
                 out_gradients = parameter_gradients(ctx.out_slot, value, gradient, permutation, False, needs_out_bias)
         target = None if ctx.up_slot is None else ctx.up_slot.gradient
         inner_gradient, sums = grouped_backward(
-            gradient, out_cast, permutation, inner, ctx.kind, ctx.gated, out=target, summed=needs_bias
-        )
+            gradient, out_cast, permutation, inner, ctx.kind, ctx.gated, out=target, summed=needs_bias,
+            dropout=ctx.inner_dropout,
+        )  # fmt: skip
         if needs_up:
             with use_side_stream(ctx.side):
                 up_gradient, _ = parameter_gradients(ctx.up_slot, rows, inner_gradient, permutation, ctx.gather, False)
@@ -162,8 +164,10 @@ def plain_grouped_feed(
     kind: str,
     gated: bool,
     gather: bool,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """The reference of `GroupedFeed`, in torch's operations."""
+    """The reference of `GroupedFeed`, in torch's operations; dropout multiplies activations by factors [R, hidden]."""
     inner = plain_grouped(rows, up_weight, permutation, up_bias, gather)
-    out = plain_grouped(plain_activation(inner, None, kind, gated), out_weight, permutation, out_bias)
+    value = plain_activation(inner, None, kind, gated)
+    out = plain_grouped(value if factors is None else value * factors, out_weight, permutation, out_bias)
     return out if base is None else out + base

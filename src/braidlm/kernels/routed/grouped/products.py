@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from braidlm.kernels.ops.activation import value_and_derivative
-from braidlm.kernels.ops.dropout import keep_mask, threshold
+from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse, apply_dropout
 from braidlm.kernels.ops.launch import is_nvidia
 from braidlm.kernels.ops.product_blocks import MIN_BLOCK, Blocks, fit_blocks
 from braidlm.kernels.routed.grouped.blocks import activated_blocks, combined_blocks, product_blocks
@@ -50,7 +50,7 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """`out` is the product with its bias (None where only its activation is read), `value` its activation; COLUMNS are
-    those of `value` if it is gated."""
+    those of `value` if it is gated. Dropout is of the activation, or, without one, of the product."""
     WIDTH: tl.constexpr = COLUMNS * (2 if GATED else 1)
     programs = tl.cdiv(COLUMNS, BLOCK_N)  # of one tile of rows; they are neighbours, so that its rows stay in the cache
     block = tl.program_id(0) // programs
@@ -76,8 +76,8 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
         bias += expert * WIDTH + column
         total += tl.load(bias, mask=column_mask, other=0.0).to(tl.float32)[None, :]
     offsets = row[:, None] * WIDTH + column[None, :]
-    if THRESHOLD:
-        total = tl.where(keep_mask(seed, first * WIDTH + offsets, THRESHOLD), total * keep_scale, 0.0)
+    if KIND is None:
+        total = apply_dropout(total, seed, first * WIDTH + offsets, keep_scale, THRESHOLD)
     if base is not None:
         total += tl.load(base + first * WIDTH + offsets, mask=mask, other=0.0).to(tl.float32)
     if out is not None:
@@ -92,14 +92,15 @@ def _grouped_forward(  # type: ignore[no-untyped-def]
                 tl.store(out + offsets + COLUMNS, up.to(out.dtype.element_ty), mask=mask)
             activated *= up
         offsets = row[:, None] * COLUMNS + column[None, :]
+        activated = apply_dropout(activated, seed, first * COLUMNS + offsets, keep_scale, THRESHOLD)
         tl.store(value + first * COLUMNS + offsets, activated.to(value.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _grouped_backward(  # type: ignore[no-untyped-def]
-    gradient, weight, inner, out, sums, source, row_weights, projections, weighted, tile_expert, rows,
+    gradient, weight, inner, seed, out, sums, source, row_weights, projections, weighted, tile_expert, rows, keep_scale,
     INNER: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FAST: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    THRESHOLD: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """gradient [R, INNER] through the weight [E, COLUMNS, INNER], and through an activation if there is one.
 
@@ -137,12 +138,13 @@ def _grouped_backward(  # type: ignore[no-untyped-def]
     out += first * WIDTH
     if KIND is not None:
         value, derivative = value_and_derivative(x.to(tl.float32), KIND, FAST)
+        narrow_offsets = first * COLUMNS + row[:, None] * COLUMNS + column[None, :]
+        total = apply_dropout(total, seed, narrow_offsets, keep_scale, THRESHOLD)
         if row_weights is not None:
             activated = value * up.to(tl.float32) if GATED else value
             projection = tl.sum(tl.where(mask, total * activated, 0.0), 1)
             tl.store(projections + tl.program_id(0) % programs * rows + first + row, projection)
-            narrow_offsets = first * COLUMNS + row[:, None] * COLUMNS + column[None, :]
-            activated *= row_weight[:, None]
+            activated = apply_dropout(activated * row_weight[:, None], seed, narrow_offsets, keep_scale, THRESHOLD)
             tl.store(weighted + narrow_offsets, activated.to(weighted.dtype.element_ty), mask=mask)
             total *= row_weight[:, None]
         if GATED:
@@ -167,16 +169,15 @@ def grouped_forward(
     gated: bool = False,
     blocks: Blocks | None = None,
     base: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    dropout: DropoutUse = NO_DROPOUT,
     value: Tensor | None = None,
     keep_inner: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """rows [R, in], or tokens [N, in] to be gathered, through weight [E, in, out] -> [R, out] and None.
 
-    With an activation: its value [R, out], or [R, out / 2] if it is gated, and its input [R, out]. Without one, the
-    product may be added to `base` [R, out] after dropout. `value` is the buffer for an activation's value. Its input is
-    None unless it is kept for the backward pass.
+    With an activation: its value [R, out], or [R, out / 2] if it is gated, after dropout, and its input [R, out].
+    Without one, the product may be added to `base` [R, out] after dropout. `value` is the buffer for an activation's
+    value. Its input is None unless it is kept for the backward pass.
     """
     experts, inputs, outputs = weight.shape
     assert experts == permutation.experts
@@ -191,8 +192,8 @@ def grouped_forward(
     if activation is not None and value is None:
         value = rows.new_empty(permutation.rows, columns)
     _grouped_forward[(permutation.rows // m * triton.cdiv(columns, n),)](
-        rows.contiguous(), weight, bias, base, seed, out, value, permutation.source, permutation.tile_expert,
-        1 / (1 - dropout), inputs, columns, gather, activation, gated, threshold(dropout), is_nvidia(rows),
+        rows.contiguous(), weight, bias, base, dropout.seed, out, value, permutation.source, permutation.tile_expert,
+        dropout.keep_scale, inputs, columns, gather, activation, gated, dropout.threshold, is_nvidia(rows),
         permutation.tile, m, n, k, **blocks.launch,
     )  # fmt: skip
     if value is not None:
@@ -211,16 +212,17 @@ def grouped_backward(
     blocks: Blocks | None = None,
     out: Tensor | None = None,
     summed: bool = False,
+    dropout: DropoutUse = NO_DROPOUT,
 ) -> tuple[Tensor, Tensor | None]:
     """gradient [R, out] through weight [E, in, out] -> [R, in], in the buffer `out` if there is one, and None.
 
-    With the `inner` of an activation whose value the layer reads: the gradient of inner, as wide as inner. If `summed`,
-    also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
+    With the `inner` of an activation whose value the layer reads, after dropout: the gradient of inner, as wide as
+    inner. If `summed`, also its sums over blocks of rows, float32 [blocks, width], of used tiles only.
     """
     assert gradient.shape == (permutation.rows, weight.shape[2])
     if out is None:
         out = gradient.new_empty(permutation.rows, weight.shape[1] * 2 if gated else weight.shape[1])
-    return out, _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed)[0]
+    return out, _backward(gradient, weight, permutation, inner, activation, gated, blocks, out, summed, dropout)[0]
 
 
 def combined_backward(
@@ -234,6 +236,7 @@ def combined_backward(
     weighted: Tensor,
     out: Tensor,
     summed: bool,
+    dropout: DropoutUse = NO_DROPOUT,
 ) -> tuple[Tensor | None, Tensor]:
     """The same from the gradient [N, out] of tokens' sums of rows, each times its weight [R], into `out`: its sums.
 
@@ -243,7 +246,7 @@ def combined_backward(
     assert gradient.shape == (len(permutation.row_of_choice), weight.shape[2])
     blocks = combined_blocks(weight.shape[1], weight.shape[2], gradient.dtype, gated)
     sums, projections = _backward(
-        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, row_weights, weighted
+        gradient, weight, permutation, inner, activation, gated, blocks, out, summed, dropout, row_weights, weighted
     )
     assert projections is not None
     return sums, projections
@@ -259,6 +262,7 @@ def _backward(
     blocks: Blocks | None,
     out: Tensor,
     summed: bool,
+    dropout: DropoutUse,
     row_weights: Tensor | None = None,
     weighted: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -277,9 +281,10 @@ def _backward(
     sums = floats(permutation.rows // m, out.shape[1]) if summed else None
     projections = None if row_weights is None else floats(parts, permutation.rows)
     _grouped_backward[(permutation.rows // m * parts,)](
-        gradient.contiguous(), weight, inner, out, sums, permutation.source, row_weights, projections, weighted,
-        permutation.tile_expert, permutation.rows,
-        outputs, columns, activation, gated, is_nvidia(gradient), permutation.tile, m, n, k, **blocks.launch,
+        gradient.contiguous(), weight, inner, dropout.seed, out, sums, permutation.source, row_weights, projections,
+        weighted, permutation.tile_expert, permutation.rows, dropout.keep_scale,
+        outputs, columns, activation, gated, is_nvidia(gradient), dropout.threshold, permutation.tile, m, n, k,
+        **blocks.launch,
     )  # fmt: skip
     return sums, projections
 
