@@ -290,6 +290,24 @@ def test_activations_are_dropped_by_the_seed_of_their_part(device: str) -> None:
         assert_close(actual[what], expected.double(), 4 * TOLERANCES[torch.float32], what)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["moep", "experts beside a shared part", "a shared part, and more choices than a norm's kernel holds", "modules"],
+)
+def test_experts_that_are_left_out(name: str, device: str) -> None:
+    """Kernels and plain forward draw the same numbers."""
+    model, ids = tiny_model(**ROUTED[name], dropout={"experts": 0.4}).to(device).train(), random_ids(2, 9).to(device)
+    weights, side, found = torch.randn(2, 9, model.model.width_out, device=device), side_stream(device), []
+    lowered = LoweredModel(model, side)
+    assert not lowered.lowered.refusals
+    for stream, of_kernels in ((lowered.stream, side), (lambda ids: plain_stream(model.model, ids), None)):
+        torch.manual_seed(3)
+        found.append(results(model, stream, ids, weights, torch.float32, of_kernels))
+    assert any((value == 0).any() for what, value in found[0].items() if what.endswith(" weights"))
+    for what, expected in found[1].items():
+        assert_close(found[0][what], expected.double(), 8 * TOLERANCES[torch.float32], what)
+
+
 def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every two layers, one of which has fewer rows, in place of all four."""
     monkeypatch.setattr(planning, "ROWS", 2 * 18)

@@ -124,10 +124,10 @@ def test_the_record_has_the_weights_that_were_used_and_all_choices() -> None:
         torch.testing.assert_close(routing.weights_BTK.sum(-1), torch.ones(2, 16))
 
 
-def test_kernels_refuse_only_the_parts_that_drop() -> None:
-    rows = {kind: Lowered(tiny_model(stages=["block"], dropout={kind: 0.1})).refusals for kind in vars(BlockDropout())}
-    known = "its kernels do not know the option dropout.feed"
-    assert rows.pop("feed") == {"stages.0.layers.0.feed": known}
-    assert set(map(str, rows.values())) == {"{}"}
-    routed = Lowered(tiny_model(stages=["block"], block=BANKS["own"], dropout={"experts": 0.1})).refusals
-    assert routed["stages.0.layers.0.feed"] == "its kernels do not know the option dropout.experts"
+def test_kernels_refuse_only_the_parts_that_drop_what_experts_give() -> None:
+    for feed in ({}, {"feed": {"experts": 2}}):
+        kinds = vars(BlockDropout())
+        rows = {kind: Lowered(tiny_model(block=feed, stages=["block"], dropout={kind: 0.1})).refusals for kind in kinds}
+        refused = {"stages.0.layers.0.feed": "its kernels do not know the option dropout.expert_outputs"}
+        assert rows.pop("expert_outputs") == (refused if feed else {})
+        assert set(map(str, rows.values())) == {"{}"}

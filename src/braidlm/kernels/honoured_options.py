@@ -42,6 +42,8 @@ class Lowering:
     honours: frozenset[str]
     """The options that they implement; those of a nested configuration with dots."""
     reject: Reject | None = None
+    drops: frozenset[str] = frozenset()
+    """The kinds of dropout that they implement, of those inside the part whose rate a block sets (`Dropout.kind`)."""
 
 
 LOWERINGS: dict[type[nn.Module], Lowering] = {}
@@ -54,16 +56,17 @@ NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDic
 ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 BLOCK = frozenset(
-    {"norm", "attention", "feed", "layers", "share", "capacity", "every"}
-    | {"dropout.attention", "dropout.residual", "dropout.feed"}
-    | {"dropout.expert_outputs", "dropout.experts"}  # the parts that these are of are refused
+    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"}
+    | {"dropout.feed", "dropout.expert_outputs", "dropout.experts"}  # of its parts: see `Lowering.drops`
 )
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
 
-def lowers(part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | None = None) -> None:
+def lowers(
+    part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | None = None, drops: Iterable[str] = ()
+) -> None:
     """Declare that there are kernels for a class."""
-    LOWERINGS[part] = Lowering(frozenset(honours), reject)
+    LOWERINGS[part] = Lowering(frozenset(honours), reject, frozenset(drops))
 
 
 def refusal(part: nn.Module, body: Any) -> str | None:
@@ -81,7 +84,7 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
-        if isinstance(child, Dropout) and child.kind not in ("", "feed") and child.rate:
+        if isinstance(child, Dropout) and child.rate and child.kind and child.kind not in lowering.drops:
             return f"its kernels do not know the option dropout.{child.kind}"
         if child._forward_hooks or child._forward_pre_hooks:
             return f"{name or 'it'} has a forward hook"
@@ -242,25 +245,36 @@ lowers(LayerNorm, {"eps", "bias"})
 lowers(RMSNorm, {"eps"})
 lowers(SoftmaxAttention, ATTENTION | {"out_projection"}, _rejects_attention)
 lowers(StickBreakingAttention, ATTENTION | {"out_projection", "current", "rest"}, _rejects_stick_breaking)
-lowers(MLP, {"hidden", "activation", "bias"})
-lowers(SwiGLU, {"hidden", "bias"})
-lowers(GEGLU, {"hidden", "bias"})
+lowers(MLP, {"hidden", "activation", "bias"}, drops={"feed"})
+lowers(SwiGLU, {"hidden", "bias"}, drops={"feed"})
+lowers(GEGLU, {"hidden", "bias"}, drops={"feed"})
 lowers(
     Block,
     BLOCK,
     lambda block, body: _unless(type(block.drop) is Dropout, f"drop is a {type(block.drop).__name__}"),
 )
-lowers(MixtureOfDepths, BLOCK, _rejects_depths)
+lowers(MixtureOfDepths, BLOCK, _rejects_depths, drops={"feed"})
 lowers(TopKRouter, ROUTER, _rejects_router)
-lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
-lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)
+lowers(
+    RoutedFeed,
+    EXPERTS | {"experts.shared", "hidden", "activation", "bias"},
+    _rejects_routed_feed,
+    drops={"feed", "experts"},
+)
+lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention, drops={"experts"})
 lowers(
     MixtureOfHeads,
     EXPERTS | ATTENTION | {"experts.keys", "experts.kv_bias", "current", "rest"},
     _rejects_mixture_of_heads,
+    drops={"experts"},
 )
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
-lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
-lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
-lowers(ParallelLayer, {"paths", "layers", "join", "to", "share", "stacked"}, _rejects_parallel)
+lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection, drops={"experts"})
+lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body), drops={"experts"})
+lowers(
+    ParallelLayer,
+    {"paths", "layers", "join", "to", "share", "stacked"},
+    _rejects_parallel,
+    drops={"feed", "experts"},
+)
 lowers(LinearHead)

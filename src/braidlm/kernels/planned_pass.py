@@ -257,7 +257,9 @@ class LoweredModel:
         return rotations
 
     def _seeds(self, device: torch.device) -> dict[nn.Module, Tensor]:
-        if not any(isinstance(module, Dropout) and module.probability for module in self.body.modules()):
+        """For dropout inside kernels; that of whole experts draws its own numbers."""
+        drops = [module for module in self.body.modules() if isinstance(module, Dropout) and module.kind != "experts"]
+        if not any(drop.probability for drop in drops):
             return {}
         parts = [module for module in self.body.modules() if isinstance(module, (Block, SoftmaxAttention, *FEEDS))]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)

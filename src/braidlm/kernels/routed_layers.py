@@ -30,6 +30,7 @@ from braidlm.kernels.routed.router import Route
 from braidlm.kernels.routed.router_inner import RouterInner
 from braidlm.kernels.routed.rows import AddNormRows, Norm
 from braidlm.kernels.side_stream import DeferredGradient, current_side_stream, on_side
+from braidlm.model.dropout import leave_out
 from braidlm.model.norms import LayerNorm
 from braidlm.model.routing.router import TopKRouter
 from braidlm.model.routing.routing import Routing, Routings
@@ -212,7 +213,8 @@ def _route(
     """
     config = router.config
     inner, read = router.inner, rows
-    deferred = DeferredDispatch() if inner is None else None  # else others read the rows beside the router
+    # Not where others read the rows beside the router, nor where weights change after it.
+    deferred = DeferredDispatch() if inner is None and not router.drop.probability else None
     if inner is not None:
         read = RouterInner.apply(rows, inner.weight, inner.bias, config.activation)
     passed_on, *choice = Route.apply(
@@ -242,6 +244,8 @@ def _dispatch(
     router: TopKRouter, choice: list[Tensor], context: PassContext, permute_on_side: bool = False
 ) -> Dispatch:
     scores, probabilities, chosen, weights = choice
+    if router.drop.probability:
+        weights = leave_out(weights, router.drop.probability)
     side = current_side_stream() if permute_on_side else None
     with on_side(side, chosen, priority=True):
         permutation = permute(chosen, len(router.choices), context.batch)
