@@ -6,7 +6,7 @@ several that belong together with ";" between them. All that is compared takes t
 preset, which nothing is tried on, among them.
 
 python benchmarks/tune_step.py --device cuda "models/routed-28m" "models/rotary-28m" \
-    --try "routed_layers:MAX_FEW=8; routed.router:MAX_FEW=8" \
+    --try "dispatching:MAX_FEW=8; routed.router:MAX_FEW=8" \
     --try "routed.grouped.blocks:UNEVEN_BLOCKS=Blocks(64, 128, 64, 4, 3)"
 python benchmarks/tune_step.py --device cuda "models/routed-28m width=512" "models/rotary-28m width=512"
 """

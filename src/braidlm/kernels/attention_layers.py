@@ -11,11 +11,12 @@ from torch import Tensor
 
 from braidlm.kernels.context import PassContext, PendingAdd, add_norm
 from braidlm.kernels.dense_layers import Sublayer
+from braidlm.kernels.dispatching import add_norm_route, combine_rows
 from braidlm.kernels.ops.linear import BiasGradient
 from braidlm.kernels.ops.stick_breaking import StickBreaking
 from braidlm.kernels.ops.stick_breaking_wide import WideStickBreaking
 from braidlm.kernels.routed.token_order import ToRows, ToTokens
-from braidlm.kernels.routed_layers import add_norm_route, combine_rows, grouped_linear
+from braidlm.kernels.routed_layers import grouped_linear
 from braidlm.model.attention.stick_breaking import StickBreaking as StickBreakingRule
 
 MAX_TILE_DIM = 128

@@ -15,6 +15,7 @@ from braidlm.kernels.attention_layers import mixture_of_heads_sublayer, stick_br
 from braidlm.kernels.context import PassContext, PendingAdd, Rotation, add_norm, add_pending, with_dropout
 from braidlm.kernels.dense_layers import FEEDS, attention_sublayer, feed_sublayer
 from braidlm.kernels.depths_layers import depths_layer
+from braidlm.kernels.dispatching import UncombinedRows
 from braidlm.kernels.lowering import Lowered
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.embedding import Embed
@@ -31,7 +32,6 @@ from braidlm.kernels.planning import (
 from braidlm.kernels.routed.choice_means import evaluate_means
 from braidlm.kernels.routed.routing_loss import routing_loss_on_side
 from braidlm.kernels.routed_layers import (
-    UncombinedRows,
     parallel_layer,
     projection_layer,
     routed_attention_sublayer,

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.kernels.dense_layers import FEEDS, first_linear
+from braidlm.kernels.dispatching import routes_with_norm
 from braidlm.kernels.gradient_stacks import ROWS, GradientSlot, GradientStack, StackedRows
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.fold import Bank, Folding, fold
 from braidlm.kernels.routed.gradient_stacks import ROWS as GROUPED_ROWS
 from braidlm.kernels.routed.gradient_stacks import Gathered, GroupedGradientStack
 from braidlm.kernels.routed.permutation import TILE, row_bound
-from braidlm.kernels.routed_layers import routes_with_norm
 from braidlm.model.attention.mixture_of_heads import MixtureOfHeads
 from braidlm.model.attention.routed import RoutedAttention
 from braidlm.model.attention.softmax import SoftmaxAttention
