@@ -290,22 +290,34 @@ def test_activations_are_dropped_by_the_seed_of_their_part(device: str) -> None:
         assert_close(actual[what], expected.double(), 4 * TOLERANCES[torch.float32], what)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["moep", "experts beside a shared part", "a shared part, and more choices than a norm's kernel holds", "modules"],
-)
-def test_experts_that_are_left_out(name: str, device: str) -> None:
-    """Kernels and plain forward draw the same numbers."""
-    model, ids = tiny_model(**ROUTED[name], dropout={"experts": 0.4}).to(device).train(), random_ids(2, 9).to(device)
-    weights, side, found = torch.randn(2, 9, model.model.width_out, device=device), side_stream(device), []
-    lowered = LoweredModel(model, side)
+def assert_dropout_equals_the_plain_one(model: Any, device: str) -> dict[str, Tensor]:
+    model, ids, side = model.to(device).train(), random_ids(2, 9).to(device), side_stream(device)
+    weights, lowered = torch.randn(2, 9, model.model.width_out, device=device), LoweredModel(model, side)
     assert not lowered.lowered.refusals
-    for stream, of_kernels in ((lowered.stream, side), (lambda ids: plain_stream(model.model, ids), None)):
-        torch.manual_seed(3)
-        found.append(results(model, stream, ids, weights, torch.float32, of_kernels))
-    assert any((value == 0).any() for what, value in found[0].items() if what.endswith(" weights"))
-    for what, expected in found[1].items():
-        assert_close(found[0][what], expected.double(), 8 * TOLERANCES[torch.float32], what)
+    actual = results(model, lowered.stream, ids, weights, torch.float32, side)
+    plain = results(model, lambda ids: plain_stream(model.model, ids), ids, weights, torch.float32, None)
+    for what, expected in plain.items():
+        assert_close(actual[what], expected.double(), 8 * TOLERANCES[torch.float32], what)
+    return actual
+
+
+BESIDE = ["experts beside a shared part", "depths of experts beside a shared part", "modules"]
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "a shared part, and more choices than a norm's kernel holds", "moep"])
+def test_experts_that_are_left_out(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in both passes, whatever else they draw."""
+    monkeypatch.setattr(torch, "rand_like", lambda x: (torch.arange(x.numel(), device=x.device) * 0.37 % 1).view_as(x))
+    actual = assert_dropout_equals_the_plain_one(tiny_model(**ROUTED[name], dropout={"experts": 0.4}), device)
+    shares = [value for what, value in actual.items() if what.endswith(" weights")]
+    assert all(((share > 0).sum(-1) == 1).any() for share in shares), "of every two experts, one stayed somewhere"
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "shared banks"])
+def test_dropout_of_what_experts_give(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a known factor: sorted rows are padded, so that they are others than those of the plain forward."""
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, probability: (1 - probability) * x)
+    assert_dropout_equals_the_plain_one(tiny_model(**ROUTED[name], dropout={"expert_outputs": 0.4}), device)
 
 
 def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

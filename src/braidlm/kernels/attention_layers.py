@@ -52,7 +52,8 @@ def mixture_of_heads_sublayer(
     merged = _attend(part, query.view(context.batch, context.time, -1, part.head_dim), key, value, context)
     attended = ToRows.apply(merged.reshape(query.shape), *order, slots.get(part.out))
     rows = grouped_linear(part.out, attended, dispatch, context, gather=False)
-    return stream, PendingAdd(combine_rows(rows, dispatch, slots.get(part.out))), (dispatch.routing,)
+    delta = combine_rows(part.drop_output(rows), dispatch, slots.get(part.out))
+    return stream, PendingAdd(delta), (dispatch.routing,)
 
 
 def _biased_linear(rows: Tensor, layer: Any, context: PassContext) -> Tensor:

@@ -42,8 +42,6 @@ class Lowering:
     honours: frozenset[str]
     """The options that they implement; those of a nested configuration with dots."""
     reject: Reject | None = None
-    drops: frozenset[str] = frozenset()
-    """The kinds of dropout that they implement, of those inside the part whose rate a block sets (`Dropout.kind`)."""
 
 
 LOWERINGS: dict[type[nn.Module], Lowering] = {}
@@ -52,21 +50,21 @@ LOWERINGS: dict[type[nn.Module], Lowering] = {}
 
 NO_OPTIONS = (nn.Linear, ScoreLinear, StackedLinear, nn.ModuleList, nn.ModuleDict, Dropout)
 """Classes inside a part that have no options of their own; an adapter or a parametrisation replaces them by another."""
+DROPS = ("", "feed", "expert_outputs", "experts")
+"""The kinds of dropout that kernels know, inside the parts that have them."""
 
 ROUTER = frozenset({"top_k", "renormalise", "hidden", "activation", "bias", "new", "losses", "balance_rate", "compute"})
 ATTENTION = frozenset({"heads", "kv_heads", "head_dim", "bias", "out_bias", "window"})
 BLOCK = frozenset(
-    {"norm", "attention", "feed", "layers", "dropout.attention", "dropout.residual", "share", "capacity", "every"}
-    | {"dropout.feed", "dropout.expert_outputs", "dropout.experts"}  # of its parts: see `Lowering.drops`
+    {"norm", "attention", "feed", "layers", "share", "capacity", "every"}
+    | {"dropout.attention", "dropout.residual", "dropout.feed", "dropout.expert_outputs", "dropout.experts"}
 )
 EXPERTS = frozenset({"experts", "experts.names"} | {f"experts.router.{option}" for option in ROUTER})
 
 
-def lowers(
-    part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | None = None, drops: Iterable[str] = ()
-) -> None:
+def lowers(part: type[nn.Module], honours: Iterable[str] = (), reject: Reject | None = None) -> None:
     """Declare that there are kernels for a class."""
-    LOWERINGS[part] = Lowering(frozenset(honours), reject, frozenset(drops))
+    LOWERINGS[part] = Lowering(frozenset(honours), reject)
 
 
 def refusal(part: nn.Module, body: Any) -> str | None:
@@ -84,7 +82,7 @@ def refusal(part: nn.Module, body: Any) -> str | None:
     for name, child in children:
         if type(child) not in LOWERINGS and type(child) not in NO_OPTIONS:
             return f"{name} is a {type(child).__name__}, which has no kernels"
-        if isinstance(child, Dropout) and child.rate and child.kind and child.kind not in lowering.drops:
+        if isinstance(child, Dropout) and child.rate and child.kind not in DROPS:
             return f"its kernels do not know the option dropout.{child.kind}"
         if child._forward_hooks or child._forward_pre_hooks:
             return f"{name or 'it'} has a forward hook"
@@ -245,36 +243,33 @@ lowers(LayerNorm, {"eps", "bias"})
 lowers(RMSNorm, {"eps"})
 lowers(SoftmaxAttention, ATTENTION | {"out_projection"}, _rejects_attention)
 lowers(StickBreakingAttention, ATTENTION | {"out_projection", "current", "rest"}, _rejects_stick_breaking)
-lowers(MLP, {"hidden", "activation", "bias"}, drops={"feed"})
-lowers(SwiGLU, {"hidden", "bias"}, drops={"feed"})
-lowers(GEGLU, {"hidden", "bias"}, drops={"feed"})
+lowers(MLP, {"hidden", "activation", "bias"})
+lowers(SwiGLU, {"hidden", "bias"})
+lowers(GEGLU, {"hidden", "bias"})
 lowers(
     Block,
     BLOCK,
     lambda block, body: _unless(type(block.drop) is Dropout, f"drop is a {type(block.drop).__name__}"),
 )
-lowers(MixtureOfDepths, BLOCK, _rejects_depths, drops={"feed"})
+lowers(MixtureOfDepths, BLOCK, _rejects_depths)
 lowers(TopKRouter, ROUTER, _rejects_router)
 lowers(
     RoutedFeed,
     EXPERTS | {"experts.shared", "hidden", "activation", "bias"},
     _rejects_routed_feed,
-    drops={"feed", "experts"},
 )
-lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention, drops={"experts"})
+lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)
 lowers(
     MixtureOfHeads,
     EXPERTS | ATTENTION | {"experts.keys", "experts.kv_bias", "current", "rest"},
     _rejects_mixture_of_heads,
-    drops={"experts"},
 )
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
-lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection, drops={"experts"})
-lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body), drops={"experts"})
+lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
+lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
 lowers(
     ParallelLayer,
     {"paths", "layers", "join", "to", "share", "stacked"},
     _rejects_parallel,
-    drops={"feed", "experts"},
 )
 lowers(LinearHead)

@@ -189,7 +189,7 @@ def _routed_feed_slots(layers: Layers, tokens: int, dtype: torch.dtype) -> dict[
     """
     alike: dict[Any, list[Any]] = {}
     for _, part in _parts(layers):
-        if _is(part, RoutedFeed):
+        if _is(part, RoutedFeed) and not part.drop.probability:  # with dropout, rows have gradients of their own
             shapes = [first_linear(feed).weight.shape for feed in (part.bank, part.shared) if feed is not None]
             scored = part.router.inner is None and not routes_with_norm(part.router)  # by the rows themselves
             kind = (part.router.config.top_k, scored, type(part.bank), part.bank.out.bias is None, *shapes)

@@ -95,7 +95,8 @@ def routed_attention_sublayer(
         stream, pending, norm, part.router, bank.qkv, context, reads_normed=True, permute_on_side=True
     )
     rows = grouped_linear(bank.out, _attend(bank, normed, dispatch, context), dispatch, context, gather=False)
-    return stream, PendingAdd(combine_rows(rows, dispatch, context.slots.get(bank.out))), (dispatch.routing,)
+    delta = combine_rows(part.drop(rows), dispatch, context.slots.get(bank.out))
+    return stream, PendingAdd(delta), (dispatch.routing,)
 
 
 def routed_feed_sublayer(
@@ -108,6 +109,10 @@ def routed_feed_sublayer(
     )
     shared = None if part.shared is None else feed_forward(part.shared, normed, context)
     dispatch.wait()
+    bias = None if shared is None else shared.bias
+    if part.drop.probability:  # of each row, before the sum
+        delta = combine_rows(part.drop(_grouped_feed(part.bank, normed, dispatch, context)), dispatch)
+        return stream, PendingAdd(delta if shared is None else delta + shared.delta, bias), (dispatch.routing,)
     (up, out), (kind, gated) = _feed_matrices(part.bank, context), activation_of(part.bank)
     # Where gradients have slots no layer is computed again, which would need the sum without the next norm.
     uncombined = None if out_slot is None else UncombinedSum()
@@ -116,7 +121,6 @@ def routed_feed_sublayer(
         None if shared is None else shared.delta, dispatch.permutation, kind, gated, inner_dropout(part.bank, context),
         context.slots.get(reader), out_slot, dispatch.deferred, uncombined,
     )  # fmt: skip
-    bias = None if shared is None else shared.bias
     return stream, PendingAdd(delta, bias, out_slot, uncombined=uncombined), (dispatch.routing,)
 
 
