@@ -15,6 +15,7 @@ from braidlm.kernels.ops.dropout import DropoutUse
 from braidlm.kernels.ops.tuned_products import _products
 from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.side_stream import SideStream
+from braidlm.model import stages
 from braidlm.model.freezing import freeze
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -116,6 +117,14 @@ ROUTED: dict[str, dict[str, Any]] = {
         "stages": [
             {"project": {"to": 16, "experts": {"names": 5, "router": {"compute": "sparse"}}}},
             {"parallel": {"layers": 2, "paths": 5, "join": {"kind": "routed", "compute": "sparse"}}},
+        ],
+    },
+    "paths, then as many experts": {
+        "positions": "learned",
+        "block": BLOCK,
+        "stages": [
+            {"parallel": {"paths": 3, "join": {"kind": "routed", "compute": "sparse"}}},
+            {"block": {"feed": {"experts": {"names": 3, "router": {"compute": "sparse"}}}}},
         ],
     },
     "experts in every other layer": {
@@ -310,14 +319,26 @@ def test_experts_that_are_left_out(name: str, device: str, monkeypatch: pytest.M
     monkeypatch.setattr(torch, "rand_like", lambda x: (torch.arange(x.numel(), device=x.device) * 0.37 % 1).view_as(x))
     actual = assert_dropout_equals_the_plain_one(tiny_model(**ROUTED[name], dropout={"experts": 0.4}), device)
     shares = [value for what, value in actual.items() if what.endswith(" weights")]
+    assert shares
     assert all(((share > 0).sum(-1) == 1).any() for share in shares), "of every two experts, one stayed somewhere"
 
 
-@pytest.mark.parametrize("name", [*BESIDE, "shared banks"])
+@pytest.mark.parametrize("name", [*BESIDE, "sublayers", "shared banks"])
 def test_dropout_of_what_experts_give(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a known factor: sorted rows are padded, so that they are others than those of the plain forward."""
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, probability: (1 - probability) * x)
     assert_dropout_equals_the_plain_one(tiny_model(**ROUTED[name], dropout={"expert_outputs": 0.4}), device)
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "moep", "gated", "llama", "papaformer"])
+def test_dropout_of_activations(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a known factor: a threshold of 1 drops next to nothing, and what is kept is scaled."""
+    monkeypatch.setattr(DropoutUse, "threshold", property(lambda use: 1 if use.probability else 0))
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, probability: x / (1 - probability))
+    architecture = (DENSE | ROUTED)[name]
+    actual = assert_dropout_equals_the_plain_one(tiny_model(**architecture, dropout={"feed": 0.4}), device)
+    undropped = assert_dropout_equals_the_plain_one(tiny_model(**architecture), device)
+    assert not torch.allclose(actual["stream"], undropped["stream"], rtol=1e-2)
 
 
 def test_gradients_of_a_mixture_of_depths_in_several_stacks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,9 +402,18 @@ def test_logits_equal_the_plain_ones(name: str, device: str) -> None:
     ],
     ids=["gpt2", "moep's projection and parallel layers", "depths", "experts beside a shared part"],
 )
-def test_a_layer_that_is_computed_again_drops_the_same(architecture: dict[str, Any], device: str) -> None:
-    """With activation checkpointing."""
-    model = tiny_model(**architecture, dropout=0.3).to(device).train()
+@pytest.mark.parametrize("dropout", [0.3, {"feed": 0.3, "experts": 0.3, "expert_outputs": 0.3}], ids=["", "of parts"])
+def test_a_layer_that_is_computed_again_drops_the_same(
+    architecture: dict[str, Any], dropout: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With activation checkpointing, which keeps the random state of the devices of the tensors that it is given."""
+
+    def checkpoint(layer: Any, hidden: Any, *arguments: Any, **options: Any) -> Any:
+        assert isinstance(hidden, Tensor)
+        return torch.utils.checkpoint.checkpoint(layer, hidden, *arguments, **options)
+
+    monkeypatch.setattr(stages, "checkpoint", checkpoint)
+    model = tiny_model(**architecture, dropout=dropout).to(device).train()
     ids, both = random_ids(1, 7).to(device), []
     for again in (False, True):
         (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()

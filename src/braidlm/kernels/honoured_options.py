@@ -253,11 +253,7 @@ lowers(
 )
 lowers(MixtureOfDepths, BLOCK, _rejects_depths)
 lowers(TopKRouter, ROUTER, _rejects_router)
-lowers(
-    RoutedFeed,
-    EXPERTS | {"experts.shared", "hidden", "activation", "bias"},
-    _rejects_routed_feed,
-)
+lowers(RoutedFeed, EXPERTS | {"experts.shared", "hidden", "activation", "bias"}, _rejects_routed_feed)
 lowers(RoutedAttention, EXPERTS | ATTENTION, _rejects_routed_attention)
 lowers(
     MixtureOfHeads,
@@ -267,9 +263,5 @@ lowers(
 lowers(ExpertProjection, {"names", "kind", "hidden"} | {f"router.{option}" for option in ROUTER})
 lowers(ProjectStage, EXPERTS | {"to", "bias", "experts.kind", "experts.hidden"}, _rejects_projection)
 lowers(Routed, ROUTER, lambda join, body: _rejects_router(join.router, body))
-lowers(
-    ParallelLayer,
-    {"paths", "layers", "join", "to", "share", "stacked"},
-    _rejects_parallel,
-)
+lowers(ParallelLayer, {"paths", "layers", "join", "to", "share", "stacked"}, _rejects_parallel)
 lowers(LinearHead)

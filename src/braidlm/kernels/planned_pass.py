@@ -181,6 +181,8 @@ class LoweredModel:
                         context.synchronize()  # the first block's own casts are ready: those of the others may wait
                         waits = False  # for later work on the side stream its readers wait
                     run = stage.run if stage is not layer or isinstance(layer, ProjectStage) else _run
+                    if getattr(stage, "gradient_checkpointing", False):
+                        stream = _combined(stream)  # a tensor, whose device's random state is kept for the second pass
                     stream, pending, chosen = run(self._layer, stream, pending, layer, context)
                     routings += chosen
                 context.synchronize()
@@ -257,9 +259,9 @@ class LoweredModel:
         return rotations
 
     def _seeds(self, device: torch.device) -> dict[nn.Module, Tensor]:
-        """For dropout inside kernels; that of whole experts draws its own numbers."""
-        drops = [module for module in self.body.modules() if isinstance(module, Dropout) and module.kind != "experts"]
-        if not any(drop.probability for drop in drops):
+        """For dropout inside kernels; that of experts and of what they give draws numbers of its own."""
+        drops = [module for module in self.body.modules() if isinstance(module, Dropout)]
+        if not any(drop.probability for drop in drops if drop.kind not in ("experts", "expert_outputs")):
             return {}
         parts = [module for module in self.body.modules() if isinstance(module, (Block, SoftmaxAttention, *FEEDS))]
         seeds = torch.randint(2**31, (len(parts), USES_OF_DROPOUT, 1), device=device)

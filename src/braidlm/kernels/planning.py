@@ -239,8 +239,10 @@ def column_sums(layers: Layers) -> dict[nn.Module, ColumnSums]:
         router = _router_of(part)
         if _is(part, MixtureOfDepths):
             routers.setdefault((MixtureOfDepths, part.score.weight.shape), []).append(part.score)
-        elif router is not None:  # those of projections read no norm, and sum less
-            routers.setdefault((_is(part, ProjectStage), router.scores.weight.shape), []).append(router)
+        elif router is not None:  # beside a projection's router there is no norm to sum for, and a path's is folded in
+            summed = type(part) if _is(part, ProjectStage, ParallelLayer) else None
+            kind = (summed, routes_with_norm(router), router.scores.weight.shape)
+            routers.setdefault(kind, []).append(router)
     for bank in _attention_banks(layers):
         routers.setdefault((bank.heads, bank.qkv.weight.shape), []).append(bank.qkv)
     return sums | _shared_sums(routers)

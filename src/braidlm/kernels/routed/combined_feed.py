@@ -70,9 +70,8 @@ class CombinedFeed(Function):
     """tokens [N, in] through the feed-forward parts of their experts, combined -> [N, out], added to `base`.
 
     Matrices and biases as in `GroupedFeed`, and dropout of the activation; weights [N, K] of each token's choices. With
-    `deferred`, which the router
-    has that passed the tokens on, the gradients of tokens and weights are left there. With `uncombined` the sum is not
-    computed: what is returned stands for it.
+    `deferred`, which the router has that passed the tokens on, the gradients of tokens and weights are left there. With
+    `uncombined` the sum is not computed: what is returned stands for it.
     """
 
     @staticmethod

@@ -268,9 +268,8 @@ def _block(width: int, choices: int) -> dict[str, int]:
     if choices > MAX_FEW:
         return {"ROWS": ROWS, "COLUMNS": COLUMNS, "CHOICES": max(MIN_CHOICES, padded), "num_warps": WARPS}
     columns = triton.next_power_of_2(width)
-    # In the backward pass a program holds a sum for every choice in registers: with more choices it has fewer rows.
-    elements = max(ELEMENTS, min(ELEMENTS * WARPS, 4 * ELEMENTS * WARPS // padded))
-    return {"ROWS": max(1, elements // columns), "COLUMNS": columns, "CHOICES": padded, "num_warps": WARPS}
+    rows = max(1, ELEMENTS * WARPS // columns)
+    return {"ROWS": rows, "COLUMNS": columns, "CHOICES": padded, "num_warps": WARPS}
 
 
 def plain_route(
