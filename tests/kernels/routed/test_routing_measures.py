@@ -29,7 +29,7 @@ def routings(choices: int, top_k: int, device: str, **losses: float) -> tuple[li
     return [Routing(str(i), names, p, c, w, losses, s) for i, (p, c, w, s) in enumerate(parts)], scores
 
 
-@pytest.mark.parametrize(("choices", "top_k"), [(3, 1), (4, 2), (9, 9)])
+@pytest.mark.parametrize(("choices", "top_k"), [(3, 1), (4, 2), (9, 9), (40, 4)])
 @pytest.mark.parametrize("measure", OF_MEANS, ids=lambda measure: measure.__name__)
 def test_measures_of_means_equal_plain_measures(measure, choices: int, top_k: int, device: str) -> None:  # type: ignore[no-untyped-def]
     alike, scores = routings(choices, top_k, device)

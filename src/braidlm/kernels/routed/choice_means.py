@@ -17,8 +17,11 @@ from torch.autograd.function import once_differentiable
 from braidlm.model.routing.losses import Measure, evaluate_together, load, switch, usage
 from braidlm.model.routing.routing import Routing
 
-TOKENS, PROGRAMS, WARPS = 256, 16, 4
-"""Tokens of a program's block, programs for each router, and their warps."""
+ELEMENTS, MAX_TOKENS, PROGRAMS, WARPS = 1024, 256, 64, 4
+"""Tokens times choices of a program's block, the maximum of its tokens, programs for each router, and their warps.
+
+A program holds four sums of its block's size in registers: with 8192 elements it would hold them in memory.
+"""
 MEANS = 4
 
 
@@ -84,7 +87,7 @@ class ChoiceMeans(torch.autograd.Function):
         sums = torch.empty(routers, PROGRAMS, MEANS, choices, dtype=torch.float32, device=real_BT.device)
         _sum_choices[(routers, PROGRAMS)](
             probabilities, chosen, weights, real_BT.contiguous().view(torch.uint8), sums, tokens, choices,
-            chosen.shape[-1], MEANS, TOKENS, triton.next_power_of_2(choices), num_warps=WARPS,
+            chosen.shape[-1], MEANS, block_tokens(choices), triton.next_power_of_2(choices), num_warps=WARPS,
         )  # fmt: skip
         count = real_BT.sum().clamp_min(1)
         ctx.save_for_backward(real_BT, count)
@@ -97,6 +100,11 @@ class ChoiceMeans(torch.autograd.Function):
         real_BT, count = ctx.saved_tensors
         probability_gradient = (gradient[:, 0] / count)[:, None, None, :] * real_BT[..., None]
         return None, None, *probability_gradient.unbind(), *[None] * (2 * ctx.routers)
+
+
+def block_tokens(choices: int) -> int:
+    """Tokens of a program's block."""
+    return max(1, min(MAX_TOKENS, ELEMENTS // triton.next_power_of_2(choices)))
 
 
 def choice_means(alike: list[Routing], real_BT: Tensor) -> Means:
