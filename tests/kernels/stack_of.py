@@ -1,6 +1,7 @@
 """Compile kernels for an H200, for which none has to be there, and print the stack of their threads in bytes, as JSON.
 
-A program whose values do not fit into its registers keeps them there, in memory, and is many times slower. Run as a program of its own, where Triton does not interpret.
+A program whose values do not fit into its registers keeps them there, in memory, and is many times slower. To be
+run as a program of its own, where Triton does not interpret.
 """
 
 import json
