@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from braidlm.cli.settings import add_settings, add_without, given_settings, settings_from
+from braidlm.cli.settings import add_settings, add_switches, given_settings, settings_from
 from braidlm.evals.evaluated_model import Settings
 
 
@@ -91,7 +91,8 @@ def test_options_with_a_prefix_and_a_field_without_a_default() -> None:
 
 def test_modules_with_spaces_or_commas_between() -> None:
     parser = argparse.ArgumentParser()
-    add_without(parser.add_argument)
+    add_switches(parser.add_argument)
     assert parser.parse_args([]).without is None
     args = parser.parse_args(["--without", "a,b", "c", "--without", "*.feed:d*"])
     assert args.without == ["a", "b", "c", "*.feed:d*"]
+    assert parser.parse_args(["--paths", "a,b", "c"]).paths == ["a", "b", "c"]

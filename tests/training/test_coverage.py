@@ -13,13 +13,14 @@ from braidlm.training.train import train
 
 def test_only_a_budget_that_is_more_than_the_data_is_reported(stories: Path) -> None:
     stream = TokenStream(PackedData(stories))
-    assert repetition(Amount(stream.words, "words"), [stream]) is None
-    assert repetition(Amount(len(stream), "tokens"), [stream]) is None
-    assert repetition(Amount(10**9, "steps"), [stream]) is None
-    text = repetition(Amount(5 * stream.words, "words"), [stream, stream])
+    assert repetition(Amount(stream.words, "words"), [stream], 100) is None
+    assert repetition(Amount(len(stream), "tokens"), [stream], 100) is None
+    assert repetition(Amount(len(stream) // 100, "steps"), [stream], 100) is None
+    assert "data is shown 3.0 times" in (repetition(Amount(3, "steps"), [stream], len(stream)) or "")
+    text = repetition(Amount(5 * stream.words, "words"), [stream, stream], 100)
     assert text is not None
     assert "epochs repeat, and the data is shown 2.5 times on average" in text
-    assert repetition(Amount(3 * len(stream), "tokens"), [stream, stream]) is not None
+    assert repetition(Amount(3 * len(stream), "tokens"), [stream, stream], 100) is not None
 
 
 def test_a_corpus_smaller_than_an_epoch_is_reported_and_trained_all_the_same(

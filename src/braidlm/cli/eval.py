@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
 from braidlm.cli.pruning import APART, add_pruning, pruning_options, show_curves
-from braidlm.cli.settings import add_settings, add_without, settings_from
+from braidlm.cli.settings import add_settings, add_switches, settings_from
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.names import find_sources
@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness", metavar="NAMES", help="tasks of lm-evaluation-harness, with commas between")
     add("--harness-tasks", metavar="DIR", help="task files (YAML) for it, which may read local data")
     add("--harness-shots", type=number(CountOrZero), metavar="N", help="examples that it shows before a question")
-    add("--paths", nargs="+", metavar="PATH", help="use only these paths of the models")
-    add_without(add)
+    add_switches(add)
     add("--all-checkpoints", action="store_true", help="every checkpoint of the runs, and learning dynamics")
     add(
         "--exits",

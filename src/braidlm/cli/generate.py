@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_without, options_of
+from braidlm.cli.settings import add_switches, options_of
 from braidlm.core.console import say, show, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature
@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pause tokens after the prompt (default 0)",
     )
-    parser.add_argument("--paths", nargs="+", metavar="NAME", help="use only these paths of the model")
-    add_without(parser.add_argument)
+    add_switches(parser.add_argument)
     early = parser.add_argument_group("early exit", "tokens that leave the model before its last layer")
     early.add_argument("--exit-layer", type=number(Layers), metavar="N", help="leave after this layer, counted from 1")
     early.add_argument(

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_without, options_of
+from braidlm.cli.settings import add_switches, options_of
 from braidlm.core.console import show, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability
@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at most this many tokens of each data set (20000)",
     )
     add("--domains", nargs="+", action="extend", metavar="DOMAIN=PATH", help="the path that should know a domain")
-    add("--paths", nargs="+", metavar="PATH", help="use only these paths")
-    add_without(add)
+    add_switches(add)
     add("--out", metavar="DIR", help="write tables (CSV), pictures (PNG) and routes.html")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
 

@@ -73,8 +73,9 @@ def common_options(**defaults: Any) -> argparse.ArgumentParser:
     return common
 
 
-def add_without(add: Callable[..., Any]) -> None:
-    """The option of verbs that run a model: which modules are switched off."""
+def add_switches(add: Callable[..., Any]) -> None:
+    """The options of verbs that run a model: which of its paths are used, and which modules are switched off."""
+    add("--paths", nargs="+", action=_Listed, metavar="PATH", help="use only these paths of the model")
     help_text = "switch off these modules: expert_3, 'german*', 'stages.0.layers.3.feed:expert_2'"
     add("--without", nargs="+", action=_Listed, metavar="MODULE", help=help_text)
 

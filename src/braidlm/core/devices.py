@@ -19,7 +19,8 @@ def choose_device(name: str) -> str:
         why = (
             "" if reason.startswith("Expected one of") else f" ({reason})"
         )  # torch's list of every device there could be
-        raise BraidError(f"there is no device '{name}' here{why}", todo="Use auto, cpu or cuda.") from None
+        todo = "Use auto, cpu or cuda." if torch.cuda.is_available() else "Use auto or cpu."
+        raise BraidError(f"there is no device '{name}' here{why}", todo=todo) from None
     return name
 
 

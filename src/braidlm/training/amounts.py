@@ -66,16 +66,18 @@ def short(count: int) -> str:
     return str(count)
 
 
-def repetition(budget: Amount, streams: Sequence[TokenStream]) -> str | None:
-    """A message if a budget is more than the data has, so that epochs repeat; None if not, or if it is in steps."""
+def repetition(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> str | None:
+    """A message if a budget is more than the data has, so that epochs repeat; None if not."""
+    share, available = _share_of_epoch(budget, streams, tokens_per_step)
+    if share <= 1:
+        return None
+    unit = "words" if budget.unit == "words" else "tokens"
+    amount = f"{short_count(budget.count)} {budget.unit}"
     if budget.unit == "steps":
-        return None
-    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
-    if budget.count <= available:
-        return None
+        amount += f", {short_count(budget.count * tokens_per_step)} tokens,"
     return (
-        f"The budget is {short_count(budget.count)} {budget.unit} and the data has {short_count(available)}: epochs "
-        f"repeat, and the data is shown {budget.count / available:.1f} times on average."
+        f"The budget is {amount} and the data has {short_count(available)} {unit}: epochs repeat, and the data is "
+        f"shown {share:.1f} times on average."
     )
 
 
@@ -83,14 +85,19 @@ def never_read(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: 
     """A message if a budget ends before documents that are read part by part are read to the last; None if not."""
     if all(stream.part_after(0) == 0 for stream in streams):
         return None
-    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
-    share = budget.count * (tokens_per_step if budget.unit == "steps" else 1) / available
+    share, _ = _share_of_epoch(budget, streams, tokens_per_step)
     if share >= 1:
         return None
     return (
         f"the budget of {budget} is {share:.0%} of an epoch, which reads documents in their order: the last ones are "
         "never read. With `data.order.pacing` linear or root all of them are in the pool in the end"
     )
+
+
+def _share_of_epoch(budget: Amount, streams: Sequence[TokenStream], tokens_per_step: int) -> tuple[float, int]:
+    """The budget as a share of the data, and what the data has: words, or else tokens."""
+    available = sum(stream.words if budget.unit == "words" else len(stream) for stream in streams)
+    return budget.count * (tokens_per_step if budget.unit == "steps" else 1) / available, available
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class CheckpointConfig:
     every: Pace = field(default_factory=lambda: Pace.from_shorthand("500 steps"))
     """`500 steps`, or `1M words to 10M, then 10M`; each mark is met exactly. The end is always saved."""
     keep: Count | None = 3
-    """How many model folders to keep (the newest, and at least two in case one is damaged); null keeps all."""
+    """How many model folders to keep: the newest, at least two in case one is damaged, and beside them the best, if it
+    is older and was validated when it was saved; null keeps all."""
 
 
 @dataclass

@@ -134,9 +134,10 @@ class Trainer:
         for stream in self.loader.streams:
             if remark := self.loader.chunking.warning(stream, self.loader.length):
                 console.warn(remark)
-        if repeated := repetition(self.budget, self.loader.streams):
+        tokens_per_step = self.loader.global_rows * self.loader.length
+        if repeated := repetition(self.budget, self.loader.streams, tokens_per_step):
             console.say(repeated)
-        if unread := never_read(self.budget, self.loader.streams, self.loader.global_rows * self.loader.length):
+        if unread := never_read(self.budget, self.loader.streams, tokens_per_step):
             console.warn(unread)
 
     @property

@@ -78,7 +78,10 @@ def test_one_of_several_is_chosen_by_name_and_validated_on_all_of_dev(tmp_path: 
     ("options", "text"),
     [
         ({}, "give either `path` (a packed folder), `source` (text to prepare) or `folder`"),
-        ({"folder": "a", "source": "b"}, "; `source` and `folder` are given, and `folder=null` takes one out"),
+        (
+            {"folder": "a", "source": "b"},
+            "; `source` and `folder` are given, and `source=null` or `folder=null` takes one out",
+        ),
         ({"folder": "a", "validation": "b"}, "`folder` brings its own text to validate on"),
     ],
 )

@@ -57,12 +57,19 @@ def test_markdown_says_what_was_measured_and_with_what() -> None:
     found.tasks["known"]["settings"] = {"seeds": 3, "rate": None}
     text = markdown(found)
     line = (
-        "What | it is. Score: accuracy, % with seeds 3; 1,200 items; version 3; licence: MIT; SHA-256 of the data kkk"
+        "What | it is. Score: accuracy, % with seeds 3; 1,200 items in all; version 3; licence: MIT; "
+        "SHA-256 of the data kkk"
     )
     assert f"- `known`: {line}" in text
     assert "- `a`: aaaaaaaaaaaa, active paths: stories" in text
     assert "Computed in float32, with braidlm 9.9, torch 2." in text
     assert "baseline: what guessing gives" in text
+
+
+def test_a_table_counts_the_items_that_were_scored() -> None:
+    found = evaluation({"a": (60.0, 1.5)})
+    found.models[0].tasks["known"] = replace(found.models[0].tasks["known"], count=15)
+    assert [row[1] for row in rows(found)] == ["15", "1,200"]
 
 
 def test_items_that_are_too_long_are_told() -> None:
@@ -149,7 +156,7 @@ def test_scores_of_whole_runs_are_shown() -> None:
         model.tasks["aoa"] = TaskResult("aoa", "surprisal", 5.0, 3, None)
     found.over_runs = {"run": {"aoa": TaskResult("aoa", "Pearson", 33.0, 3, 4.0)}}
     assert "| run | aoa |\n| --- | --- |\n| run | 33.00 ± 4.00 |" in markdown(found)
-    assert columns(found) == ["model", "words", "known (1,200)", "other (1,200)", "aoa (1,200)"]
+    assert columns(found) == ["model", "words", "known (1,200)", "other (1,200)", "aoa (3)"]
     last = list(csv.DictReader(io.StringIO(long_csv(found))))[-1]
     assert (last["model"], last["run"], last["score"]) == ("", "run", "33")
 

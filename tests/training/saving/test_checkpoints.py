@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ import yaml
 from tiny_runs import records, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
+from braidlm.core.files import write_json
+from braidlm.core.models import names
 from braidlm.core.models.folders import load_model
+from braidlm.core.models.runs import read_metrics
 from braidlm.core.reading import read_json
 from braidlm.training import loop
 from braidlm.training.saving import checkpoints
-from braidlm.training.saving.checkpoints import Checkpoints
+from braidlm.training.saving.checkpoints import Checkpoints, manifest_of
 from braidlm.training.step.parallel import Rank
 from braidlm.training.train import train
 
@@ -119,6 +123,44 @@ def test_only_the_newest_are_kept(keep: int | None, models: list[int], stories: 
     train(tiny_recipe({"stories": stories}, tmp_path / "run", training={"budget": 9}, checkpoints=changes))
     assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == [f"step-{n:06d}" for n in models]
     assert sorted(p.name for p in (tmp_path / "run/states").iterdir()) == ["step-000008", "step-000009"]
+
+
+def test_the_best_is_kept_beside_the_newest(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def worse_and_worse(run: Path, kind: str) -> list[dict[str, Any]]:
+        return [record | {"bits_per_byte": float(record["step"])} for record in read_metrics(run, kind)]
+
+    monkeypatch.setattr(names, "read_metrics", worse_and_worse)
+    run, every = tmp_path / "run", {"every": "2 steps"}
+    train(
+        tiny_recipe(
+            {"stories": stories}, run, training={"budget": 9}, checkpoints={**every, "keep": 2}, validation=every
+        )
+    )
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000008", "step-000009"]
+    assert names.best_checkpoint(run).name == "step-000002"
+
+
+def test_a_run_whose_states_were_removed_is_not_trained_again(copy: Path, finished: Path) -> None:
+    shutil.rmtree(copy / "states")
+    with pytest.raises(BraidError, match="no saved state to go on from") as caught:
+        train(yaml.safe_load((copy / "recipe.yaml").read_text()))
+    assert f"start_from={copy / MODEL} name=NAME" in str(caught.value)
+    assert weight_bytes(copy / MODEL) == weight_bytes(finished / MODEL)
+
+
+def test_a_run_on_other_data_is_not_told_to_remove_its_states(copy: Path) -> None:
+    recipe = yaml.safe_load((copy / "recipe.yaml").read_text())
+    recipe["training"]["budget"] = "20 steps"
+    state = copy / "states/step-000012"
+    position = json.loads((state / "position.json").read_text())
+    position["loader"]["facts"] = {**position["loader"]["facts"], "length": 7}
+    write_json(state / "position.json", position)
+    (state / "manifest.json").unlink()
+    write_json(state / "manifest.json", manifest_of(state, copy / MODEL))
+    with pytest.raises(BraidError, match="belongs to other data") as caught:
+        train(recipe)
+    assert "Resume with the data and the settings of the run that was saved" in str(caught.value)
+    assert "Remove this folder" not in str(caught.value)
 
 
 def test_a_checkpoint_is_a_model_folder_that_says_where_it_came_from(finished: Path) -> None:

@@ -87,7 +87,8 @@ class DataSetConfig:
     def __post_init__(self) -> None:
         given = [name for name in ("path", "source", "folder") if getattr(self, name) is not None]
         if len(given) != 1:
-            both = f"; `{'` and `'.join(given)}` are given, and `{given[-1]}=null` takes one out" if given else ""
+            out = "` or `".join(f"{name}=null" for name in given)
+            both = f"; `{'` and `'.join(given)}` are given, and `{out}` takes one out" if given else ""
             raise BraidError(
                 "give either `path` (a packed folder), `source` (text to prepare) or `folder` (a corpus with splits)"
                 f"{both}"

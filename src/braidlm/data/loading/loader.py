@@ -157,7 +157,7 @@ class Loader:
         if problems:
             raise BraidError(
                 with_changes("the saved position belongs to other data", problems),
-                todo="Resume with the data and the settings of the run that was saved, or begin a new run.",
+                todo="Resume with the data and the settings of the run that was saved, or begin another: name=NAME.",
             )
         positions = [saved_stream_position(*state["places"][name]) for name in self.names]
         self._position = LoaderPosition(positions, [float(state["credits"][name]) for name in self.names])

@@ -133,8 +133,8 @@ class Decoder:
         return BraidError(
             f"byte {position} ({byte:#04x}) is not {self.options.encoding.upper()} text{unpacked}",
             self.shard.source,
-            "If the file has another encoding name it (`--encoding latin-1`, `--encoding utf-16`); "
-            "`--errors replace` puts � in place of what cannot be read.",
+            "If the file has another encoding, name it: `--encoding latin-1` for `braid prepare`, `encoding: latin-1` "
+            "for a set in a recipe. `--errors replace`, or `errors: replace`, puts � in place of what cannot be read.",
         )
 
 

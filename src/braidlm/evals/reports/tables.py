@@ -45,7 +45,7 @@ def columns(evaluation: Evaluation) -> list[str]:
     """The heading of the table of models and tasks."""
     if not evaluation.runs:
         return ["task", "items", "baseline", *(model.name for model in evaluation.models)]
-    tasks = (f"{name} ({facts['count']:,})" for name, facts in evaluation.tasks.items())
+    tasks = (f"{name} ({_scored(evaluation, name):,})" for name in evaluation.tasks)
     return ["model", *_amounts(evaluation), *tasks, *(average.label for average in averages(evaluation))]
 
 
@@ -108,7 +108,7 @@ def explanations(evaluation: Evaluation) -> list[str]:
 def too_long_lines(evaluation: Evaluation) -> list[str]:
     """For each task with items longer than the context: how many were truncated or scored in windows."""
     lines = []
-    for task, facts in evaluation.tasks.items():
+    for task in evaluation.tasks:
         by_counts: dict[tuple[int, int], list[str]] = {}
         for model in evaluation.models:
             notes = model.tasks[task].notes
@@ -119,7 +119,8 @@ def too_long_lines(evaluation: Evaluation) -> list[str]:
             treated = ", ".join(text for text, count in zip(treatments, (shortened, in_windows), strict=True) if count)
             if treated:
                 which = "" if len(by_counts) == 1 else f" ({', '.join(models)})"
-                lines.append(f"{task}: of {facts['count']:,} items some are longer than the context: {treated}{which}")
+                items = _scored(evaluation, task)
+                lines.append(f"{task}: of {items:,} items some are longer than the context: {treated}{which}")
     return lines
 
 
@@ -128,8 +129,8 @@ def task_line(facts: dict[str, Any]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in facts.get("settings", {}).items() if value is not None)
     with_settings = f" with {settings}" if settings else ""
     return (
-        f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items; version "
-        f"{facts['version']}; licence: {facts['licence']}; SHA-256 of the data {facts['sha256'][:SHORT]}."
+        f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in all; "
+        f"version {facts['version']}; licence: {facts['licence']}; SHA-256 of the data {facts['sha256'][:SHORT]}."
     )
 
 
@@ -190,12 +191,17 @@ def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]
 
 
 def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
-    for (task, facts), chance in zip(evaluation.tasks.items(), _chances(evaluation), strict=True):
+    for task, chance in zip(evaluation.tasks, _chances(evaluation), strict=True):
         scores = (score_cell(evaluation, model, task) for model in evaluation.models)
-        yield [task, f"{facts['count']:,}", chance or "-", *scores]
+        yield [task, f"{_scored(evaluation, task):,}", chance or "-", *scores]
         yield from _part_rows([model.tasks[task] for model in evaluation.models])
     for average in averages(evaluation):
         yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
+
+
+def _scored(evaluation: Evaluation, task: str) -> int:
+    """How many items the scores are of: settings may leave some out."""
+    return max((model.tasks[task].count for model in evaluation.models), default=evaluation.tasks[task]["count"])
 
 
 def _part_rows(results: Sequence[TaskResult]) -> Iterator[list[str]]:

@@ -47,7 +47,9 @@ def switch_off_modules(model: nn.Module, names: Iterable[str]) -> None:
         known = {choice for router in inside for choice in router.choices}
         chosen = {choice for choice in known if fnmatchcase(choice, pattern)}
         if not routers:
-            raise BraidError("this model has no modules (experts)")
+            paths = path_names(model)
+            todo = f"Its paths are {', '.join(paths)}: `--paths` names those to use." if paths else None
+            raise BraidError("this model has no modules (experts)", todo=todo)
         if not inside:
             raise BraidError(f"the model has no part '{part}' with modules.{did_you_mean(part, parts)}", name)
         if not chosen:

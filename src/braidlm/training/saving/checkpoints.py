@@ -17,6 +17,7 @@ from typing import Any
 from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.files import explained_disk_errors, make_final, sha256_of, write_json
+from braidlm.core.models.names import best_checkpoint
 from braidlm.core.models.runs import MODEL_CONFIGS, checkpoint_steps, is_interruption
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
@@ -65,8 +66,8 @@ class Checkpoints:
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
+                make_final(state_part, self.states / name)  # first, so that a model without a state is nobody's crash
                 make_final(model_part, self.models / name)
-                make_final(state_part, self.states / name)
                 self._remove_interruptions(but=name)
                 self._prune()
             wait_for_all(self.rank)
@@ -81,6 +82,17 @@ class Checkpoints:
             if self.rank.is_main:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
         return None
+
+    def check_states(self) -> None:
+        """Refuse to begin anew over checkpoints whose states somebody removed."""
+        models = sorted(model.name for model in self.models.glob("[!.]*"))
+        if models and not any(self.states.glob("[!.]*")):
+            raise BraidError(
+                f"this run has checkpoints ({models[-1]} is the last), and no saved state to go on from",
+                str(self.states),
+                f"Train on under another name with start_from={self.models / models[-1]} name=NAME; --fresh removes "
+                "the run that is there and begins anew.",
+            )
 
     def restore(self, name: str, state: StepState) -> dict[str, Any]:
         """Restore weights and all that the next step depends on; returns the saved position."""
@@ -128,14 +140,23 @@ class Checkpoints:
                 shutil.rmtree(model, ignore_errors=True)
 
     def _prune(self) -> None:
+        """Remove all but the newest; of models also the best is kept."""
         names = self._in_order()
         for name in names[:-STATES_KEPT]:
             shutil.rmtree(self.states / name, ignore_errors=True)
         if self.keep is not None:
             needed = set(names[-STATES_KEPT:])
             others = sorted((p for p in self.models.iterdir() if p.name not in needed), key=_steps)
+            best = self._best()
             for old in others[: max(len(others) + len(needed) - self.keep, 0)]:
-                shutil.rmtree(old, ignore_errors=True)
+                if old != best:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def _best(self) -> Path | None:
+        try:
+            return best_checkpoint(self.models.parent)
+        except BraidError:  # none was validated
+            return None
 
     def _in_order(self) -> list[str]:
         """Names of saved states, oldest first, by the time recorded inside them (file times do not survive a copy)."""

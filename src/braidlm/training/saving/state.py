@@ -99,11 +99,13 @@ def explained_state_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, LookupError, OSError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        problem = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        problem, todo = f"there is no {error}" if isinstance(error, KeyError) else str(error), None
+        if isinstance(error, BraidError):  # one that knows better what to do
+            problem, todo = error.what, error.todo
         raise BraidError(
             f"this saved state cannot be used: {problem}",
             str(folder),
-            "Remove this folder to go on from the checkpoint before it, or start anew with --fresh.",
+            todo or "Remove this folder to go on from the checkpoint before it, or start anew with --fresh.",
         ) from error
 
 
