@@ -334,7 +334,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     folder = tmp_path / "here" / "run"
     owner, name = FULL[moment]
     whole = getattr(owner, name)
-    saved = folder / "states" / "step-000004"
+    saved = folder / "checkpoints" / "step-000004"
 
     def full_after_the_first(*args: Any, **kwargs: Any) -> Any:
         return failing() if saved.is_dir() else whole(*args, **kwargs)
