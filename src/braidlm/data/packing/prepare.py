@@ -240,7 +240,7 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         eos = tokenizer.special.eos
         warn(
             f"{count(marked)} documents contain the text '{eos}', which was packed as plain text. "
-            f"If it parts documents, prepare it with --separator '{eos}', or give its set in a recipe that separator"
+            f"If it parts documents, pack them with --separator '{eos}', or with `separator` of their set in a recipe"
         )
     if cuts := sum(shard.unsafe_cuts for shard in shards):
         warn(

@@ -66,7 +66,7 @@ class Checkpoints:
                 facts = {"saved": time.time_ns(), "processes": self.rank.world_size, **position}
                 write_json(state_part / POSITION, facts)
                 write_json(state_part / MANIFEST, manifest_of(state_part, model_part))
-                make_final(state_part, self.states / name)  # first, so that a model without a state is nobody's crash
+                make_final(state_part, self.states / name)  # first: a crash leaves no model without its state
                 make_final(model_part, self.models / name)
                 self._remove_interruptions(but=name)
                 self._prune()
@@ -85,13 +85,13 @@ class Checkpoints:
 
     def check_states(self) -> None:
         """Refuse to begin anew over checkpoints whose states somebody removed."""
-        models = sorted(model.name for model in self.models.glob("[!.]*"))
-        if models and not any(self.states.glob("[!.]*")):
+        last = max(self.models.glob("[!.]*"), key=_steps, default=None)
+        if last is not None and not any(self.states.glob("[!.]*")):
             raise BraidError(
-                f"this run has checkpoints ({models[-1]} is the last), and no saved state to go on from",
+                f"this run has checkpoints ({last.name} is the last), and no saved state to go on from",
                 str(self.states),
-                f"Train on under another name with start_from={self.models / models[-1]} name=NAME; --fresh removes "
-                "the run that is there and begins anew.",
+                f"Begin another run at its weights with start_from={last} name=NAME; --fresh removes the run that is "
+                "there and begins anew.",
             )
 
     def restore(self, name: str, state: StepState) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Checkpoints:
     def _best(self) -> Path | None:
         try:
             return best_checkpoint(self.models.parent)
-        except BraidError:  # none was validated
+        except BraidError:  # none was validated, or one cannot say its steps
             return None
 
     def _in_order(self) -> list[str]:

@@ -98,15 +98,15 @@ def explained_state_errors(folder: Path) -> Iterator[None]:
     """Refuse a state with correct hashes and wrong content: somebody changed it, or it is of another run."""
     try:
         yield
+    except BraidError as error:  # it may know better what to do
+        raise _unusable(folder, error.what, error.todo) from error
     except (SafetensorError, LookupError, OSError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        problem, todo = f"there is no {error}" if isinstance(error, KeyError) else str(error), None
-        if isinstance(error, BraidError):  # one that knows better what to do
-            problem, todo = error.what, error.todo
-        raise BraidError(
-            f"this saved state cannot be used: {problem}",
-            str(folder),
-            todo or "Remove this folder to go on from the checkpoint before it, or start anew with --fresh.",
-        ) from error
+        raise _unusable(folder, f"there is no {error}" if isinstance(error, KeyError) else str(error)) from error
+
+
+def _unusable(folder: Path, problem: str, todo: str | None = None) -> BraidError:
+    remove = "Remove this folder to go on from the checkpoint before it, or start anew with --fresh."
+    return BraidError(f"this saved state cannot be used: {problem}", str(folder), todo or remove)
 
 
 def _load(folder: Path, rank: Rank) -> dict[str, Tensor]:
