@@ -12,8 +12,8 @@ triton = pytest.importorskip("triton")
 if not (Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump").exists():
     pytest.skip("this Triton does not compile for NVIDIA's GPUs", allow_module_level=True)
 
-A_FEW_VALUES = 64
-"""Bytes of stack that cost nothing to speak of."""
+A_FEW_VALUES = 96
+"""Bytes of stack that cost nothing to speak of: some versions of Triton need as many for 64 choices, others none."""
 
 
 def test_kernels_of_many_experts_need_no_memory_for_their_values() -> None:

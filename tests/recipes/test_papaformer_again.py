@@ -1,4 +1,4 @@
-"""PaPaformer's question under the settings of best/strict-small: both sides alike, and a run at toy size."""
+"""PaPaformer's question under the settings of best/average: both sides alike, and a run at toy size."""
 
 import csv
 from pathlib import Path
@@ -64,12 +64,12 @@ def test_equal_tokens(recipe: str) -> None:
 
 
 @RECIPES
-def test_the_settings_are_those_of_strict_small(recipe: str) -> None:
-    ours, best = (encode(load_study(name)) for name in (recipe, "best/strict-small"))
+def test_the_settings_are_those_of_the_averages(recipe: str) -> None:
+    ours, best = (encode(load_study(name)) for name in (recipe, "best/average"))
     assert {key for key in best["training"] if ours["training"][key] != best["training"][key]} == {"batch", "warmup"}
     assert ours["training"]["batch"] * ours["data"]["length"] == best["training"]["batch"] * best["data"]["length"]
     models = [ours["paths"]["model"], *(spec.get("model", spec) for spec in ours["whole"].values())]
-    assert all(model["initialisation"] == best["whole"]["dense"]["initialisation"] for model in models)
+    assert all(model["initialisation"] == best["whole"]["wide"]["model"]["initialisation"] for model in models)
 
 
 @pytest.mark.slow

@@ -66,9 +66,12 @@ def test_the_whole_budget() -> None:
     assert made["validation"]["half"] == "choose"
 
 
-def test_averages_have_the_settings_of_the_pair_and_their_students_its_models() -> None:
+def test_averages_have_the_settings_of_the_pair_but_for_two_and_their_students_its_models() -> None:
     pair, averaged = (encode(load_study(f"best/{name}")) for name in ("strict-small", "average"))
-    assert {key for key in averaged if averaged[key] != pair.get(key)} == {"name", "whole", "averages", "distilled"}
+    others = {"name", "whole", "averages", "distilled", "data", "training"}
+    assert {key for key in averaged if averaged[key] != pair.get(key)} == others
+    for key, changed in (("data", {"chunking"}), ("training", {"schedule", "average"})):
+        assert {name for name in pair[key] if pair[key][name] != averaged[key].get(name)} == changed
     alone = {row["name"]: row for row in show("best/strict-small")["models"]}
     models = {row["name"]: row for row in show("best/average-and-dense")["models"]}
     assert models["together"]["flops_per_token"] == 3 * models["wide"]["flops_per_token"]
