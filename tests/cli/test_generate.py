@@ -65,6 +65,20 @@ def test_top_next(braid, model_folder: Path):
     assert sum(token.probability for token in everything) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_a_prompt_beyond_the_context_is_told_where_positions_have_no_limit(braid, tmp_path: Path):
+    tokenizer = bytes_tokenizer()
+    config = BraidConfig(
+        {"width": 32, "context": 8, "positions": "rope", "stages": ["block"]}, vocab_size=tokenizer.vocab_size
+    )
+    folder = save_model(randomised(BraidForCausalLM(config)), tmp_path / "rotary", tokenizer, {"made_by": "a test"})
+    told = "a prompt has 9 tokens, and the model's context is 8"
+    assert told in braid("generate", folder, "x" * 9, "a", "--max-tokens", 1).err
+    (tmp_path / "prompts.txt").write_text("x" * 9)
+    study = braid("generate", "--models", folder, "--prompts", tmp_path / "prompts.txt", "--max-tokens", 1)
+    assert told in study.err
+    assert "context" not in braid("generate", folder, "x" * 8, "--max-tokens", 1).err
+
+
 def test_the_end_of_text_ends_it(braid, model_folder: Path, tmp_path: Path):
     model, tokenizer = load_model(model_folder), bytes_tokenizer()
     model.head.weight.data.zero_()

@@ -55,6 +55,10 @@ CONFLICTS = {
             "Use the model's (`data.tokenizer=null`)",
         ],
     ),
+    "a part of an architecture": (
+        ["+model.width=64"],
+        ["model.stages: missing", "model: the one to start_from has its own; leave `model` out, or give the whole of it"],
+    ),
     "another tokenizer": (
         ["data.tokenizer=bytes"],
         ["the data has another tokenizer than the model to start from: ", "as `source` without data.tokenizer"],

@@ -7,6 +7,7 @@ from typing import Any
 
 from braidlm.bridges.locate import on_disk
 from braidlm.bridges.opening import OpenModel
+from braidlm.core import console
 from braidlm.core.decoding.decoder import Sampling, TokenDecoder
 from braidlm.core.decoding.exits import EarlyExit
 from braidlm.core.decoding.generation import continue_text, encode_prompts, next_tokens
@@ -54,6 +55,7 @@ def generate(
     device = choose_device(device)
     loaded, plain_decoder = _load(opened, device, paths, without, early_exit)
     tokenizer, config, texts = opened.tokenizer, loaded.config, [Continuation(prompt) for prompt in prompts]
+    _warn_of_long_prompts(opened, encode_prompts(tokenizer, prompts, pauses))
     result = Generation(str(opened.folder), device, texts=texts)
     if isinstance(opened, OpenModel):
         result.paths, result.without = config.paths, config.without or None
@@ -204,9 +206,23 @@ def _check_model(
         empty = model.info.model
         early_exit.check(empty)
         limit = empty.model.positions.limit
-    for prompt, ids in zip(prompts, encode_prompts(model.tokenizer, prompts, pauses), strict=True):
+    encoded = encode_prompts(model.tokenizer, prompts, pauses)
+    for prompt, ids in zip(prompts, encoded, strict=True):
         if limit is not None and len(ids) >= limit:
             excerpt = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
             raise BraidError(
                 f"the prompt {excerpt!r} has {len(ids)} tokens, and the model's limit is {limit}", str(model.folder)
             )
+    _warn_of_long_prompts(model, encoded)
+
+
+def _warn_of_long_prompts(model: OpenModel | OpenDecoder, prompts: Sequence[Sequence[int]]) -> None:
+    """A model without a limit reads on beyond its context, where it was not trained; with one, prompts are refused."""
+    if isinstance(model, OpenDecoder) or model.info.model.model.positions.limit is not None:
+        return
+    context, longest = model.config.max_position_embeddings, max(map(len, prompts))
+    if longest > context:
+        console.warn(
+            f"{model.folder}: a prompt has {longest} tokens, and the model's context is {context}: beyond it, what it "
+            "writes is likely to be poor"
+        )

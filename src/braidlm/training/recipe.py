@@ -158,6 +158,8 @@ def decode_recipe(data: dict[str, Any]) -> LoadedRecipe:
     if isinstance(model, (dict, RecipeModel)):
         with collecting(problems):
             decoded = decode_model(model)
+        if problems and data.get("start_from"):
+            problems.append("model: the one to start_from has its own; leave `model` out, or give the whole of it")
     elif model is not None:
         problems.append(f"model: expected a mapping, got '{model}'")
     elif not data.get("start_from") and not data.get("decoder"):

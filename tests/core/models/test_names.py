@@ -115,6 +115,8 @@ def test_the_nearest_name_is_suggested(study: Path, name: str, near: str) -> Non
 
 def test_a_folder_that_is_nothing(tmp_path: Path) -> None:
     assert "neither a model folder (no config.json) nor a run folder (no recipe.yaml) nor a study" in refused(tmp_path)
+    (tmp_path / "train").mkdir()
+    assert f"text to train on, which a recipe reads: data.sets.NAME.folder={tmp_path}" in refused(tmp_path)
     (tmp_path / "file").write_text("")
     assert "a file stands where a folder is expected" in refused(tmp_path / "file")
 

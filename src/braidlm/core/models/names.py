@@ -71,11 +71,12 @@ def find_sources(name: StrPath, any_folder: bool = False) -> list[Path]:
 
 
 def names_inside(folder: Path) -> str | None:
-    """'Name one that is in it: ...', for a folder that is none itself and holds runs, models or studies."""
+    """'Name one that is in it: ...', for a folder that is none itself and holds runs, models or studies, or text."""
     inside = [path for path in sorted(folder.iterdir())[:MANY] if path.is_dir()]
     found = [str(path) for path in inside if is_model_folder(path) or is_run(path) or study_models(path)]
     if not found:
-        return None
+        text = (folder / "train").is_dir()
+        return f"It looks like text to train on, which a recipe reads: data.sets.NAME.folder={folder}" if text else None
     return f"Name one that is in it: {', '.join(found[:FEW])}{' ...' if len(found) > FEW else ''}."
 
 
