@@ -57,7 +57,10 @@ CONFLICTS = {
     ),
     "a part of an architecture": (
         ["+model.width=64"],
-        ["model.stages: missing", "model: the one to start_from has its own; leave `model` out, or give the whole of it"],
+        [
+            "model.stages: missing",
+            "model: the one to start_from has its own; leave `model` out, or give the whole of it",
+        ],
     ),
     "another tokenizer": (
         ["data.tokenizer=bytes"],
