@@ -1,12 +1,14 @@
 """What a study will take: the words, epochs and checkpoints of each of its trainings, and about how long they last."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
-from braidlm.data.packing.packed_data import PackedData, is_packed
+from braidlm.data.packing.packed_data import Manifest, PackedData, is_packed
 from braidlm.studies.phases import Phase
 from braidlm.studies.study import Study
 from braidlm.training.amounts import Amount
@@ -99,13 +101,26 @@ class StudyPlan:
 def _size(study: Study, domain: str) -> DomainSize | None:
     """The training text of a domain, if it is packed or was prepared before."""
     spec = study.domains[domain]
-    prepared = [spec.path] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
-    folders = [folder for folder in prepared if is_packed(folder)]
-    if len(folders) != 1:  # not there, or prepared in several ways
+    packed = [Path(spec.path)] if spec.path else sorted(Path(study.data.cache).glob(f"{domain}-[0-9a-f]*/"))
+    manifests = [PackedData(folder).manifest for folder in packed if is_packed(folder)]
+    if spec.path is None:
+        manifests = [manifest for manifest in manifests if _is_of(manifest, study, domain)]
+    if len(manifests) != 1:  # not there, or prepared by several tokenizers of this size
         return None
-    manifest = PackedData(folders[0]).manifest
     kept = (1.0 if spec.has_validation else 1.0 - spec.holdout) * (spec.subset.stop - spec.subset.start)
-    return DomainSize(round(kept * manifest.words), round(kept * manifest.tokens))
+    return DomainSize(round(kept * manifests[0].words), round(kept * manifests[0].tokens))
+
+
+def _is_of(manifest: Manifest, study: Study, domain: str) -> bool:
+    """Whether what was prepared is a domain's text, read as the study reads it, in tokens of as large a vocabulary."""
+    try:
+        spec = study.domains[domain].resolved(domain)
+    except BraidError:  # the text is not there
+        return False
+    sources = [spec.source] if isinstance(spec.source, str) else spec.source
+    reading = json.loads(json.dumps(spec.read_options().facts()))
+    same_text = (manifest.source.get("sources"), manifest.source.get("reading")) == (sources, reading)
+    return same_text and study.data.tokenizer.vocab_size in (None, manifest.vocab_size)
 
 
 def total_seconds(plans: Sequence[TrainingPlan], times: Sequence[int]) -> float | None:

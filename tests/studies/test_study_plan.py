@@ -1,0 +1,35 @@
+"""What a study expects of its trainings is counted by the data that it will be given, once that was prepared."""
+
+from pathlib import Path
+
+from braidlm.data.loading.open_data import open_data
+from braidlm.studies.decoding import load_study
+from braidlm.studies.plan import DomainSize, StudyPlan
+from braidlm.studies.study import Study
+
+
+def text(folder: Path, line: str) -> Path:
+    for split, lines in (("train", 40), ("dev", 4)):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "a.txt").write_text(f"{line}\n\n" * lines)
+    return folder
+
+
+def study_of(corpus: Path, *changes: str) -> Study:
+    own = [f"domains.english.folder={corpus}", f"data.cache={corpus.parent / 'cache'}"]
+    return load_study("best/strict-small", [*own, "data.tokenizer.vocab_size=264", "data.length=8", *changes])
+
+
+def test_the_size_is_that_of_the_same_text_in_the_same_tokens(tmp_path: Path) -> None:
+    long, short = text(tmp_path / "long", "four words a line"), text(tmp_path / "short", "two words")
+    assert StudyPlan(study_of(long)).sizes == {"english": None}
+    packed = open_data(study_of(long).data_config).train[0].data.manifest
+    assert packed.words == 160
+    assert StudyPlan(study_of(long)).sizes == {"english": DomainSize(160, packed.tokens)}
+    for other in (
+        study_of(short),
+        study_of(long, "data.tokenizer.vocab_size=300"),
+        study_of(long, "+domains.english.separator=lines"),
+        study_of(tmp_path / "removed"),
+    ):
+        assert StudyPlan(other).sizes == {"english": None}
