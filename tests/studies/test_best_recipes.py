@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from braidlm.core.reading import read_json
 from braidlm.data.corpora.builtin import documents
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import load_study
@@ -19,24 +20,18 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-def toy(corpus: Path, out: Path) -> list[str]:
-    """Overrides that leave everything of the recipes but their sizes."""
+def toy(corpus: Path, out: Path, *models: str) -> list[str]:
+    """Overrides that leave everything of the recipes but their sizes and the seeds of students."""
     changes = [f"domains.english.folder={corpus}", f"out={out}", f"data.cache={corpus.parent / 'cache'}"]
-    changes += [
-        "data.length=32",
-        "data.tokenizer.vocab_size=400",
-        "data.chunking.stride=8",
-        "epochs=1",
-        "validation.tokens=400",
-        "training.lengths=[{until: 0.7, length: 8}]",
-    ]
-    changes += ["data.chunking.words_per_epoch=300", "training.batch=4", "training.warmup=2", "seeds=[1,2]"]
-    changes += [f"{key}.every='300 words'" for key in ("checkpoints", "validation")]
-    for model in ("whole.wide", "distilled.routed_student", "distilled.dense_student"):
-        changes += [f"{model}.model.{key}" for key in ("width=24", "stages[0].block.layers=1")]
-    changes += ["whole.wide.model.block.attention.heads=2"]
-    changes += [f"+distilled.{name}.seeds=[1]" for name in ("routed_student", "dense_student")]
+    changes += ["data.length=32", "data.tokenizer.vocab_size=400", "data.chunking.words_per_epoch=300", "epochs=1"]
+    changes += ["training.lengths=[{until: 0.7, length: 8}]", "training.batch=4", "training.warmup=2", "seeds=[1,2]"]
+    changes += ["validation.tokens=400", *(f"{key}.every='300 words'" for key in ("checkpoints", "validation"))]
     changes += [f"tasks={{names: [bits_per_byte], data: {corpus}, settings: {{half: report, max_tokens: 400}}}}"]
+    for model in models:
+        changes += [
+            f"{model}.model.{key}" for key in ("width=24", "block.attention.heads=2", "stages[0].block.layers=1")
+        ]
+        changes += [f"+{model}.seeds=[1]"] if model.startswith("distilled") else []
     return changes
 
 
@@ -83,7 +78,9 @@ def test_averages_have_the_settings_of_the_pair_but_for_two_and_their_students_i
 @pytest.mark.slow
 def test_from_text_to_the_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    assert main(["train", "best/average-and-dense", *toy(corpus, tmp_path / "out"), "--device", "cpu"]) == 0
+    models = ("whole.wide", "distilled.routed_student", "distilled.dense_student")
+    changes = [*toy(corpus, tmp_path / "out", *models), "data.chunking.stride=8"]
+    assert main(["train", "best/average-and-dense", *changes, "--device", "cpu"]) == 0
     rows = list(csv.DictReader((tmp_path / "out/tables/models.csv").read_text().splitlines()))
     assert [row["model"] for row in rows] == ["wide", "together", "routed_student", "dense_student"]
     assert [row["seeds"] for row in rows] == ["2", "1", "1", "1"]
@@ -94,3 +91,14 @@ def test_from_text_to_the_table(tmp_path: Path) -> None:
         assert row["wall clock"]
     assert (tmp_path / "out/together/model.safetensors").is_file()
     assert (tmp_path / "out/report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_pair_ends_with_the_mean_of_its_last_weights(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    changes = [*toy(corpus, tmp_path / "out", "whole.routed", "whole.dense"), "seeds=[1]", "training.average.share=0.5"]
+    assert main(["train", "best/strict-small", *changes, "checkpoints.every='100 words'", "--device", "cpu"]) == 0
+    for model in ("routed", "dense"):
+        folders = sorted((tmp_path / "out/seed-1" / model / "checkpoints").iterdir())
+        averaged = [read_json(folder / "lineage.json")["training"].get("averaged", 0) for folder in folders]
+        assert averaged[0] == 0 < 1 < averaged[-1]

@@ -178,6 +178,10 @@ def test_a_comparison_that_was_stopped_goes_on(
         ({"seed": 4}, "seed: 3 in small, 4 in other"),
         ({"training": {"batch": 4}}, "training.batch: 2 in small, 4 in other"),
         ({"training": {"accumulation": 2}}, "training.accumulation: 1 in small, 2 in other"),
+        (
+            {"training": {"lengths": [{"until": 0.5, "length": 8}]}},
+            "training.lengths: [] in small, [{until: 0.5, length: 8}]",
+        ),
         ({"training": {"budget": "9 steps"}}, "training.budget: 8 steps in small, 9 steps in other"),
         ({"data": {"length": 16}}, "data.length: 32 in small, 16 in other"),
         ({"data": {"order": "length"}}, "data.order.kind: shuffled in small, length in other"),

@@ -79,14 +79,15 @@ def test_an_exponential_average_is_a_mean_at_first(values: list[float], rate: fl
     assert inside(average, model).item() == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_larger_budget_opens_the_window_later() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    average = made(model, {"kind": "last", "share": 0.5})
-    walked(average, model, [1.0, 2.0, 3.0, 5.0])
-    assert average.count == 2
-    average.update(0.4)
-    assert average.count == 0
-    assert torch.equal(inside(average, model), model.weight)
+@pytest.mark.parametrize(("budget", "begins"), [(16, 12), (40, 20)], ids=["while it is open", "before it opens"])
+def test_with_a_larger_budget_the_last_are_those_of_the_larger(
+    budget: int, begins: int, stories: Path, tmp_path: Path
+) -> None:
+    """Steps of the smaller budget's end do not count, as the learning rate goes on where the larger one has it."""
+    recipe = tiny_recipe({"stories": stories}, tmp_path, training={"average": {"kind": "last", "share": 0.5}})
+    assert read_json(train(recipe).model / "lineage.json")["training"]["averaged"] == 6
+    recipe["training"]["budget"] = budget
+    assert read_json(train(recipe).model / "lineage.json")["training"]["averaged"] == budget - begins
 
 
 def test_weights_keep_their_memory_and_frozen_ones_are_left_alone() -> None:

@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
+from torch import Tensor
 
 from braidlm.core.errors import BraidError
+from braidlm.data.loading.batches import Batch
+from braidlm.training.distill.distillation import StoredDistillation
 from braidlm.training.lengths import ShorterRows, length_at, shares_of_lengths
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.step import Stepper
@@ -54,20 +57,36 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(stories: Path, tmp_path: Path, m
     assert records(parts.folder) == records(whole.folder)
 
 
-def test_a_student_reads_what_was_stored_of_its_tokens(stories: Path, tmp_path: Path) -> None:
-    """Stored targets of short rows are those of the same tokens: with the teachers' all, they equal running them."""
-    teacher = train(tiny_recipe({"stories": stories}, tmp_path / "teacher"))
-    found = []
-    for top_k in (None, 300):
-        distill = {"teachers": [str(teacher.model)], "weight": 1.0, "top_k": top_k}
-        parts = [{"until": 1.0, "length": 32}]  # the teacher reads whole sequences for what is stored
-        changes = {"distill": distill, "budget": "2 steps"}
-        data = {"cache": str(tmp_path / "cache")}
-        found.append(train(recipe(stories, tmp_path / f"student-{top_k}", parts, training=changes, data=data)))
-    one, two = ([line["loss"] for line in records(run.folder, "train")] for run in found)
-    assert one == pytest.approx(two, rel=1e-3)
-    short = {"distill": {"teachers": [str(teacher.model)], "top_k": 16}}
-    train(recipe(stories, tmp_path / "short", training=short, data={"cache": str(tmp_path / "cache")}))
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_student_reads_what_was_stored_of_its_tokens(
+    accumulation: int, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its rows are, and in however many parts a step is computed."""
+    shapes: list[tuple[int, ...]] = []
+    batches: list[Batch] = []
+    read_batch, following = StoredDistillation.read_batch, StoredDistillation._next
+
+    def watched_batch(self: StoredDistillation, batch: Batch) -> Batch:
+        batches.append(batch)
+        return read_batch(self, batch)
+
+    def watched(self: StoredDistillation, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = slice(self.next_token, self.next_token + inputs.numel())
+        found = ids, logs = following(self, inputs)
+        positions = batches[-1].whole.positions.reshape(-1)[tokens]
+        assert np.array_equal(inputs.reshape(-1), batches[-1].inputs.reshape(-1)[tokens])
+        assert np.array_equal(ids.flatten(0, 1), self.stored[0].ids[positions])
+        assert np.allclose(logs.flatten(0, 1), self.stored[0].logs[positions])
+        shapes.append(tuple(inputs.shape))
+        return found
+
+    monkeypatch.setattr(StoredDistillation, "read_batch", watched_batch)
+    monkeypatch.setattr(StoredDistillation, "_next", watched)
+    teacher = train(tiny_recipe({"stories": stories}, tmp_path / "teacher", training={"budget": 1}))
+    rows = {"batch": 4 // accumulation, "accumulation": accumulation}
+    taught = {**rows, "distill": {"teachers": [str(teacher.model)], "top_k": 16}}
+    train(recipe(stories, tmp_path / "student", training=taught, data={"cache": str(tmp_path / "cache")}))
+    assert set(shapes) == {(rows["batch"] * 32 // length, length) for length in (8, 16, 32)}
 
 
 @pytest.mark.parametrize(

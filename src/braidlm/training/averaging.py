@@ -31,9 +31,9 @@ class WeightAverage:
         self.config = config
         self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.steps = 0
-        """Steps since the average began."""
-        self.tensors: list[Tensor] = []
-        """In float32, in the order of the parameters; none before the first weights that count."""
+        """Steps since the average began; 0 before."""
+        self.tensors = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
+        """In the order of the parameters; made at once: without memory for them a run ends before its first step."""
 
     def is_open(self, share: float) -> bool:
         """Whether weights count at this progress of the training, in [0, 1]."""
@@ -52,15 +52,14 @@ class WeightAverage:
     def update(self, share: float) -> None:
         """Called after each step; nothing waits for the device."""
         if not self.is_open(share):
-            self.steps, self.tensors = 0, []  # a larger budget opens it later
             return
         if self.steps % self.every == 0:
             weights = [p.detach().float() for p in self.parameters.values()]
-            if self.tensors:
-                torch._foreach_lerp_(self.tensors, weights, self.weight(self.count + 1))
-            else:
-                self.tensors = [weight.clone() for weight in weights]
+            torch._foreach_lerp_(self.tensors, weights, self.weight(self.count + 1))
         self.steps += 1
+
+    def budget_grew(self) -> None:
+        """Called where a run goes on with a larger budget than its steps so far had."""
 
     @contextlib.contextmanager
     @torch.no_grad()
@@ -80,8 +79,9 @@ class WeightAverage:
     def state(self) -> dict[str, Tensor]:
         """What a run that goes on needs, the model's own weights included: its folder has the average."""
         saved = {STEPS: torch.tensor(self.steps)}
-        for (name, own), average in zip(self.parameters.items(), self.tensors, strict=False):
-            saved |= {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach()}
+        if self.steps:
+            for (name, own), average in zip(self.parameters.items(), self.tensors, strict=True):
+                saved |= {f"{AVERAGE}.{name}": average, f"{OWN}.{name}": own.detach()}
         return saved
 
     @torch.no_grad()
@@ -89,9 +89,9 @@ class WeightAverage:
         self.steps = int(saved[STEPS])
         if not self.steps:
             return
-        self.tensors = [saved[f"{AVERAGE}.{name}"].to(p.device) for name, p in self.parameters.items()]
-        for name, parameter in self.parameters.items():
-            parameter.copy_(saved[f"{OWN}.{name}"])
+        for (name, own), average in zip(self.parameters.items(), self.tensors, strict=True):
+            average.copy_(saved[f"{AVERAGE}.{name}"])
+            own.copy_(saved[f"{OWN}.{name}"])
 
 
 @averages.register("ema")
@@ -127,6 +127,9 @@ class LastAverage(WeightAverage):
 
     def is_open(self, share: float) -> bool:
         return share > 1 - self.config.share + ROUNDING
+
+    def budget_grew(self) -> None:
+        self.steps = 0  # those so far were the last of the smaller budget
 
 
 def averaged(average: WeightAverage | None) -> contextlib.AbstractContextManager[None]:

@@ -26,6 +26,7 @@ from braidlm.training.monitoring.progress import Progress, progress_note
 from braidlm.training.monitoring.reporter import Reporter
 from braidlm.training.monitoring.tracking import Tracker
 from braidlm.training.recipe import Recipe
+from braidlm.training.run_folder import budget_of
 from braidlm.training.saving.checkpoints import Checkpoints, checkpoint_name
 from braidlm.training.saving.earlier_budgets import earlier_budgets
 from braidlm.training.saving.state import StepState, explained_state_errors
@@ -158,12 +159,17 @@ class Trainer:
         with contextlib.suppress(BraidError):  # the weights are good, whatever happened to the lineage
             lineage = load_lineage(self.checkpoints.models / name) or {}
             self.earlier_budgets = earlier_budgets(lineage, self.recipe.training, self.progress)
+            if self.average is not None and budget_of(lineage.get("recipe")) not in (None, self.budget):
+                self.average.budget_grew()
         self.saved_at = self.progress.steps
 
     def run(self, tracker: Tracker | None) -> bool:
         """Train to the budget; False if a signal stopped it before. `tracker` is None on all but the main process."""
         training, shape = self.recipe.training, (self.recipe.training.batch, self.recipe.data.length)
-        todo = "Take a smaller training.batch with training.accumulation, or training.activation_checkpointing=true."
+        todo = (
+            "training.activation_checkpointing=true needs less, and the run goes on. So does a smaller training.batch "
+            "with more training.accumulation, in another run."
+        )
         with explained_out_of_memory(f"for a step of {shape[0]} x {shape[1]} tokens", todo):
             self.threads = choose_threads(self.trained, shape, self.rank, training.threads, self.threads)
             with using_threads(self.threads):

@@ -33,8 +33,9 @@ NOT_IDENTITY = (
     ("validation", "every"),
     ("checkpoints", "keep"),
     ("training", "threads"),
+    ("training", "activation_checkpointing"),
 )
-"""Keys of logging, display, storage and speed: a run whose recipe differs in these alone is the same run."""
+"""Keys of logging, display, storage, speed and memory: a run whose recipe differs in these alone is the same run."""
 
 
 def check_folder(folder: Path, recipe: dict[str, Any], fresh: bool) -> None:

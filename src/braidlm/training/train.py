@@ -179,9 +179,10 @@ def _resume(trainer: Trainer, checkpoints: Checkpoints, rank: Rank, teachers: li
     if rank.is_main:
         checkpoints.remove_leftovers()
     wait_for_all(rank)
-    checkpoints.check_states()
     name = checkpoints.newest_good()
-    if name is not None:
+    if name is None:
+        checkpoints.check_empty()
+    else:
         check_same_teachers(teachers, checkpoints.models / name)
         trainer.restore(name)
     wait_for_all(rank)

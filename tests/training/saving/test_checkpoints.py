@@ -90,13 +90,17 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert Checkpoints(copy, Rank(0, 1, CPU), 3).newest_good() == "step-000012"
 
 
-def test_all_damaged_begins_anew(copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_states_are_all_damaged_is_not_trained_again(
+    copy: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for state in (copy / "states").iterdir():
         flip(state / "optimizer.safetensors")
-    train(yaml.safe_load((copy / "recipe.yaml").read_text()))
-    shown = capsys.readouterr()
-    assert shown.err.count("cannot be used") == 2
-    assert "Going on" not in shown.out
+    states = sorted((copy / "states").iterdir())
+    with pytest.raises(BraidError, match="no saved state that it could go on from") as caught:
+        train(yaml.safe_load((copy / "recipe.yaml").read_text()))
+    assert "--fresh removes the run that is there" in str(caught.value)
+    assert capsys.readouterr().err.count("cannot be used") == 2
+    assert sorted((copy / "states").iterdir()) == states
     assert weight_bytes(copy / MODEL) == weight_bytes(finished / MODEL)
     assert records(copy) == records(finished)
 
@@ -142,7 +146,7 @@ def test_the_best_is_kept_beside_the_newest(stories: Path, tmp_path: Path, monke
 
 def test_a_run_whose_states_were_removed_is_not_trained_again(copy: Path, finished: Path) -> None:
     shutil.rmtree(copy / "states")
-    with pytest.raises(BraidError, match="no saved state to go on from") as caught:
+    with pytest.raises(BraidError, match="no saved state that it could go on from") as caught:
         train(yaml.safe_load((copy / "recipe.yaml").read_text()))
     assert f"start_from={copy / MODEL} name=NAME" in str(caught.value)
     assert weight_bytes(copy / MODEL) == weight_bytes(finished / MODEL)

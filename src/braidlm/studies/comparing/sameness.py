@@ -28,7 +28,7 @@ def _what_makes_batches(loaded: LoadedRecipe, cut: bool) -> dict[str, Any]:
     """The values of a recipe that decide on its batches; `cut` says whether checkpoints may."""
     recipe = loaded.recipe
     data = {key: value for key, value in encode(data_of(recipe)).items() if key != "cache"}
-    training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "budget")}
+    training = {key: encode(getattr(recipe.training, key)) for key in ("batch", "accumulation", "lengths", "budget")}
     held_out = {"tokens": recipe.validation.tokens, "half": recipe.validation.half}
     same = {"seed": recipe.seed, "data": data, "training": training, "validation": held_out}
     return same | ({"checkpoints": {"every": encode(recipe.checkpoints.every)}} if cut else {})

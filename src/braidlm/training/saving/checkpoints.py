@@ -83,12 +83,12 @@ class Checkpoints:
                 warn(f"checkpoint {name} cannot be used ({problem}); trying the one before")
         return None
 
-    def check_states(self) -> None:
-        """Refuse to begin anew over checkpoints whose states somebody removed."""
+    def check_empty(self) -> None:
+        """Refuse to begin anew over checkpoints whose states were removed or damaged."""
         last = max(self.models.glob("[!.]*"), key=_steps, default=None)
-        if last is not None and not any(self.states.glob("[!.]*")):
+        if last is not None:
             raise BraidError(
-                f"this run has checkpoints ({last.name} is the last), and no saved state to go on from",
+                f"this run has checkpoints ({last.name} is the last), and no saved state that it could go on from",
                 str(self.states),
                 f"Begin another run at its weights with start_from={last} name=NAME; --fresh removes the run that is "
                 "there and begins anew.",
