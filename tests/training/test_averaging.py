@@ -172,7 +172,7 @@ def test_the_training_is_the_same_and_its_end_is_the_average(
     validation, other = records(folder, "validation")[-1], records(without, "validation")[-1]
     assert validation["averaged"] == count
     assert validation["bits_per_byte"] != other["bits_per_byte"] == pytest.approx(end["bits_per_byte"], abs=1e-9)
-    assert "step 12: validation bits per byte of the averaged weights: stories" in out
+    assert f"step 12: validation bits per byte of averaged weights ({count}): stories" in out
     assert f"Without averaging: {end['bits_per_byte']:.3f} bits per byte, in place of " in out
 
 

@@ -116,7 +116,8 @@ class Reporter:
                 sets={name: vars(score) for name, score in scores.items()},
             )
             shown = "  ".join(f"{n} {s.bits_per_byte:.3f} (perplexity {s.perplexity:.2f})" for n, s in scores.items())
-            where = ("" if half is None else f" ({half} half)") + (" of the averaged weights" if averaging else "")
+            where = "" if half is None else f" ({half} half)"
+            where += f" of averaged weights ({averaging['averaged']:,})" if averaging else ""
             console.say(f"step {progress.steps:,}: validation bits per byte{where}: {shown}")
             if averaging and finished:
                 self._validate_own_weights(progress, tracker)
