@@ -97,3 +97,16 @@ def test_what_it_promises_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(BraidError, match="as if these had been switched off, and a logit differs by"):
         edit("withdraw", whole, tmp_path / "out", paths=["a"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_models_of_half_precision_are_averaged_withdrawn_from_and_gated(dtype: torch.dtype, tmp_path: Path) -> None:
+    """What is promised of the edited model, in float32, is compared with its source in float32."""
+    halves = [
+        save_model(load_model(folder).to(dtype), tmp_path / f"half-{folder.name}", TOKENIZER, {"made_by": "a test"})
+        for folder in pair(tmp_path)
+    ]
+    whole = compose(halves, tmp_path / "whole", join="average")
+    half = save_model(load_model(whole).to(dtype), tmp_path / "half", TOKENIZER, {"made_by": "a test"})
+    for name, options in (("withdraw", {"paths": ["half-a"]}), ("gate", {})):
+        assert (edit(name, half, tmp_path / name, **options) / "model.safetensors").is_file()
