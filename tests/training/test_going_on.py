@@ -86,7 +86,7 @@ def test_a_smaller_budget_or_another_unit_is_another_run(budget: str, recipe: Re
         train(recipe(training={"budget": budget}))
 
 
-def test_logging_and_display_are_no_part_of_a_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logging_display_and_memory_are_no_part_of_a_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(recipe("whole"))
     stopped_after(5, monkeypatch, recipe())
     display = {
@@ -95,6 +95,7 @@ def test_logging_and_display_are_no_part_of_a_run(recipe: Recipe, monkeypatch: p
         "samples": {"prompts": ["Once"], "tokens": 2},
         "validation": {"every": "3 steps"},
         "checkpoints": {"keep": 2},
+        "training": {"activation_checkpointing": True},
     }
     run = train(recipe(**display))
     assert weight_bytes(run.model) == weight_bytes(whole.model)

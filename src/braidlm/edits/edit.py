@@ -152,7 +152,7 @@ def load_edits() -> None:
 
 @torch.no_grad()
 def _check_unchanged(source: Source, edited: BraidForCausalLM, ids: Tensor) -> None:
-    change = (source.model.load().float()(ids).logits - edited(ids).logits).abs().max().item()
+    change = (source.load()(ids).logits - edited(ids).logits).abs().max().item()
     if not change <= UNCHANGED:
         raise BraidError(
             f"this edit promises not to change a logit by more than {UNCHANGED:g}, and one changed by {change:g}",

@@ -16,6 +16,7 @@ from braidlm.core.models.licence import licence_record
 from braidlm.core.models.trained_length import LENGTH, trained_length
 from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.modeling_braid import BraidForCausalLM
 
 
 def open_source(model: OpenModel) -> "Source":
@@ -38,6 +39,10 @@ class Source(ABC):
     def plain(self) -> ModelInfo:
         """Its modules on the meta device."""
         return self.model.info
+
+    def load(self) -> BraidForCausalLM:
+        """The model in memory, in float32 as its tensors are read: what an edit promises is measured against it."""
+        return self.model.load().float()
 
     @abstractmethod
     def read(self, name: str) -> Tensor:

@@ -154,7 +154,7 @@ def _member(transposed: bool, rows: Tensor) -> Tensor:
 @torch.no_grad()
 def _check(source: Source, left: Sequence[str], edited: BraidForCausalLM) -> None:
     """The model must give what the old one gives with the others switched off."""
-    before, after = source.model.load().float(), edited
+    before, after = source.load(), edited
     use_paths(before, left)
     use_paths(after, None)
     ids = probe_ids(edited.config)

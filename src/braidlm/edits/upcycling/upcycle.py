@@ -130,7 +130,7 @@ def _change_of_logits(source: Source) -> Callable[[BraidForCausalLM], dict[str, 
     @torch.no_grad()
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
         ids = probe_ids(edited.config)
-        before, after = source.model.load().float()(ids).logits, edited(ids).logits
+        before, after = source.load()(ids).logits, edited(ids).logits
         change = (after - before).abs().max().item()
         console.say(f"  a logit changed by at most {change:.3g} (they spread by {before.std().item():.3g})")
         return {"largest_change_of_a_logit": change, "standard_deviation_of_logits": before.std().item()}
