@@ -1,5 +1,6 @@
 """Quantising: how far weights move, what a folder has, who opens it, and what is refused."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from braidlm.bridges.convert import convert
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
-from braidlm.core.models.folders import WEIGHTS, load_lineage, load_model
+from braidlm.core.models.folders import WEIGHTS, load_lineage, load_model, read_tokenizer, save_model
+from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.edits.quantize import Codes, codes_of_4_bits, codes_of_8_bits
 from braidlm.model.compression.quantised import FourBitMatrix, QuantisedMatrix, fixed
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.train import train
-from tiny_models import random_ids
+from tiny_models import random_ids, tiny_model
 from without_braid import run_without_braid
 
 OPEN = """
@@ -169,6 +171,33 @@ def test_layers_of_other_kinds_stay_and_the_plan_says_so(tmp_path: Path, capsys:
     source = model_folder(tmp_path / "source", stages=stages)
     edit("quantize", source, modules=("*.attention.*",), dry_run=True)
     assert "4 layers stay as they are: LowRankLinear" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("embedding", ["tokens", "bytes"])
+@pytest.mark.parametrize("head", ["linear", "average", "bytes_parallel"])
+def test_the_plan_says_which_ends_cannot_be_quantised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], embedding: str, head: str
+) -> None:
+    options = {"paths": [{"name": "a", "width": 16}]} if head == "average" else {}
+    ends = {"embedding": embedding, "head": {"kind": head, **options}, "tie_embeddings": False}
+    tokenizer = bytes_tokenizer()
+    model = tiny_model(vocab_size=tokenizer.vocab_size, **ends)
+    read_tokenizer(model, tokenizer)
+    edit("quantize", save_model(model, tmp_path / "source", tokenizer, {}), dry_run=True)
+    note = f"note: `embedding` quantises nothing here: the embedding is `{embedding}` and the head `{head}`"
+    assert (note in capsys.readouterr().out) == ((embedding, head) != ("tokens", "linear"))
+
+
+def test_models_of_half_precision_are_measured_in_float32(tmp_path: Path) -> None:
+    """What is shown before and after would otherwise differ by the precision too."""
+    text = text_file(tmp_path)
+    half = load_model(model_folder(tmp_path / "source")).bfloat16()
+    measured = []
+    for name, model in (("half", half), ("whole", deepcopy(half).float())):
+        source = save_model(model, tmp_path / name, bytes_tokenizer(), {})
+        lineage = load_lineage(edit("quantize", source, tmp_path / f"{name}-out", text=str(text)))
+        measured.append({key: lineage["measured"]["before"][key] for key in ("bits_per_byte", "weights_bytes")})
+    assert measured[0] == measured[1]
 
 
 def test_embedding_and_head_may_stay(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from composed_paths import saved_path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import WEIGHTS, load_model
+from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from tiny_models import random_ids
 
@@ -34,6 +36,10 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "paths one by one": {"stages": [{"parallel": {**PARALLEL, "stacked": False, "join": "add"}}]},
     "paths that share blocks": {"stages": [{"parallel": {**PARALLEL, "share": "feeds"}}]},
+    "paths that stay a stack": {"stages": [{"parallel": {**PARALLEL, "stacked": "with_experts"}}]},
+    "paths with experts of attention": {
+        "stages": [{"parallel": {**PARALLEL, "stacked": "with_experts", "attention": {"heads": 2, "experts": 2}}}]
+    },
     "mixture of depths": {"stages": [{"mixture_of_depths": {"layers": 2}}]},
     "shared feeds": {"stages": [{"block": {"layers": 3, "share": "feeds"}}]},
     "shared blocks with low-rank additions": {
@@ -81,6 +87,25 @@ def test_every_kind_of_stage_keeps_its_function(architecture: dict[str, Any], tm
     check_unchanged(source, out)
     stages = json.dumps(load_model(out).config.architecture["stages"])
     assert stages.count('"names": ["expert_1", "expert_2"]') >= 1
+
+
+@pytest.mark.parametrize("join", ["average", "posterior", "shared_linear"])
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+def test_composed_models_are_upcycled(feed: dict[str, Any], join: str, tmp_path: Path) -> None:
+    paths = [saved_path(tmp_path / name, seed, block={"feed": feed}) for seed, name in enumerate("ab")]
+    whole = compose(paths, tmp_path / "whole", join=join)
+    check_unchanged(whole, upcycled(whole, tmp_path / "out", experts=3, top_k=2))
+
+
+def test_experts_of_a_stack_are_copies_of_its_members(tmp_path: Path) -> None:
+    stage = {**PARALLEL, "stacked": "with_experts"}
+    source = model_folder(tmp_path / "source", stages=[{"parallel": stage}], block={"feed": FEEDS["mlp with biases"]})
+    before, after = (load_file(folder / WEIGHTS) for folder in (source, upcycled(source, tmp_path / "out", experts=3)))
+    feed = "model.stages.0.layers.0.stack.0.feed"
+    for own in ("up.weight", "out.weight", "out.bias"):
+        rows = after[f"{feed}.bank.{own}"]
+        assert len(rows) == 6
+        assert all(torch.equal(rows[i], before[f"{feed}.{own}"][i // 3]) for i in range(6))
 
 
 def test_experts_are_copies_and_routers_are_fresh(tmp_path: Path) -> None:

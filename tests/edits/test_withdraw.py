@@ -8,12 +8,14 @@ import torch
 from composed_paths import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
 from safetensors.torch import load_file
 
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
 from braidlm.edits import withdraw
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.model.paths.average import MixtureHead
+from tiny_models import tiny_config
 
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -65,6 +67,89 @@ def test_learned_shares_of_the_others_stay(tmp_path: Path) -> None:
     assert torch.equal(load_model(out).head.mixture.bias, torch.tensor([0.1, -1.0]))
     wanted = load_model(trained, paths=["a", "c"]).double()(ids()).logits
     assert (double(out)(ids()).logits - wanted).abs().max() < 1e-12
+
+
+PARTS = [{"name": name, "width": width} for name, width in (("c", 8), ("a", 4), ("b", 12))]
+APART = {"layers": 2, "join": "concat", "paths": PARTS, "attention": {"heads": 2}}
+ENDS: dict[str, Any] = {
+    "width": 24,
+    "norm": {"kind": "per_path", "paths": PARTS},
+    "head": {"kind": "average", "paths": PARTS},
+}
+RECIPES: dict[str, list[dict[str, Any]]] = {
+    "two stages": [{"parallel": APART}, {"parallel": APART}],
+    "a norm in the join": [{"parallel": {**APART, "join": {"kind": "concat", "norm": "rms", "residual": True}}}],
+    "a width at the end": [{"parallel": {**APART, "to": 24}}],
+    "a width left open": [{"parallel": {**APART, "paths": ["c", *PARTS[1:]]}}],
+    "shared blocks": [{"parallel": {**APART, "share": {"kind": "blocks", "lora": 2}}}],
+}
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "ac"])
+@pytest.mark.parametrize("stages", RECIPES.values(), ids=RECIPES)
+@torch.no_grad()
+def test_averages_of_a_recipe(tmp_path: Path, stages: list[dict[str, Any]], gone: str) -> None:
+    whole = saved_path(tmp_path / "whole", stages=stages, **ENDS)
+    out = edit("withdraw", whole, tmp_path / "out", paths=list(gone))
+    rest = [name for name in "abc" if name not in gone]
+    wanted = load_model(whole, paths=rest).double()(ids()).logits
+    assert (double(out)(ids()).logits - wanted).abs().max() < 1e-12
+
+
+OTHER = [{"name": name, "width": 12} for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reasons"),
+    [
+        ({"stages": ["block", {"parallel": APART}]}, ["stage 0 (block) reads the streams of all models together"]),
+        ({"stages": [{"parallel": {**APART, "join": "shared_linear"}}]}, ["stage 0 (parallel) reads the streams of"]),
+        (
+            {"stages": [{"project": {"to": 24}}, {"parallel": {**APART, "paths": PARTS[::-1]}}], "norm": "rms"},
+            [
+                "stage 0 (project) reads the streams of all models together",
+                "the paths of stage 1 are b (12) + a (4) + c (8), and those of the head c (8) + a (4) + b (12)",
+                "the norm before the head (rms) is one for all models",
+            ],
+        ),
+        (
+            {"stages": [{"parallel": APART}], "norm": {"kind": "per_path", "paths": OTHER}},
+            ["the paths of the norm before the head are a (12) + b (12), and those of the head c (8) + a (4) + b (12)"],
+        ),
+        (
+            {"stages": [{"parallel": APART}], "gates": {}},
+            ["gates were added, and each reads the streams of all models together"],
+        ),
+    ],
+)
+def test_models_that_are_not_apart_are_refused(
+    tmp_path: Path, architecture: dict[str, Any], reasons: list[str]
+) -> None:
+    whole = saved_path(tmp_path / "whole", **{**ENDS, **architecture})
+    with pytest.raises(BraidError) as caught:
+        edit("withdraw", whole, tmp_path / "out", paths=["a"])
+    said = str(caught.value)
+    assert "a model can be withdrawn only where the models share no part" in said
+    assert all(f"  - {reason}" in said for reason in reasons)
+    assert said.count("  - ") == len(reasons)
+    assert "Switch the model off (`--paths`)" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_embedding_of_bytes_is_shared() -> None:
+    stages, untied = [{"parallel": APART}], {"tie_embeddings": False}
+    info = ModelInfo(tiny_config(stages=stages, embedding="bytes", **untied, **ENDS))
+    assert withdraw._shared(info) == ["the embedding (bytes) is one for all models"]
+    assert withdraw._shared(ModelInfo(tiny_config(stages=stages, **untied, **ENDS))) == []
+
+
+def test_a_name_given_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = saved_path(tmp_path / "whole", stages=[{"parallel": APART}], **ENDS)
+    edit("withdraw", whole, paths=["a", "a"], dry_run=True)
+    edit("withdraw", whole, paths=["b", "a", "b"], dry_run=True)
+    said = capsys.readouterr().out
+    assert "Withdraw a from whole: c, b stay, " in said
+    assert "Withdraw a, b from whole: c stays, " in said
 
 
 @pytest.mark.parametrize(

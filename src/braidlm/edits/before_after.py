@@ -33,7 +33,7 @@ class Measures:
     bits_per_byte: float | None
     """Of the held-out text, if one is given."""
     weights_bytes: int
-    """Of all its tensors, as they are saved."""
+    """Of all its tensors; those of the model before the edit in float32, as they are read."""
     forward_tokens_per_second: float
     """A sequence at once."""
     step_tokens_per_second: float
@@ -45,7 +45,7 @@ def measure_beside(source: Source, text: str | None, tokens: int) -> Callable[[B
     held_out = None if text is None else read_text(text, Settings(max_tokens=tokens))  # a wrong name is an error now
 
     def measured(edited: BraidForCausalLM) -> dict[str, Any]:
-        models = {"before": source.model.load(), "after": edited}
+        models = {"before": source.load(), "after": edited}
         forward, step = (_speeds(models, run) for run in (_forward, _steps))
         measures = {
             name: Measures(_bits(source, model, held_out), weights_bytes(model), forward[name], step[name])

@@ -72,7 +72,7 @@ class Factorize(Edit):
                 "Keep less energy, or choose a lower rank.",
             )
         ranks = {matrix.address: factors[matrix.tensor].rank for matrix in chosen}
-        config = compressed_config(source.config, {"low_rank": {"ranks": ranks}})
+        config = compressed_config(source, {"low_rank": {"ranks": ranks}})
         derived: dict[str, Derived] = {}
         once = shared_once(chosen)
         for matrix in once:

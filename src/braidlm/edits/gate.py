@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from braidlm.bridges.locate import locate_model
-from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.bridges.opening import BRAID, model_type
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -32,7 +31,6 @@ from braidlm.edits.account import Account, Fresh, account_table, targets
 from braidlm.edits.edit import PROBE, SOURCE, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import moved
 from braidlm.edits.sources import Source
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Layers, Size
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.gates import GatesConfig, gate_kinds
@@ -82,10 +80,7 @@ class AddGates(Edit):
         """Gates for a Braid model."""
         if source.config.decoded.gates is not None:
             raise _gated_already(source.model.title)
-        architecture = source.config.architecture | {"gates": encode(self.gates)}
-        ids = {name: getattr(source.config, name) for name in TOKEN_IDS}
-        options = {"vocab_size": source.config.vocab_size, "frozen": list(source.config.frozen)}
-        config = BraidConfig(architecture, **options, **ids)
+        config = source.config_with(gates=encode(self.gates))
         model = skeleton(config)
         account = _account(model, list(targets(model)))
         account.check(targets(model), {SOURCE: source.plain.tensors})

@@ -15,7 +15,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits, probe_ids
-from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
+from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
 from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Choices, NonNegative
 from braidlm.model.freezing import FREEZABLE
@@ -66,7 +66,7 @@ class Insert(Edit):
         decided = {"blocks"} | ({"routers"} if self.router == "rows" else set())
         decided |= {"embedding", "head"} if self.embedding == "frozen" else set()
         frozen = decided | (set(source.config.frozen) - set(DECIDED))
-        config = with_stages(source.config, stages, [part for part in FREEZABLE if part in frozen])
+        config = source.config_with([part for part in FREEZABLE if part in frozen], stages=stages)
         model = skeleton(config)
         account = moved(list(targets(model)), SOURCE, addresses)
         for one in modules:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.edits.account import Account, Derived, Part, targets
@@ -89,12 +88,9 @@ def ends_of(source: Source) -> list[Matrix]:
     ]
 
 
-def compressed_config(config: BraidConfig, *forms: dict[str, Any]) -> BraidConfig:
+def compressed_config(source: Source, *forms: dict[str, Any]) -> BraidConfig:
     """The same model with some matrices in another form."""
-    ids = {name: getattr(config, name) for name in TOKEN_IDS}
-    architecture = config.architecture
-    architecture["compression"] = [*architecture["compression"], *forms]
-    return BraidConfig(architecture, vocab_size=config.vocab_size, frozen=config.frozen, paths=config.paths, **ids)
+    return source.config_with(compression=[*source.config.architecture["compression"], *forms])
 
 
 def account_of(source: Source, config: BraidConfig, derived: dict[str, Derived]) -> tuple[BraidForCausalLM, Account]:

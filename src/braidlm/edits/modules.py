@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
 from braidlm.edits.account import Account, Derived, Part
 from braidlm.edits.sources import Source
-from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.strict import encode
 from braidlm.model.stages import BlockStage
 
@@ -137,13 +136,6 @@ def stages_of(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[str, 
             addresses[layer.address] = f"model.stages.{len(stages)}"
             stages.append({layer.kind: layer.options})
     return stages, addresses
-
-
-def with_stages(config: BraidConfig, stages: list[dict[str, Any]], frozen: Sequence[str]) -> BraidConfig:
-    """The same model with other stages and other parts that training leaves as they are."""
-    ids = {name: getattr(config, name) for name in TOKEN_IDS}
-    architecture = config.architecture | {"stages": stages}
-    return BraidConfig(architecture, vocab_size=config.vocab_size, frozen=list(frozen), **ids)
 
 
 def moved(tensors: Sequence[str], source: str, addresses: dict[str, str]) -> Account:

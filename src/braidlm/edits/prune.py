@@ -12,7 +12,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Derived, Part, account_table, targets
 from braidlm.edits.criteria import Criterion, Normalisation
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of, with_stages
+from braidlm.edits.modules import Layer, Modules, layers_of, modules_of, moved, stages_of
 from braidlm.edits.sources import Source
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibrate
 from braidlm.model.config.braid_config import BraidConfig
@@ -58,7 +58,7 @@ class Prune(Edit):
         for layer in layers:
             _leave_out(layer, kept, silenced)
         stages, addresses = stages_of(layers)
-        config = with_stages(source.config, stages, _frozen(source, layers))
+        config = source.config_with(_frozen(source, layers), stages=stages)
         model = skeleton(config)
         account = moved(list(targets(model)), SOURCE, addresses)
         for name, origin in account.origins.items():

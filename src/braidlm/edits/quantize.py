@@ -65,7 +65,7 @@ class Quantize(Edit):
         if eight:
             dynamic = self.scheme == "int8_dynamic"
             forms.append({"int8": {"modules": [m.address for m in eight], "dynamic": dynamic}})
-        config = compressed_config(source.config, *forms)
+        config = compressed_config(source, *forms)
         derived: dict[str, Derived] = {}
         once = shared_once((*small, *eight))
         for matrix in once:
@@ -74,7 +74,11 @@ class Quantize(Edit):
         before, after = weights_bytes(source.plain.model), weights_bytes(model)
         notes = notes_of(source)
         if self.embedding and not ends:
-            notes.append("embedding and head stay as they are: they are of other kinds than `tokens` and `linear`")
+            embedding, head = (getattr(source.plain.architecture, end).kind for end in ("embedding", "head"))
+            notes.append(
+                f"`embedding` quantises nothing here: the embedding is `{embedding}` and the head `{head}`, and only "
+                "`tokens` with `linear` can be quantised"
+            )
         if self.scheme == "int4" and len(small) < len(matrices):
             notes.append(
                 f"{len(matrices) - len(small)} matrices have 8 bits: {self.group} does not divide their inputs"

@@ -16,7 +16,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Fresh, Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
-from braidlm.edits.modules import layers_of, moved, stages_of, with_stages
+from braidlm.edits.modules import layers_of, moved, stages_of
 from braidlm.edits.sources import Source
 from braidlm.model.config.ranges import Size
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -47,7 +47,7 @@ class Share(Edit):
         if not sharing:
             least = f"at least {self._least} {'layers' if self.layers == 'all' else 'layers, of which 2 are interior'}"
             raise BraidError(f"no stage of this model has {least} of one shape to share weights", source.model.title)
-        config = with_stages(source.config, stages, source.config.frozen)
+        config = source.config_with(stages=stages)
         model = skeleton(config)
         before = {
             name: origin.parts[0].tensor

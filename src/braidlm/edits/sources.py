@@ -1,13 +1,14 @@
 """The sources of an edit, read tensor by tensor: a model folder of Braid's, or one that a bridge reads."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
 
 from braidlm.bridges.checkpoint import FLOATS
-from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.model_info import TOKEN_IDS, ModelInfo
 from braidlm.bridges.opening import BRAID, OpenModel
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import WEIGHTS, load_lineage
@@ -43,6 +44,17 @@ class Source(ABC):
     def load(self) -> BraidForCausalLM:
         """The model in memory, in float32 as its tensors are read: what an edit promises is measured against it."""
         return self.model.load().float()
+
+    def config_with(self, frozen: Sequence[str] | None = None, **parts: Any) -> BraidConfig:
+        """The configuration with other parts of the architecture, and other parts that training leaves as they are."""
+        config = self.config
+        return BraidConfig(
+            config.architecture | parts,
+            vocab_size=config.vocab_size,
+            frozen=list(config.frozen if frozen is None else frozen),
+            paths=config.paths,
+            **{name: getattr(config, name) for name in TOKEN_IDS},
+        )
 
     @abstractmethod
     def read(self, name: str) -> Tensor:

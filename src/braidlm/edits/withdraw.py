@@ -1,7 +1,7 @@
 """`braid edit withdraw`: some models of an average leave it for good, with their weights."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from braidlm.bridges.model_info import TOKEN_IDS
+from braidlm.bridges.bridge import bullet_list
+from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.accounting import skeleton
 from braidlm.edits.account import Account, Derived, Part, Transform, account_table, targets
@@ -18,8 +19,11 @@ from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_i
 from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.sources import Source
 from braidlm.model.config.braid_config import BraidConfig
+from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
+from braidlm.model.paths.parallel import ParallelLayer
+from braidlm.model.paths.per_path_norm import PerPathNorm
 from braidlm.model.paths.switches import use_paths
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
@@ -27,6 +31,8 @@ SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight
 ONE_ROW_EACH = ("head.bias", "head.mixture.bias")
 IN_BLOCK = re.compile(r"(?P<layer>.+\.layers\.\d+)\.(?:stack|paths\.(?P<path>[^.]+))\.(?P<number>\d+)\.(?P<own>.+)")
 """The name of a tensor in a block of a stack, or of one path."""
+IN_JOIN = re.compile(r"(?P<norms>.+\.layers\.\d+\.join\.norms)\.(?P<number>\d+)\.(?P<own>.+)")
+"""The name of a tensor of a join's norms, which are numbered."""
 
 
 @edits.register("withdraw")
@@ -43,6 +49,7 @@ class Withdraw(Edit):
         kept = self._kept(source)
         names, widths = _names(source), source.plain.model.head.widths
         left = [names[index] for index in kept]
+        leaving = [name for name in names if name not in left]
         config = _config(source, left)
         model = skeleton(config)
         starts = [sum(widths[:index]) for index in range(len(widths))]
@@ -54,7 +61,8 @@ class Withdraw(Edit):
         account.check(targets(model), {SOURCE: source.plain.tensors})
         before, after = (sum(t.numel() for t in some.values()) for some in (source.plain.tensors, targets(model)))
         lines = [
-            f"Withdraw {', '.join(self.paths)} from {source.model.title}: {', '.join(left)} stay, "
+            f"Withdraw {', '.join(leaving)} from {source.model.title}: "
+            f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, "
             f"{after:,} of {before:,} parameters",
             *account_table(account, names),
             *(f"  note: {note}" for note in source.notes),
@@ -71,11 +79,12 @@ class Withdraw(Edit):
                 source.model.title,
                 "Switch it off (`--paths`), or compose again without it.",
             )
-        if any(name.startswith("head.mixture.router") for name in source.plain.tensors):
+        if shared := _shared(source.plain):
             raise BraidError(
-                "the shares of this mixture depend on what all of its models read (per_token)",
+                "a model can be withdrawn only where the models share no part, as after `braid compose --join average`,"
+                f" and here:{bullet_list(shared)}",
                 source.model.title,
-                "Switch the model off (`--paths`), or compose the others and train their shares.",
+                "Switch the model off (`--paths`), or compose the others and train what they share.",
             )
         for name in self.paths:
             if name not in head.names:
@@ -94,26 +103,58 @@ def _names(source: Source) -> tuple[str, ...]:
     return source.plain.model.head.names  # type: ignore[no-any-return]
 
 
+def _shared(info: ModelInfo) -> list[str]:
+    """What the models of an average have in common, of which none of them can be taken out."""
+    architecture, body, head = info.architecture, info.model.model, info.model.head
+    parts = _parts(head.names, head.widths)
+    shared = []
+    if not isinstance(body.embedding, TokenEmbedding):
+        shared.append(f"the embedding ({architecture.embedding.kind}) is one for all models")
+    for number, (choice, stage) in enumerate(zip(architecture.stages, body.stages, strict=True)):
+        layers = getattr(stage, "layers", ())
+        if not layers or not all(isinstance(layer, ParallelLayer) and layer.reads_own_slice for layer in layers):
+            shared.append(f"stage {number} ({choice.kind}) reads the streams of all models together")
+        elif (own := _parts(layers[0].names, layers[0].widths)) != parts:
+            shared.append(f"the paths of stage {number} are {own}, and those of the head {parts}")
+    if not isinstance(body.norm, PerPathNorm):
+        shared.append(f"the norm before the head ({architecture.norm.kind}) is one for all models")
+    elif (own := _parts(body.norm.paths, body.norm.widths)) != parts:
+        shared.append(f"the paths of the norm before the head are {own}, and those of the head {parts}")
+    if architecture.gates is not None:
+        shared.append("gates were added, and each reads the streams of all models together")
+    if any(name.startswith("head.mixture.router") for name in info.tensors):
+        shared.append("the shares of this mixture depend on what all of its models read (per_token)")
+    return shared
+
+
+def _parts(names: Iterable[str], widths: Iterable[int]) -> str:
+    """The paths of a stream in the order of their parts, with their widths."""
+    return " + ".join(f"{name} ({width})" for name, width in zip(names, widths, strict=True))
+
+
 def _config(source: Source, left: Sequence[str]) -> BraidConfig:
     """The same architecture with these paths alone."""
     architecture: dict[str, Any] = source.config.architecture
     for part in (architecture["head"], architecture["norm"]):
         part["paths"] = [path for path in part["paths"] if path["name"] in left]
-    architecture["width"] = sum(path["width"] for path in architecture["head"]["paths"])
+    widths = {path["name"]: path["width"] for path in architecture["head"]["paths"]}
+    architecture["width"] = sum(widths.values())
     for choice, built in zip(architecture["stages"], source.plain.model.model.stages, strict=True):
         stage = choice["parallel"]
-        stage["paths"] = [path for path in stage["paths"] if path["name"] in left]
+        # A width that was left open was a share of the whole stream, which is narrower now; so is what comes out.
+        stage["paths"] = [path | {"width": widths[path["name"]]} for path in stage["paths"] if path["name"] in left]
+        stage["to"] = None
         stage["stacked"] = built.layers[0].stack is not None and stage["stacked"]  # tensors keep their names
-    active = None if source.config.paths is None else [name for name in source.config.paths if name in left] or None
-    ids = {name: getattr(source.config, name) for name in TOKEN_IDS}
-    return BraidConfig(
-        architecture, vocab_size=source.config.vocab_size, frozen=list(source.config.frozen), paths=active, **ids
-    )
+    config = source.config_with(**architecture)
+    config.paths = [name for name in config.paths or () if name in left] or None
+    return config
 
 
 def _origin(source: Source, name: str, kept: Sequence[int], columns: Sequence[int], left: Sequence[str]) -> Derived:
     if name in SIDE_BY_SIDE:
         return Derived((Part(SOURCE, name),), transform=Transform(partial(_columns, columns), "their columns"))
+    if norm := IN_JOIN.fullmatch(name):
+        return Derived((Part(SOURCE, f"{norm['norms']}.{kept[int(norm['number'])]}.{norm['own']}"),))
     block = IN_BLOCK.fullmatch(name)
     if name in source.plain.tensors and (block is None or block["path"]):
         return Derived((Part(SOURCE, name),), chosen_rows=tuple(kept) if name in ONE_ROW_EACH else None)

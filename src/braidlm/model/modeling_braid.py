@@ -172,8 +172,9 @@ class BraidModel(BraidPreTrainedModel):
                 "Braid models do not support transformers' static caches",
                 todo="Leave out cache_implementation; `braid generate` has a fixed cache of its own.",
             )
-        exit_layer = self.exit_layer
-        _add_cache_layers(cache, len(self.cache_shapes) if exit_layer is None else cache_slots(self.stages, exit_layer))
+        # A head that reads the text keeps what it found behind the attentions, also of a pass that ends early.
+        last = None if self.readers else self.exit_layer
+        _add_cache_layers(cache, len(self.cache_shapes) if last is None else cache_slots(self.stages, last))
         past = cache.get_seq_length() if cache is not None else 0
         self._check_length(past + time)
         padding = _mask_if_padded(attention_mask)

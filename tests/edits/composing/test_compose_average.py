@@ -232,6 +232,20 @@ def test_a_mixture_begins_as_the_average_and_learns_alone(pair: list[Path], tmp_
     assert all(model.get_parameter(name).grad.abs().max() > 0 for name in free)
 
 
+@pytest.mark.parametrize(("join", "is_done"), [("average", True), ("posterior", True), ("mixture", False)])
+def test_the_plan_says_when_nothing_is_left_to_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture, join: str, is_done: bool
+) -> None:
+    """The balance of a router is a tensor, but no parameter."""
+    router = {"top_k": 1, "balance_rate": 0.01}
+    sparse = {"block": {"feed": {"kind": "swiglu", "hidden": 8, "experts": {"names": 2, "router": router}}}}
+    folders = [saved_path(tmp_path / name, i, **sparse) for i, name in enumerate("ab")]
+    compose(folders, None, join=join, freeze=["paths"], dry_run=True)
+    said = capsys.readouterr().out
+    assert "note: training will leave as they are: paths, embedding, head" in said
+    assert ("; nothing is left to train" in said) == is_done
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_shares_that_follow_the_text(pair: list[Path], tmp_path: Path, window: int | None) -> None:
     """Checked against the models run apart, opened by plain transformers, and what is withdrawn leaves the other."""
@@ -275,6 +289,7 @@ def refused(sources: Sequence[Path], tmp_path: Path, **options: Any) -> str:
         ({"join": {"kind": "posterior", "window": 1}}, "join.window: expected a whole number of at least 2, got 1"),
         ({"join": ["average", "concat"]}, "join: expected a join name or a mapping"),
         ({"names": ["a", "x.y"]}, "a path's name is made of letters, digits"),
+        ({"names": ["a", "2b"]}, "and does not begin with a digit, got '2b'"),
     ],
 )
 def test_wrong_options(pair: list[Path], tmp_path: Path, options: dict[str, Any], text: str) -> None:

@@ -67,7 +67,10 @@ def test_wrong_sources(home, sources, text):
         ({"blocks": -1}, "blocks: expected a whole number from 0 to 1000, got -1"),
         ({"names": ["a", "a"]}, "two paths are called 'a': stories and maths"),
         ({"names": ["a"]}, "1 names were given for 2 paths"),
-        ({"names": ["a", "b.c"]}, "a path's name is made of letters, digits, - and _, got 'b.c'"),
+        (
+            {"names": ["a", "b.c"]},
+            "a path's name is made of letters, digits, - and _, and does not begin with a digit, got 'b.c'",
+        ),
         ({"names": ["a", "items"]}, "a path cannot be called 'items': torch reserves that name"),
         ({"names": ["a", "combined"], "join": "gumbel_v2"}, "a path cannot be called 'combined' here"),
     ],

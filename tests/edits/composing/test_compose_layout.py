@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from composed_paths import GPT2, PAPAFORMER, blocks, saved_path
+from composed_paths import ATTENTION_EXPERTS, EXPERTS, GPT2, PAPAFORMER, blocks, saved_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +50,22 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
 
 def shape(name, **architecture):
     return PathShape(name, ModelInfo(tiny_config(**architecture)))
+
+
+@pytest.mark.parametrize(
+    ("options", "stacked"),
+    [
+        ([{}, {}], True),
+        ([{"dropout": {"experts": 0.1}}, {}], True),
+        ([{}, EXPERTS], "with_experts"),
+        ([ATTENTION_EXPERTS, ATTENTION_EXPERTS], "with_experts"),
+    ],
+)
+@pytest.mark.parametrize("join", ["average", "shared_linear"])
+def test_only_paths_with_experts_ask_for_stacks_of_experts(options, stacked, join):
+    members = [tiny_config(**own).decoded for own in options]
+    stages = composed_architecture(members, ["a", "b"], join).stages
+    assert [stage.options.stacked for stage in stages if stage.kind == "parallel"] == [stacked]
 
 
 def test_the_papers_layout(tmp_path):

@@ -341,8 +341,9 @@ STAGE = "model.stages[0].parallel"
     ("parallel", "text"),
     [
         ({"paths": ["a", "b", "a"]}, f"{STAGE}: paths: 'a' is listed twice"),
-        ({"paths": ["a b", "c"]}, f"{STAGE}.paths[0]: a path's name is made of letters, digits, - and _, got 'a b'"),
-        ({"paths": ["a", "b.c"]}, f"{STAGE}.paths[1]: a path's name is made of letters, digits, - and _, got 'b.c'"),
+        ({"paths": ["a b", "c"]}, f"{STAGE}.paths[0]: a path's name is made of letters, digits, - and _"),
+        ({"paths": ["a", "b.c"]}, f"{STAGE}.paths[1]: a path's name is made of letters, digits, - and _"),
+        ({"paths": ["a", "2b"]}, "and does not begin with a digit, got '2b'"),
         ({"paths": []}, f"{STAGE}: paths: at least one is needed"),
         ({"paths": 0}, f"{STAGE}.paths: expected a whole number from 1 to 4096, got 0"),
         ({}, f"{STAGE}.paths: missing; it has no default"),

@@ -211,6 +211,25 @@ def test_no_token_ends_early(options: dict[str, Any]) -> None:
         EarlyExit(**options).check(posterior_model())
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_drafts_of_transformers_change_no_token(window: int | None) -> None:
+    """A draft is judged by the whole model, and its passes have a cache of their own."""
+    model, ids = posterior_model(window=window), random_ids(1, 5)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, assistant_early_exit=1, **options), plain)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=2, **options), plain)
+
+
+@torch.no_grad()
+def test_a_pass_that_ends_early_has_a_cache() -> None:
+    model, ids = posterior_model(), random_ids(1, 8)
+    model.config.num_hidden_layers = 1
+    whole = model(ids).logits
+    cache = model(ids[:, :5]).past_key_values
+    assert (model(ids[:, 5:], past_key_values=cache).logits - whole[:, 5:]).abs().max() < 1e-5
+
+
 def test_without_the_text_there_is_nothing_to_judge_by() -> None:
     model = posterior_model()
     with pytest.raises(BraidError, match="judges its paths by the text, and only embeddings are given"):

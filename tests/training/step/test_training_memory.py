@@ -43,6 +43,7 @@ POSITIONS: dict[str, Any] = {
     "interleaved": {"kind": "rope", "pairs": "interleaved"},
     "yarn": {"kind": "rope", "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 8}},
 }
+PATHS = [{"name": "a", "width": 8}, {"name": "b", "width": 8}]
 STAGES: dict[str, list[Any]] = {
     "paths": [{"parallel": {"layers": 1, "paths": 2, "join": "add"}}],
     "unlike-paths": [
@@ -53,12 +54,18 @@ STAGES: dict[str, list[Any]] = {
         {"parallel": {"layers": 1, "paths": 3, "join": {"kind": "routed", "top_k": 1, "scope": "routed"}}}
     ],
 }
+JUDGED: dict[str, Any] = {
+    "stages": [{"parallel": {"layers": 1, "paths": PATHS, "join": "concat"}}],
+    "norm": {"kind": "per_path", "paths": PATHS},
+    "positions": "rope",
+}
 MODELS: list[dict[str, Any]] = [
     *({"block": {"attention": attention}, "positions": "rope"} for attention in ATTENTIONS.values()),
     *({"positions": positions} for positions in POSITIONS.values()),
     *({"stages": stages, "positions": "rope"} for stages in STAGES.values()),
+    *({**JUDGED, "head": {"kind": "posterior", "paths": PATHS, "window": window}} for window in (None, 5)),
 ]
-NAMES = [*ATTENTIONS, *(f"positions-{name}" for name in POSITIONS), *STAGES]
+NAMES = [*ATTENTIONS, *(f"positions-{name}" for name in POSITIONS), *STAGES, "posterior", "posterior-window"]
 
 
 def model_of(layers: int = 1, **architecture: Any) -> BraidForCausalLM:

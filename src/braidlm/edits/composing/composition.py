@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from braidlm.core.models.accounting import model_facts, skeleton
-from braidlm.edits.account import Account, account_table, columns, targets
+from braidlm.edits.account import Account, account_table, columns
 from braidlm.edits.assembly import STARTS
 from braidlm.edits.composing.layout import Layout, lay_out
 from braidlm.edits.composing.path_models import PathModel
@@ -108,8 +108,7 @@ class Composition:
     @property
     def trained(self) -> int:
         """How many parameters training will change."""
-        frozen = self._frozen()
-        return sum(tensor.numel() for name, tensor in targets(self.model).items() if name not in frozen)
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _frozen(self) -> set[str]:
         """The tensors that training will not change."""
@@ -136,7 +135,8 @@ class Composition:
         if self.config.frozen:
             fresh = dict.fromkeys(o.kind for name, o in self.account.fresh.items() if name in self._frozen())
             also = f" (so also the fresh {', '.join(fresh)})" if fresh else ""
-            notes.append(f"training will leave as they are: {', '.join(self.config.frozen)}{also}")
+            nothing = "" if self.trained else "; nothing is left to train"
+            notes.append(f"training will leave as they are: {', '.join(self.config.frozen)}{also}{nothing}")
         return notes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.edits.composing.averaging import APART, averaged_ends, averages
 from braidlm.edits.composing.path_models import PathShape, composed_end
+from braidlm.edits.modules import PARTS
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
 from braidlm.model.heads.embedding import embeddings
@@ -86,7 +87,7 @@ def _parallel(
 
 
 def _has_experts(path: PathShape) -> bool:
-    return any(part.get("experts") is not None for part in path.options.values() if isinstance(part, dict))
+    return any(path.options[part].get("experts") is not None for part in PARTS)  # dropout has a rate of that name
 
 
 def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from braidlm.bridges.model_info import TOKEN_IDS
 from braidlm.bridges.opening import OpenModel
 from braidlm.core import console
 from braidlm.core.devices import choose_device
@@ -72,7 +71,7 @@ class Select(Edit):
             raise no_gates(source.model.title)
         model = source.model.load(choose_device("auto"))
         selection = self.select(model, source.model)
-        planned = skeleton(_with_gates(source.config, selection.kept))
+        planned = skeleton(_with_gates(source, selection.kept))
         account = moved(list(targets(planned)), SOURCE, {})
         used = {part.tensor for origin in account.derived.values() for part in origin.parts}
         for name in source.plain.tensors:
@@ -159,9 +158,6 @@ def _write_adapter(model: Any, opened: OpenDecoder, folder: Path, lineage: dict[
         shutil.copyfile(path, folder / path.name)
 
 
-def _with_gates(config: BraidConfig, layers: list[int]) -> BraidConfig:
+def _with_gates(source: Source, layers: list[int]) -> BraidConfig:
     """The same model with the gates of these layers only."""
-    gates = encode(config.decoded.gates) | {"layers": layers} if layers else None
-    ids = {name: getattr(config, name) for name in TOKEN_IDS}
-    architecture = config.architecture | {"gates": gates}
-    return BraidConfig(architecture, vocab_size=config.vocab_size, frozen=config.frozen, **ids)
+    return source.config_with(gates=encode(source.config.decoded.gates) | {"layers": layers} if layers else None)

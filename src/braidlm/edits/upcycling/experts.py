@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ ROUTED_FEED = re.compile(r"(?P<feed>.+\.feed)\.(?P<part>router|bank)\.(?P<own>.+
 """The name of a tensor of a feed-forward part with experts."""
 OF_PATH = re.compile(r"(?P<layer>.+\.layers\.\d+)\.(?P<part>paths|enter)\.(?P<path>[^.]+)\.(?P<own>.+)")
 """The name of a tensor of a path that is not in a stack with the others."""
+IN_STACK = re.compile(r".+\.layers\.\d+\.stack\..+")
+"""The name of a tensor of paths in a stack."""
 PART_OF_STACK = {"paths": "stack", "enter": "enter"}
 
 
@@ -57,7 +60,8 @@ def _reason_to_stay(stage: Choice, feed: dict[str, Any] | None) -> str | None:
 def upcycled_account(model: BraidForCausalLM, info: ModelInfo, count: int) -> Account:
     """Every tensor as it was, `count` copies of it in a bank of experts, or fresh in a router.
 
-    Paths of one shape are a stack until they have experts; then each is a module of its own.
+    Paths of one shape are a stack; with experts they stay one where the stage says so (`stacked: with_experts`), and
+    otherwise each is a module of its own.
     """
     account = Account()
     for name in targets(model):
@@ -79,7 +83,8 @@ def _origin(name: str, info: ModelInfo, count: int) -> Derived | Fresh:
         old = f"{layer}.{PART_OF_STACK[of_path['part']]}.{of_path['own']}"
         steps.append(Transform(lambda stack: _transposed(stack[member]), f"that of '{path}'"))
     if routed is not None:
-        steps.append(Transform(lambda tensor: torch.stack([_transposed(tensor)] * count), f"{count} copies"))
+        copies = _copies_in_stack if IN_STACK.fullmatch(name) else _copies
+        steps.append(Transform(partial(copies, count), f"{count} copies"))
     return Derived((Part(SOURCE, old),), transform=_in_turn(steps) if steps else None)
 
 
@@ -90,6 +95,15 @@ def _in_turn(steps: list[Transform]) -> Transform:
         return tensor
 
     return Transform(compute, ", ".join(step.description for step in steps))
+
+
+def _copies(count: int, tensor: Tensor) -> Tensor:
+    return torch.stack([_transposed(tensor)] * count)
+
+
+def _copies_in_stack(count: int, members: Tensor) -> Tensor:
+    """The copies of each member one after another, as in the bank of a stack."""
+    return members.repeat_interleave(count, dim=0)
 
 
 def _transposed(tensor: Tensor) -> Tensor:

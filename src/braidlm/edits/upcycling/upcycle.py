@@ -20,7 +20,7 @@ from braidlm.core.models.accounting import model_cost, skeleton
 from braidlm.core.reading import given_path, read_json
 from braidlm.edits.account import account_table
 from braidlm.edits.edit import Edit, EditPlan, edits, probe_ids
-from braidlm.edits.modules import check_uncompressed, with_stages
+from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.sources import Source
 from braidlm.edits.upcycling.experts import noise_for, upcycled_account, upcycled_stages
 from braidlm.edits.upcycling.mixtral import MIXTRAL_SOURCES, plan_mixtral
@@ -89,7 +89,7 @@ class Upcycle(Edit):
             raise BraidError(
                 f"no feed-forward part of this model can become experts:{bullet_list(dense)}", source.model.title
             )
-        config = with_stages(source.config, stages, source.config.frozen)
+        config = source.config_with(stages=stages)
         model = skeleton(config)
         account = upcycled_account(model, source.plain, self.experts)
         notes = [*source.notes, *(f"stays as it is: {text}" for text in dense), *self.notes()]

@@ -40,7 +40,9 @@ class PathConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "_").isidentifier():
-            raise BraidError(f"a path's name is made of letters, digits, - and _, got '{self.name}'")
+            raise BraidError(
+                f"a path's name is made of letters, digits, - and _, and does not begin with a digit, got '{self.name}'"
+            )
         if hasattr(nn.ModuleDict, self.name):
             raise BraidError(f"a path cannot be called '{self.name}': torch reserves that name")
 

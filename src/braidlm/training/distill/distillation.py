@@ -66,8 +66,9 @@ class OnlineDistillation(Distillation):
         def evaluate(rows: Tensor, part: slice) -> Tensor:
             said = self.teachers.read(done.inputs[part], hidden=weight > 0)
             loss = temperature**2 * divergence(said.log_probabilities, done.model.head(rows), temperature)
+            stream = done.stream_of(rows)
             for share, other, project in zip(self.teachers.weights, said.hidden, self.projections, strict=False):
-                loss = loss + weight * share * hidden_difference(project(rows), other)
+                loss = loss + weight * share * hidden_difference(project(stream), other)
             return torch.where(real[part], loss, 0.0).sum()
 
         return evaluate

@@ -50,11 +50,16 @@ class TrainingPass:
     """The number of labels in the whole batch: of all micro-batches and processes. A mean over tokens is a sum divided
     by it, so that the micro-batches' losses add up to the batch's."""
     hidden: Tensor
-    """[batch, time, width]: the normalised stream, which the head reads."""
+    """[batch, time, channels]: what the head reads, which may be more than the stream (`stream_of`)."""
     layers: tuple[Tensor, ...] = ()
     """The embedded tokens and the stream after each layer, the last one normalised; where `needs_layers`."""
     taken: "TrainingPass | None" = None
     """The rows that a loss has taken for itself (`taken_rows`), which are not in this pass."""
+
+    def stream_of(self, hidden: Tensor) -> Tensor:
+        """The normalised stream [..., width] in `hidden` or some of its rows: behind it stands what a head that reads
+        the text has found there."""
+        return hidden[..., : self.model.model.width_out]
 
 
 class ExtraLoss(nn.Module):

@@ -108,7 +108,10 @@ class MemoryCache:
     @torch.no_grad()
     def after(self, body: BraidModel, time: int) -> Memory:
         """The memory for the chunk after this one, which had `time` tokens."""
-        moved = (body.positions.moved_back(key, time) for key in self.keys)
+        rotated = self.keys[: len(body.attentions)]  # behind them stands what a head has read
+        moved = (body.positions.moved_back(key, time) for key in rotated)
         # The mark of keys that a member does not see is no key that could be rotated.
-        keys = tuple(torch.where(key == ABSENT, key, new) for key, new in zip(self.keys, moved, strict=True))
-        return Memory(keys, tuple(self.values), (self.filled + time).clamp_max(self.memory.length))
+        keys = [torch.where(key == ABSENT, key, new) for key, new in zip(rotated, moved, strict=True)]
+        return Memory(
+            (*keys, *self.keys[len(keys) :]), tuple(self.values), (self.filled + time).clamp_max(self.memory.length)
+        )

@@ -26,6 +26,8 @@ def check_two_way(body: BraidModel, where: str) -> None:
             raise _refused(
                 "which tokens of a mixture of depths enter is learned for texts that are read forward", name, where
             )
+    if body.readers:
+        raise _refused("its head judges every token by those before it", "head", where)
     if isinstance(body.positions, NoPositions):
         raise _refused("without positions only the causal mask tells the order of tokens", "positions", where)
 
