@@ -145,6 +145,16 @@ def test_another_choice_from_the_defaults(root: Path) -> None:
     assert compose_recipe(str(path), ["models@model=large"])["model"]["width"] == 64
 
 
+@pytest.mark.parametrize("override", ["out=out", "++out=out", "~out"])
+def test_a_folder_with_the_name_of_a_key_is_no_group(tmp_path: Path, override: str) -> None:
+    """As the folder of a run that goes on, beside its recipe."""
+    path = written(tmp_path, "out: runs\nsteps: 3\n")
+    before = compose_recipe(str(path), [override])
+    assert before == ({"steps": 3} if override == "~out" else {"out": "out", "steps": 3})
+    (tmp_path / "out").mkdir()
+    assert compose_recipe(str(path), [override]) == before
+
+
 def test_a_misspelled_override_is_found_by_strict_decoding(root: Path) -> None:
     data = compose_recipe("tiny/gpt2", ["model.widht=32", "model.stages[0].block.layer=3"])
     with pytest.raises(BraidError) as caught:

@@ -42,6 +42,12 @@ def as_hydra(override: str) -> str:
     return f"{sign}{parsed.key}{parsed.value}"
 
 
+def changed_key(override: str) -> str | None:
+    """The key that an override sets or removes; None where it chooses or adds a part of a defaults list."""
+    parsed = _parsed(override)
+    return None if parsed is None or parsed.sign == "+" else parsed.key
+
+
 def quoted(text: str) -> str:
     """A text as a quoted value in Hydra's override grammar."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")

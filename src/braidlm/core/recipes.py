@@ -9,7 +9,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.fast_yaml import hasten_omegaconf
-from braidlm.core.overrides import as_hydra, missing, needs_what_it_names, quoted
+from braidlm.core.overrides import as_hydra, changed_key, missing, needs_what_it_names, quoted
 from braidlm.core.reading import MAX_YAML_BYTES, check_yaml, read_bytes, read_text
 
 ALLOW_ENVIRONMENT = "BRAID_ALLOW_ENV"
@@ -56,7 +56,6 @@ def find_recipe(name: str) -> Path:
 
 def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
     """The recipe as plain data: its defaults lists followed, overrides applied, interpolations resolved."""
-    from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -70,7 +69,7 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
         with (
             _recorded_environment(variables),
             _bounded_interpolation(),
-            initialize_config_dir(config_dir=str(path.parent), version_base="1.3"),
+            hydra_in(path.parent, overrides),
         ):
             data = resolved(_composed(path.stem, hydra_overrides(overrides)))
     except BraidError:
@@ -89,6 +88,23 @@ def compose_recipe(name: str, overrides: list[str] | None = None) -> dict[str, A
     if not isinstance(data, dict):
         raise BraidError("a recipe is a mapping of keys to values", str(path))
     return {str(key): value for key, value in data.items()}
+
+
+@contextmanager
+def hydra_in(folder: Path, overrides: list[str] | None) -> Iterator[None]:
+    """Let Hydra read the recipes of a folder with these overrides.
+
+    A folder there that has the name of a key, as `out` has, is no group of recipes that the key chooses from.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    keys = set(map(changed_key, overrides or []))
+    with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        repository: Any = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+        is_group = repository.group_exists
+        repository.group_exists = lambda config_path: config_path not in keys and is_group(config_path)
+        yield
 
 
 def _composed(stem: str, overrides: list[str]) -> Any:

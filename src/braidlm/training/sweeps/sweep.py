@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,7 +24,7 @@ from braidlm.core import console
 from braidlm.core.errors import BraidError, collecting
 from braidlm.core.files import make_folder, write_json
 from braidlm.core.overrides import quoted
-from braidlm.core.recipes import find_recipe, hydra_overrides, resolved
+from braidlm.core.recipes import find_recipe, hydra_in, hydra_overrides, resolved
 from braidlm.training.recipe import load_recipe
 from braidlm.training.run_folder import check_folder
 from braidlm.training.sweeps.run_record import FAILURES, RunRecord, has_runs, read_runs
@@ -193,7 +193,7 @@ def _check_hydra(path: Path, overrides: list[str], combination: list[str]) -> No
     """
     parsed = OverridesParser.create().parse_overrides(hydra_overrides(overrides))
     own = [override.input_line for override in parsed if override.is_hydra_override()]
-    with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+    with hydra_in(path.parent, overrides):
         recipe = _hydra_settings(path.stem, [*own, *combination])
         nothing = _hydra_settings(None, own)
     if recipe != nothing:
@@ -216,7 +216,7 @@ def _launch(path: Path, overrides: list[str], folder: Path, one: Callable[[Any],
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",
     ]
-    with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
+    with hydra_in(path.parent, overrides):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         returned = hydra.multirun(
