@@ -57,14 +57,15 @@ def gated_expert(width: int, to: int, hidden: int = 384) -> int:
 
 
 def routed(experts: int, hidden: int, shared: int) -> int:
-    """GPT-2 28M without learned positions, its feed-forward parts replaced by experts and a shared part."""
+    """GPT-2 28M without learned positions, in the last half of its layers experts and a shared part as feed-forward."""
     width, layers = 384, 12
+    sparse = layers // 2
 
     def feed(size: int) -> int:
         return 2 * width * size + size + width
 
     bank = experts * feed(hidden) + feed(shared) + experts * width + experts
-    return gpt2(16_384, 0, width, layers) + layers * (bank - feed(4 * width))
+    return gpt2(16_384, 0, width, layers) + sparse * (bank - feed(4 * width))
 
 
 def modules(
@@ -94,7 +95,7 @@ PRESETS = {
     "llama-bytes": (87_123_072, llama(0, 768, 12, 2048) + byte_ends(768)),  # STLM's ends on our Llama
     "gpt2-28m": (27_782_400, gpt2(16_384, 512, 384, 12)),  # MoEP, Table 2: 28M
     "rotary-28m": (27_585_792, gpt2(16_384, 0, 384, 12)),  # ours: GPT-2 28M without learned positions
-    "routed-28m": (54_900_672, routed(16, 248, 512)),  # ours
+    "routed-28m": (59_625_408, routed(32, 248, 512)),  # ours
     "moep-28m": (28_434_480, moep(2, linear_expert)),  # MoEP, Table 2: 28M
     "moep-swiglu-38m": (37_616_688, moep(3, gated_expert)),  # MoEP, Table 2: 38M
     "papaformer-llama-256": (33_619_200, papaformer(50_278, 256, 8, 1024)),  # PaPaformer, Table 2: 32M
