@@ -37,6 +37,9 @@ STAGES: dict[str, dict[str, Any]] = {
     "paths one by one": {"stages": [{"parallel": {**PARALLEL, "stacked": False, "join": "add"}}]},
     "paths that share blocks": {"stages": [{"parallel": {**PARALLEL, "share": "feeds"}}]},
     "paths that stay a stack": {"stages": [{"parallel": {**PARALLEL, "stacked": "with_experts"}}]},
+    "paths one by one with experts of attention": {
+        "stages": [{"parallel": {**PARALLEL, "attention": {"heads": 2, "experts": 2}}}]
+    },
     "paths with experts of attention": {
         "stages": [{"parallel": {**PARALLEL, "stacked": "with_experts", "attention": {"heads": 2, "experts": 2}}}]
     },

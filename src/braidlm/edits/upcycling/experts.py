@@ -19,11 +19,8 @@ from braidlm.model.paths.routed_join import Routed
 
 ROUTED_FEED = re.compile(r"(?P<feed>.+\.feed)\.(?P<part>router|bank)\.(?P<own>.+)")
 """The name of a tensor of a feed-forward part with experts."""
-OF_PATH = re.compile(r"(?P<layer>.+\.layers\.\d+)\.(?P<part>paths|enter)\.(?P<path>[^.]+)\.(?P<own>.+)")
-"""The name of a tensor of a path that is not in a stack with the others."""
 IN_STACK = re.compile(r".+\.layers\.\d+\.stack\..+")
 """The name of a tensor of paths in a stack."""
-PART_OF_STACK = {"paths": "stack", "enter": "enter"}
 
 
 def upcycled_stages(info: ModelInfo, experts: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
@@ -31,7 +28,7 @@ def upcycled_stages(info: ModelInfo, experts: dict[str, Any]) -> tuple[list[dict
     others with the reason why they stay.
     """
     stages, sparse, dense = [], [], []
-    for number, choice in enumerate(info.architecture.stages):
+    for number, (choice, built) in enumerate(zip(info.architecture.stages, info.model.model.stages, strict=True)):
         options = encode(choice.options)
         for holder in options.get("paths") or [options]:  # the blocks of a path, or of the stage
             path = f" of path '{holder['name']}'" if "paths" in options else ""
@@ -41,6 +38,8 @@ def upcycled_stages(info: ModelInfo, experts: dict[str, Any]) -> tuple[list[dict
             else:
                 holder["feed"]["experts"] = experts
                 sparse.append(title)
+        if any(getattr(layer, "stack", None) is not None for layer in getattr(built, "layers", ())):
+            options["stacked"] = "with_experts"  # a stack of paths stays one
         stages.append({choice.kind: options})
     return stages, sparse, dense
 
@@ -58,11 +57,7 @@ def _reason_to_stay(stage: Choice, feed: dict[str, Any] | None) -> str | None:
 
 
 def upcycled_account(model: BraidForCausalLM, info: ModelInfo, count: int) -> Account:
-    """Every tensor as it was, `count` copies of it in a bank of experts, or fresh in a router.
-
-    Paths of one shape are a stack; with experts they stay one where the stage says so (`stacked: with_experts`), and
-    otherwise each is a module of its own.
-    """
+    """Every tensor as it was, `count` copies of it in a bank of experts, or fresh in a router."""
     account = Account()
     for name in targets(model):
         account.origins[name] = Derived((Part(SOURCE, name),)) if name in info.tensors else _origin(name, info, count)
@@ -72,43 +67,22 @@ def upcycled_account(model: BraidForCausalLM, info: ModelInfo, count: int) -> Ac
 
 def _origin(name: str, info: ModelInfo, count: int) -> Derived | Fresh:
     routed = ROUTED_FEED.fullmatch(name)
-    if routed is not None and routed["part"] == "router":
+    assert routed is not None, name
+    if routed["part"] == "router":
         return Fresh("routers", f"{routed['feed']}.router")
-    old = name if routed is None else f"{routed['feed']}.{routed['own']}"
-    steps: list[Transform] = []
-    of_path = OF_PATH.fullmatch(old)
-    if old not in info.tensors and of_path is not None:
-        layer, path = of_path["layer"], of_path["path"]
-        member = info.model.get_submodule(layer).names.index(path)
-        old = f"{layer}.{PART_OF_STACK[of_path['part']]}.{of_path['own']}"
-        steps.append(Transform(lambda stack: _transposed(stack[member]), f"that of '{path}'"))
-    if routed is not None:
-        copies = _copies_in_stack if IN_STACK.fullmatch(name) else _copies
-        steps.append(Transform(partial(copies, count), f"{count} copies"))
-    return Derived((Part(SOURCE, old),), transform=_in_turn(steps) if steps else None)
-
-
-def _in_turn(steps: list[Transform]) -> Transform:
-    def compute(tensor: Tensor) -> Tensor:
-        for step in steps:
-            tensor = step.compute(tensor)
-        return tensor
-
-    return Transform(compute, ", ".join(step.description for step in steps))
+    copies = _copies_in_stack if IN_STACK.fullmatch(name) else _copies
+    old = Part(SOURCE, f"{routed['feed']}.{routed['own']}")
+    return Derived((old,), transform=Transform(partial(copies, count), f"{count} copies"))
 
 
 def _copies(count: int, tensor: Tensor) -> Tensor:
-    return torch.stack([_transposed(tensor)] * count)
+    """[count, in, out] of a matrix [out, in]."""
+    return torch.stack([tensor.t() if tensor.ndim == 2 else tensor] * count)
 
 
 def _copies_in_stack(count: int, members: Tensor) -> Tensor:
     """The copies of each member one after another, as in the bank of a stack."""
     return members.repeat_interleave(count, dim=0)
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    """A matrix between [out, in], as alone, and [in, out], as in a stack; a vector unchanged."""
-    return tensor.t() if tensor.ndim == 2 else tensor
 
 
 def noise_for(account: Account, noise: float) -> Callable[[BraidForCausalLM], None]:
