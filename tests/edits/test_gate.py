@@ -175,3 +175,9 @@ def _after_one_step(model: PreTrainedModel) -> torch.Tensor:
     model(ids, labels=ids).loss.backward()
     optimizer.step()
     return logits(model)
+
+
+def test_a_path_may_be_called_gate(tmp_path: Path) -> None:
+    paths = {"layers": 3, "paths": ["gate", "other"], "stacked": False, "join": "add"}
+    source = save_model(tiny_model(stages=[{"parallel": paths}]), tmp_path / "source", ToyTokenizer(), {})
+    assert list(gates_of(load_model(edit("gate", source, tmp_path / "gated")))) == [2, 3]

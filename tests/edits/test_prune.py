@@ -10,12 +10,15 @@ from safetensors.torch import load_file, save_file
 
 import braidlm
 from braidlm.bridges.model_info import ModelInfo
+from braidlm.bridges.opening import OpenModel
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.edits.edit import edit
 from braidlm.edits.modules import layers_of, modules_of
+from braidlm.edits.sources import open_source
+from braidlm.edits.usage import all_modules, measure_usage
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
@@ -30,15 +33,22 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def model_folder(out: Path, keys: str = "shared", renormalise: bool = False, unused: tuple[str, ...] = ()) -> Path:
-    """A model of two blocks; the modules in `unused` have scores so low that no token chooses them."""
-    router = {"top_k": 2, "renormalise": renormalise, "hidden": 8}
+def model_folder(
+    out: Path,
+    keys: str = "shared",
+    renormalise: bool = False,
+    unused: tuple[str, ...] = (),
+    scope: str = "all",
+    **routing: Any,
+) -> Path:
+    """A model of two blocks; the modules in `unused` have scores, or a balance, so low that no token chooses them."""
+    router = {"top_k": 2, "renormalise": renormalise, "hidden": 8, **routing}
     names = ["a", "b", "c", "d"]
     block = {
         "attention": {
             "kind": "stick_breaking",
             "heads": 2,
-            "experts": {"names": names, "keys": keys, "router": router},
+            "experts": {"names": names, "keys": keys, "scope": scope, "router": router},
         },
         "feed": {"kind": "mlp", "hidden": 12, "experts": {"names": [*names, "e"], "router": router}},
     }
@@ -58,7 +68,8 @@ def model_folder(out: Path, keys: str = "shared", renormalise: bool = False, unu
         for module in model.modules():
             if isinstance(module, TopKRouter):
                 for name in unused:
-                    module.scores.bias[module.choices.index(name)] = -40.0
+                    lowered = module.scores.bias if module.balance is None else module.balance
+                    lowered[module.choices.index(name)] = -40.0
     save_model(model, out, tokenizer, {"made_by": "test"})
     return out
 
@@ -75,6 +86,48 @@ def test_modules_that_are_never_used_change_no_logit(tmp_path: Path, text: Path,
     with torch.no_grad():
         torch.testing.assert_close(after(ids).logits, before(ids).logits, atol=1e-5, rtol=1e-5)
     assert sum(p.numel() for p in after.parameters()) < sum(p.numel() for p in before.parameters())
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_a_router_that_balances_chooses_as_before(tmp_path: Path, text: Path, renormalise: bool) -> None:
+    """It ranks by shares of all scores: those of modules that go are still a part of the sum."""
+    source = model_folder(tmp_path / "source", "own", renormalise, unused=("b", "d"), balance_rate=0.001)
+    model = load_model(source)
+    for router in (module for module in model.modules() if isinstance(module, TopKRouter)):
+        router.balance[:1] += 0.1
+    save_model(model, tmp_path / "balanced", bytes_tokenizer(), {"made_by": "test"})
+    edit("prune", tmp_path / "balanced", tmp_path / "out", text=str(text), threshold=0.0)
+    ids = torch.tensor([bytes_tokenizer().encode(TEXT)[:60]])
+    before, after = (load_model(folder) for folder in (tmp_path / "balanced", tmp_path / "out"))
+    assert "d" not in next(module for module in after.modules() if isinstance(module, TopKRouter)).choices
+    assert (before(ids).logits - after(ids).logits).abs().max() < 1e-5
+
+
+def test_fewer_modules_than_were_drawn(tmp_path: Path, text: Path) -> None:
+    source = model_folder(tmp_path / "source", unused=("b", "c", "d"), sampled=2)
+    edit("prune", source, tmp_path / "out", text=str(text), threshold=0.9)
+    routers = [module for module in load_model(tmp_path / "out").modules() if isinstance(module, TopKRouter)]
+    assert all(router.config.sampled <= router.config.top_k for router in routers)
+    assert any(router.config.sampled < 2 for router in routers)
+
+
+@torch.no_grad()
+def test_the_norm_of_what_experts_say_to_the_tokens_that_chose_them(tmp_path: Path, text: Path) -> None:
+    """With `scope: routed` an expert attends to these alone; computed here from what it adds to the stream."""
+    folder = model_folder(tmp_path / "source", "own", scope="routed")
+    source = open_source(OpenModel(folder))
+    ids, modules = bytes_tokenizer().encode(TEXT)[:40], all_modules(source)
+    found = measure_usage(source.load(), modules, [ids], "output_norm")
+    model = source.load()
+    part: Any = model.get_submodule(modules[0].address)
+    parts: list[Any] = []
+    part.bank.register_forward_hook(lambda _, __, output: parts.append(output[0]))
+    part.register_forward_hook(lambda _, __, output: parts.append(output[1][0]))
+    part.router.config.compute = part.compute = "dense"
+    model(torch.tensor([ids]), use_cache=False)
+    outputs, routing = parts
+    wanted = (routing.weights_BTN * outputs.norm(dim=-1).permute(1, 2, 0)).sum((0, 1))
+    torch.testing.assert_close(found[modules[0].address].float(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_pruning_twice_keeps_the_weights_of_the_rest(tmp_path: Path, text: Path) -> None:

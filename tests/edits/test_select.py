@@ -228,3 +228,10 @@ def test_a_model_without_gates(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="this model has no gates to select from") as error:
         edit("select", plain, tmp_path / "out", text=str(text_file(tmp_path)))
     assert "braid edit gate" in str(error.value.todo)
+
+
+def test_a_model_of_half_precision(tmp_path: Path) -> None:
+    half = load_model(gated_folder(tmp_path / "whole")).bfloat16()
+    source = save_model(half, tmp_path / "source", bytes_tokenizer(), {"made_by": "test"})
+    out = edit("select", source, tmp_path / "out", text=str(text_file(tmp_path)), keep=2)
+    assert len(gates_of(load_model(out))) == 2

@@ -83,7 +83,7 @@ def test_many_unequal_paths_and_several_stages() -> None:
     assert [layer.choices for layer in layers] == [("a", "b", "c", "combined")] + [
         ("path_1", "path_2", "path_3", "path_4")
     ] * 2
-    assert [layer.label for layer in layers] == ["layer 1", "layer 2", "layer 3"]
+    assert [layer.label for layer in layers] == ["layer 1", "layer 3", "layer 4"]
     assert [layer.read_by for layer in layers] == ["router", "cosine", "cosine"]
     found = chosen(always_first(model, "b"), "xyz")[0]
     assert found[0] == ["b"] * 3

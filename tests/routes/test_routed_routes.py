@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_layers_of_a_routed_join() -> None:
     first, second = find_layers(routed_model())
     assert (first.name, second.name) == ("stages.1.layers.0.join.router", "stages.1.layers.1.join.router")
-    assert (first.label, second.label) == ("layer 1", "layer 2")
+    assert (first.label, second.label) == ("layer 2", "layer 3")
     assert (list(first.choices), first.read_by, first.top_k, first.of_paths) == (FOUR, "router", 2, True)
 
 
@@ -93,10 +93,10 @@ def test_an_inactive_path_is_never_picked() -> None:
 def test_paths_chosen_per_sublayer() -> None:
     layers = find_layers(routed_model(join={"per": "sublayer"}))
     assert [layer.label for layer in layers] == [
-        "layer 1 attention",
-        "layer 1 feed",
         "layer 2 attention",
         "layer 2 feed",
+        "layer 3 attention",
+        "layer 3 feed",
     ]
     assert layers[0].name == "stages.1.layers.0.attention.router"
     assert all(layer.of_paths and list(layer.choices) == FOUR for layer in layers)
@@ -106,13 +106,19 @@ def test_experts_in_paths_of_their_own() -> None:
     bank = {"kind": "swiglu", "hidden": 24, "experts": 3}
     layers = find_layers(routed_model(feed=bank))
     assert [(layer.label, layer.of_paths) for layer in layers[:5]] == [
-        ("layer 1 stories feed", False),
-        ("layer 1 maths feed", False),
-        ("layer 1 signs feed", False),
-        ("layer 1 spare feed", False),
-        ("layer 1", True),
+        ("layer 2 stories feed", False),
+        ("layer 2 maths feed", False),
+        ("layer 2 signs feed", False),
+        ("layer 2 spare feed", False),
+        ("layer 2", True),
     ]
     assert len({layer.label for layer in layers}) == len(layers)
+
+
+def test_layers_that_choose_nothing_count_too() -> None:
+    feed = {"hidden": 16, "experts": {"names": 3, "router": {"top_k": 1}}}
+    stages = [{"block": {"layers": 2}}, {"block": {"layers": 2, "feed": feed}}]
+    assert [layer.label for layer in find_layers(tiny_model(stages=stages))] == ["layer 3 feed", "layer 4 feed"]
 
 
 def test_a_model_of_experts_without_paths(tmp_path: Path) -> None:
@@ -143,7 +149,7 @@ def test_the_page_and_the_tables(folder: Path, routes_verb: Any, tmp_path: Path)
     shown = routes_verb(folder, "--prompts", prompts, "--out", tmp_path / "report", "--quiet")
     assert (shown.code, shown.err) == (0, "")
     lines = [" ".join(line.split()) for line in shown.out.splitlines()]
-    assert "layer 1 50% 38% 12% 0% 1.41 75% 1.00 of 1.00" in lines
+    assert "layer 2 50% 38% 12% 0% 1.41 75% 1.00 of 1.00" in lines
     page = (tmp_path / "report" / "routes.html").read_text()
     assert "Routers choose for each token a few of several paths or experts." in page
     assert "its router, top 2" in page

@@ -48,7 +48,7 @@ def test_json_says_the_same(routes_verb, folders: dict[str, Path], prompts: Path
     assert letters["tallies"][0]["accuracy"] == 0.75
     assert letters["layers"][0] == {
         "name": "stages.1.layers.0.join",
-        "label": "layer 1",
+        "label": "layer 2",
         "choices": ["stories", "maths", "combined"],
         "how": "router",
         "note": "",

@@ -23,11 +23,13 @@ from braidlm.model.freezing import FREEZABLE
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names
 from braidlm.studies.decoding import decode_study, load_study
+from braidlm.studies.editing import is_trained_from
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults, _has_routes, over_seeds
 from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import inactive_paths, quality, training_time
+from braidlm.training.train import train
 
 
 def test_every_model_is_trained_and_measured(toy_results: StudyResults) -> None:
@@ -123,6 +125,27 @@ def test_the_same_call_again_trains_nothing(toy_results: StudyResults, capsys: p
     assert [e.run.model for e in again] == [m.folder for m in toy_results.models]
     assert {path: (path / "model.safetensors").stat().st_mtime_ns for path in before} == before
     assert "is finished already" in capsys.readouterr().out
+
+
+def test_a_model_composed_anew_is_trained_after_a_stop_between_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = toy_study(tmp_path / "out", tmp_path / "data", whole={}, epochs=0.05, composed={"x": {"start": "mean"}})
+    run_study(decode_study(data), device="cpu")
+    data["composed"]["x"]["start"] = "random"
+
+    def stopped(recipe: dict[str, Any], **options: Any) -> Any:
+        if recipe["out"].endswith("x"):
+            raise KeyboardInterrupt
+        return train(recipe, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("braidlm.studies.running.train", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_study(decode_study(data), device="cpu")
+    run_study(decode_study(data), device="cpu")
+    folder = tmp_path / "out" / "seed-1"
+    assert is_trained_from(folder / "x", folder / "x-composed")
 
 
 def test_another_way_to_compose_is_composed_and_trained_anew(tmp_path: Path) -> None:

@@ -151,9 +151,11 @@ class AddGates(Edit):
 
 def _account(model: Any, tensors: list[str]) -> Account:
     """Every tensor is the source's own, but for those of gates."""
-    account = moved([name for name in tensors if ".gate." not in name], SOURCE, {})
+    gates = set(gates_of(model).values())
+    own = tuple(f"{name}." for name, module in model.named_modules() if module in gates)
+    account = moved([name for name in tensors if not name.startswith(own)], SOURCE, {})
     for name in tensors:
-        if ".gate." in name:
+        if name.startswith(own):
             account.origins[name] = Fresh("gates at zero", name.rpartition(".")[0])
     return account
 

@@ -129,7 +129,12 @@ class Insert(Edit):
             notes.append("the head has weights of its own; they stay as they are, as the embedding does")
         without = sum(1 for layer in layers if not modules_of(layer))
         if without:
-            notes.append(f"{without} layer{'s have' if without > 1 else ' has'} no experts and stays as it is")
+            are = (
+                "layers have no experts and stay as they are"
+                if without > 1
+                else "layer has no experts and stays as it is"
+            )
+            notes.append(f"{without} {are}")
         return [f"  note: {note}" for note in notes]
 
 

@@ -31,6 +31,7 @@ class Modules:
     names: tuple[str, ...]
     top_k: int
     renormalise: bool
+    balance_rate: float
     silent: int
     """Rows of the router's scores after those of the modules."""
     new: tuple[str, ...]
@@ -63,9 +64,20 @@ class Modules:
         """How far each inserted module is open: 0 if it is never chosen yet, 1 if it is chosen as any other."""
         return dict(zip(self.new, source.read(self.opening).tolist(), strict=True)) if self.new else {}
 
+    @property
+    def scores_stay(self) -> bool:
+        """Whether the scores of a module that goes still count: weights are shares of a softmax over all, unless they
+        are normalised after the choice, and a router that balances adds its balance to such shares."""
+        return not self.renormalise or self.balance_rate > 0
+
     def size(self, info: ModelInfo) -> int:
-        """The parameters of one module, with its row of the router."""
-        rows = [tensor for name, tensor in info.tensors.items() if self.has_rows(name)]
+        """The parameters that go with one module."""
+        scores = f"{self.address}.router.scores."
+        rows = [
+            tensor
+            for name, tensor in info.tensors.items()
+            if self.has_rows(name) and not (self.scores_stay and name.startswith(scores))
+        ]
         return sum(tensor.numel() for tensor in rows) // len(self.names)
 
 
@@ -116,7 +128,7 @@ def modules_of(layer: Layer) -> list[Modules]:
         experts = layer.options[part].get("experts")
         if experts is not None:
             router = experts["router"]
-            options = {name: router[name] for name in ("top_k", "renormalise", "silent")}
+            options = {name: router[name] for name in ("top_k", "renormalise", "balance_rate", "silent")}
             names, new = tuple(experts["names"]), tuple(router["new"])
             found.append(Modules(layer.address, part, names, **options, new=new))
     return found

@@ -128,8 +128,8 @@ def _normalised(used: Tensor, by: str) -> Tensor:
 
 
 def _silenced(source: Source, one: Modules, kept: dict[str, list[int]]) -> list[int]:
-    """The modules that go while their scores still count: weights that are shares of a softmax over all then stay."""
-    if one.renormalise:
+    """The modules that go while their scores still count."""
+    if not one.scores_stay:
         return []
     openings = one.openings(source)
     gone = {i: openings.get(one.names[i], 1.0) for i in _dropped(kept, one)}
@@ -157,6 +157,7 @@ def _leave_out(layer: Layer, kept: dict[str, list[int]], silenced: dict[str, lis
         router = experts["router"]
         experts["names"], router["new"] = names, [name for name in names if name in one.new]
         router["top_k"] = min(one.top_k, len(names))
+        router["sampled"] = min(router["sampled"], router["top_k"])
         router["silent"] += len(silenced[one.address])
 
 

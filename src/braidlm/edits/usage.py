@@ -13,6 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.edits.criteria import Criterion
 from braidlm.edits.modules import Modules, layers_of, modules_of
 from braidlm.edits.sources import Source
+from braidlm.model.attention.routed import span_for_scope
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
 from braidlm.routes.texts import DataSource
@@ -34,7 +35,7 @@ class Calibration:
 def calibrate(source: Source, text: str, tokens: int, criterion: Criterion) -> Calibration:
     """Measure the use of a model's modules on the first `tokens` of a text."""
     modules, texts = all_modules(source), calibration_texts(source, text, tokens)
-    return Calibration(texts, measure_usage(source.model.load(), modules, texts, criterion))
+    return Calibration(texts, measure_usage(source.load(), modules, texts, criterion))
 
 
 def all_modules(source: Source) -> list[Modules]:
@@ -93,6 +94,8 @@ def _recorded(
             if criterion == "frequency":
                 used = torch.zeros_like(routing.probabilities_BTN).scatter(-1, routing.chosen_BTK, 1.0)
             else:
+                if hasattr(part, "scope"):
+                    inputs = (inputs[0], span_for_scope(routing, inputs[1], part.scope))
                 used = routing.weights_BTN * part.expert_outputs(*inputs).float().norm(dim=-1).permute(1, 2, 0)
             usage[address] += (used * real[0][..., None]).sum((0, 1)).double().cpu()
 

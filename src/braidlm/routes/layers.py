@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
+from braidlm.model.layer_skip import layers_of
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.joins import Join
@@ -73,14 +74,18 @@ def routing_modules(model: nn.Module) -> list[RoutingModule]:
     return modules
 
 
-def layer_labels(addresses: Sequence[str]) -> list[str]:
-    """Short names: `layer 1`, `projection 1`, counted over the whole model; then which part of the layer chooses."""
-    numbers: dict[str, dict[str, int]] = {"layer": {}, "projection": {}}
+def layer_labels(addresses: Sequence[str], depths: Sequence[int]) -> list[str]:
+    """Short names: `layer 7`, counted over the layers of all stages, of which there are `depths`, and `projection 1`,
+    counted over those that choose; then which part of the layer chooses.
+    """
+    projections: list[str] = []
     labels = []
     for address in addresses:
-        layer = re.match(r"stages\.\d+\.layers\.\d+", address)
-        kind, prefix = ("layer", layer[0]) if layer else ("projection", address)
-        number = numbers[kind].setdefault(prefix, len(numbers[kind]) + 1)
+        if layer := re.match(r"stages\.(\d+)\.layers\.(\d+)", address):
+            kind, number, prefix = "layer", sum(depths[: int(layer[1])]) + int(layer[2]) + 1, layer[0]
+        else:
+            projections.append(address)
+            kind, number, prefix = "projection", len(projections), address
         labels.append(" ".join([kind, str(number), *_parts(address.removeprefix(prefix))]))
     return labels
 
@@ -122,7 +127,8 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
     routings = {routing.name: routing for routing in body.routings or ()}
     paths = set(path_names(model))
     layers = []
-    for label, module in zip(layer_labels([module.address for module in modules]), modules, strict=True):
+    depths = [len(layers_of(stage)) for stage in model.model.stages]
+    for label, module in zip(layer_labels([module.address for module in modules], depths), modules, strict=True):
         name, off = module.address, tuple(sorted(module.inactive))
         if isinstance(module, TopKRouter):
             of_paths = bool(paths.intersection(module.choices))

@@ -211,13 +211,14 @@ class _SeedRuns:
     def _composed(self, name: str, spec: ComposedSpec, parts: list[TrainedModel]) -> TrainedModel:
         """Models composed, then trained on the text that is left to all."""
         with errors_of("composed", name):
-            start, is_new = self._joined(name, spec, parts)
+            start = self._joined(name, spec, parts)
+            fresh = not is_trained_from(self.folder / name, start)
             sets = self._sets(list(self.study.domains), self.study.shared_from, 1.0)
-            run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=is_new)
+            run = self._train(name, sets, spec, start_from=str(start), freeze=spec.freeze, fresh=fresh)
         return TrainedModel(name, "composed", self.seed, run.model, run, parts)
 
-    def _joined(self, name: str, spec: ComposedSpec, parts: list[TrainedModel]) -> tuple[Path, bool]:
-        """The composed model before its training, and whether it is new: one of the same parts is used again."""
+    def _joined(self, name: str, spec: ComposedSpec, parts: list[TrainedModel]) -> Path:
+        """The composed model before its training; one of the same parts is used again."""
         out = self.folder / f"{name}-composed"
         sources = [part.model for part in parts]
         options = {"join": encode(spec.join), "seed": self.seed}
@@ -225,10 +226,10 @@ class _SeedRuns:
         options |= {} if spec.layers is None else {"layers": spec.layers}
         if out.is_dir():
             if is_made_of(out, sources, options):
-                return out, False
+                return out
             remove_made(out)  # its parts were trained again since, or the recipe changed
         names = [part.name for part in parts]
         console.say(f"\n{name}, seed {self.seed}: composed of {', '.join(names)}, joined by {spec.join.kind}")
         with console.silence():  # its account of every tensor is in the lineage, and the study trains what is fresh
             compose(sources, out, names=names, **options)
-        return out, True
+        return out

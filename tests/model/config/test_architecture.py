@@ -13,6 +13,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.config.architecture import Architecture, read_architecture, write_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.inheritance import inherit
+from braidlm.model.config.ranges import Range
 from braidlm.model.config.registry import PARTS
 from braidlm.model.config.strict import part_of, plain_type
 from braidlm.model.dropout import BlockDropout
@@ -150,11 +151,12 @@ def values_for(hint: Any) -> st.SearchStrategy:
     if get_origin(hint) is list:
         (item,) = get_args(hint)
         return st.lists(st.fixed_dictionaries(fields_of(item, required=True)), min_size=1, max_size=3)
+    least = [limit.at_least for limit in getattr(hint, "__metadata__", ()) if isinstance(limit, Range)]
     hint = plain_type(hint)
     strategies = {
         str: st.sampled_from("abc"),
         bool: st.booleans(),
-        int: st.integers(1, 8),
+        int: st.integers(max([1, *filter(None, least)]), 8),
         float: st.floats(0.01, 0.9),
         type(None): st.none(),
     }

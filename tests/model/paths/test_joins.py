@@ -10,9 +10,10 @@ from torch import Tensor
 
 from braidlm.model.paths.joins import joins
 from braidlm.model.paths.parallel import ParallelLayer
+from braidlm.model.routing.losses import loads
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import Span
-from tiny_models import random_ids
+from tiny_models import random_ids, tiny_model
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -249,3 +250,17 @@ def test_concat_may_widen_the_stream_in_its_first_layer() -> None:
     assert (first.reads_own_slice, second.reads_own_slice) == (False, True)
     assert (first.enter is not None, second.enter is not None) == (True, False)
     assert model.model.width_out == 24
+
+
+@pytest.mark.parametrize("scope", ["all", "routed"])
+@torch.no_grad()
+def test_routers_within_routed_paths_count_the_tokens_that_took_the_path(scope: str) -> None:
+    feed = {"hidden": 8, "experts": {"names": 3, "router": {"top_k": 1}}}
+    stage = {"layers": 1, "paths": ["a", "b"], "join": {"kind": "routed", "top_k": 1, "scope": scope}, "feed": feed}
+    model = tiny_model(stages=[{"parallel": stage}])
+    inner_a, inner_b, outer = model(random_ids(2, 9), use_cache=False).routings
+    for index, inner in enumerate((inner_a, inner_b)):
+        assert torch.equal(inner.present_BT, (outer.chosen_BTK == index).any(-1))
+    assert (inner_a.present_BT ^ inner_b.present_BT).all()
+    real = torch.ones(2, 9)
+    assert loads((inner_a,), real)[inner_a.name].sum() == pytest.approx(1.0 if inner_a.present_BT.any() else 0.0)

@@ -69,7 +69,7 @@ class Select(Edit):
     def plan(self, source: Source) -> EditPlan:
         if not source.config.decoded.gates:
             raise no_gates(source.model.title)
-        model = source.model.load(choose_device("auto"))
+        model = source.load().to(choose_device("auto"))
         selection = self.select(model, source.model)
         planned = skeleton(_with_gates(source, selection.kept))
         account = moved(list(targets(planned)), SOURCE, {})

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..config.registry import Choice, Registry
@@ -78,8 +77,7 @@ def span_for_scope(routing: Routing, span: Span, scope: str) -> Span:
     """The span for the members of a stack, which attend to all tokens or only to those that chose them."""
     if scope == "all":
         return span
-    chosen_BTN = torch.zeros_like(routing.probabilities_BTN, dtype=torch.bool).scatter(-1, routing.chosen_BTK, True)
-    present = chosen_BTN.permute(2, 0, 1)
+    present = routing.takers_NBT
     return replace(span, present=present if span.present is None else present & span.present)
 
 

@@ -187,8 +187,8 @@ class ParallelLayer(nn.Module):
     def forward(self, hidden: Tensor, span: Span) -> tuple[Tensor, Routings]:
         return self.join.run(self, hidden, span)  # type: ignore[no-any-return]
 
-    def outputs(self, hidden: Tensor, span: Span) -> tuple[list[Tensor], Routings]:
-        """The output of each path."""
+    def outputs(self, hidden: Tensor, span: Span, takers: Tensor | None = None) -> tuple[list[Tensor], Routings]:
+        """The output of each path. With `takers` [path, batch, time], routers within a path count its takers alone."""
         if self.stack is not None:
             return self._stacked_outputs(hidden, span)
         outputs: list[Tensor] = []
@@ -197,6 +197,8 @@ class ParallelLayer(nn.Module):
             path_span = span if span.present is None else replace(span, present=span.present[index : index + 1])
             for block in self.blocks(name):
                 stream, block_routings = block(stream, path_span)
+                if takers is not None:
+                    block_routings = tuple(replace(routing, present_BT=takers[index]) for routing in block_routings)
                 routings += block_routings
             outputs.append(stream)
         return outputs, routings

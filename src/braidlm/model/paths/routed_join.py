@@ -63,7 +63,7 @@ class Routed(SameWidthJoin):
         span = span_for_scope(routing, span, self.scope)
         if self._can_be_sparse(layer) and is_sparse(layer.compute, hidden) and not span.needs_weights:
             return self.finish(self._sparse(layer, hidden, routing, span), hidden), (routing,)
-        outputs, routings = layer.outputs(hidden, span)
+        outputs, routings = layer.outputs(hidden, span, routing.takers_NBT)
         joined = self.weigh(outputs, routing)
         return (hidden + joined if self.residual else joined), (*routings, routing)
 

@@ -114,17 +114,14 @@ class TopKRouter(nn.Module):
             off_N = torch.tensor([name in self.inactive for name in self.choices], device=scores_BTN.device)
             inactive_N = off_N if inactive_N is None else off_N | inactive_N
             scores_BTN = scores_BTN.masked_fill(off_N, -torch.inf)
-        if self.config.silent:
-            all_scores = torch.cat((scores_BTN, all_scores[..., len(self.choices) :]), dim=-1)
-            probabilities_BTN = all_scores.softmax(-1)[..., : len(self.choices)]
-        else:
-            probabilities_BTN = scores_BTN.softmax(-1)
+        silent = all_scores[..., len(self.choices) :]
+        probabilities_BTN = _shares(scores_BTN, silent)
         self._check(probabilities_BTN, where or self.address)
         ranked_BTN = scores_BTN.detach()
         if self.training and self.config.noise:
             ranked_BTN = ranked_BTN + torch.randn_like(ranked_BTN) * self.config.noise
         if self.balance is not None:
-            ranked_BTN = ranked_BTN.softmax(-1) + self.balance
+            ranked_BTN = _shares(ranked_BTN, silent.detach()) + self.balance
             ranked_BTN = ranked_BTN if inactive_N is None else ranked_BTN.masked_fill(inactive_N, -torch.inf)
         chosen_BTK = self._choose(ranked_BTN, probabilities_BTN.detach())
         weights_BTK = probabilities_BTN.gather(-1, chosen_BTK)
@@ -184,3 +181,10 @@ class TopKRouter(nn.Module):
                 where or "router",
                 "Its weights or the stream it reads hold NaN or infinity: go back to a checkpoint before that.",
             )
+
+
+def _shares(scores_BTN: Tensor, silent: Tensor) -> Tensor:
+    """The softmax of the choices' scores and the silent ones; only the choices' shares [batch, time, choices]."""
+    if not silent.shape[-1]:
+        return scores_BTN.softmax(-1)
+    return torch.cat((scores_BTN, silent), dim=-1).softmax(-1)[..., : scores_BTN.shape[-1]]

@@ -37,6 +37,12 @@ class Routing:
         return real_BT if self.present_BT is None else real_BT.bool() & self.present_BT
 
     @property
+    def takers_NBT(self) -> Tensor:
+        """For each choice, the tokens that chose it."""
+        chosen_BTN = torch.zeros_like(self.probabilities_BTN, dtype=torch.bool).scatter(-1, self.chosen_BTK, True)
+        return chosen_BTN.permute(2, 0, 1)
+
+    @property
     def weights_BTN(self) -> Tensor:
         """The weights of all choices, 0 for those not chosen."""
         zeros = torch.zeros_like(self.probabilities_BTN, dtype=self.weights_BTK.dtype)
