@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from braidlm.bridges.model_info import ModelInfo
 from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_model, save_model
+from braidlm.core.models.folders import load_config, load_model, save_model
 from braidlm.edits import withdraw
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
@@ -37,18 +37,29 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return compose(folders, home / "whole", join="average")
 
 
+def log_probabilities(model: Any) -> torch.Tensor:
+    return model(ids()).logits.log_softmax(-1)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("gone", ["a", "b", "c", "ab", "bc", "ac"])
 @torch.no_grad()
 def test_the_others_are_averaged(whole: Path, gone: str, tmp_path: Path) -> None:
     out = edit("withdraw", whole, tmp_path / "out", paths=list(gone))
     rest = [name for name in "abc" if name not in gone]
     folders = [whole.parent / name for name in rest]
-    found, wanted = double(out)(ids()).logits, load_model(whole, paths=rest).double()(ids()).logits
+    found, wanted = log_probabilities(double(out)), log_probabilities(load_model(whole, paths=rest).double())
     assert (found - wanted).abs().max() < 1e-12
     alone = [double(folder)(ids()).logits.softmax(-1) for folder in folders]
     assert (found.exp() - sum(alone) / len(rest)).abs().max() < 1e-12
     size = sum(t.numel() for f in folders for t in load_file(f / "model.safetensors").values())
     assert sum(t.numel() for t in load_file(out / "model.safetensors").values()) == size
+    if len(rest) == 1:  # it is the ordinary model that it was, and may be composed with others again
+        architecture = load_config(out).decoded
+        assert {stage.kind for stage in architecture.stages} == {"block"}
+        assert (architecture.norm, architecture.head.kind) == (load_config(folders[0]).decoded.norm, "linear")
+        before, after = (dict(sorted(load_file(folder / "model.safetensors").items())) for folder in (folders[0], out))
+        assert all(torch.equal(old, new) for old, new in zip(before.values(), after.values(), strict=True))
+        compose([out, whole.parent / gone[0]], tmp_path / "again", join="posterior")
 
 
 def pair(tmp_path: Path) -> list[Path]:
@@ -92,8 +103,23 @@ def test_averages_of_a_recipe(tmp_path: Path, stages: list[dict[str, Any]], gone
     whole = saved_path(tmp_path / "whole", stages=stages, **ENDS)
     out = edit("withdraw", whole, tmp_path / "out", paths=list(gone))
     rest = [name for name in "abc" if name not in gone]
-    wanted = load_model(whole, paths=rest).double()(ids()).logits
-    assert (double(out)(ids()).logits - wanted).abs().max() < 1e-12
+    wanted = log_probabilities(load_model(whole, paths=rest).double())
+    assert (log_probabilities(double(out)) - wanted).abs().max() < 1e-12
+
+
+def test_it_is_told_that_models_were_trained_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for frozen, told in (([], True), (["paths"], False)):
+        model = load_model(compose(pair(tmp_path / str(told)), tmp_path / str(told) / "whole", join="average"))
+        model.config.frozen = frozen
+        record = {"made_by": "braid train", "training": {"steps": 3}}
+        trained = save_model(model, tmp_path / str(told) / "trained", TOKENIZER, record)
+        edit("withdraw", trained, paths=["b"], dry_run=True)
+        assert ("the models of this average were trained together" in capsys.readouterr().out) == told
+
+
+def test_one_model_is_no_average(tmp_path: Path) -> None:
+    with pytest.raises(BraidError, match="this is one model, and no average of several"):
+        edit("withdraw", saved_path(tmp_path / "a"), tmp_path / "out", paths=["a"])
 
 
 OTHER = [{"name": name, "width": 12} for name in "ab"]
@@ -179,7 +205,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 def test_what_it_promises_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compose(pair(tmp_path), tmp_path / "whole", join="average")
     monkeypatch.setattr(withdraw, "_columns", lambda columns, tensor: tensor[:, list(columns)] * 2)
-    with pytest.raises(BraidError, match="as if these had been switched off, and a logit differs by"):
+    with pytest.raises(BraidError, match="as if these had been switched off, and a log-probability differs by"):
         edit("withdraw", whole, tmp_path / "out", paths=["a"])
     assert not (tmp_path / "out").exists()
 

@@ -18,13 +18,14 @@ from braidlm.edits.composing.tensor_origins import in_stack
 from braidlm.edits.edit import SOURCE, UNCHANGED, Edit, EditPlan, edits, probe_ids
 from braidlm.edits.modules import check_uncompressed
 from braidlm.edits.sources import Source
+from braidlm.edits.unwrapping import unwrapped
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.heads.embedding import TokenEmbedding
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.paths.per_path_norm import PerPathNorm
-from braidlm.model.paths.switches import use_paths
+from braidlm.model.paths.switches import path_names, use_paths
 
 SIDE_BY_SIDE = ("model.embedding.weight", "model.positions.weight", "head.weight")
 """The tensors whose columns are those of all models side by side."""
@@ -50,11 +51,21 @@ class Withdraw(Edit):
         names, widths = _names(source), source.plain.model.head.widths
         left = [names[index] for index in kept]
         leaving = [name for name in names if name not in left]
-        config = _config(source, left)
+        architecture = _architecture(source, left)
+        alone = unwrapped(source, architecture) if len(left) == 1 else None
+        config, beginnings = alone or (_config(source, architecture, left), {})
         model = skeleton(config)
         starts = [sum(widths[:index]) for index in range(len(widths))]
         columns = [channel for i in kept for channel in range(starts[i], starts[i] + widths[i])]
-        account = Account({name: _origin(source, name, kept, columns, left) for name in targets(model)})
+        account = Account()
+        for name in targets(model):
+            old = next((old + name.removeprefix(new) for new, old in beginnings.items() if name.startswith(new)), name)
+            account.origins[name] = _origin(source, old, kept, columns, left)
+        if alone and "head.bias" in account.origins:
+            bias = Transform(partial(_member, False), "its own")
+            account.origins["head.bias"] = Derived(
+                (Part(SOURCE, "head.bias"),), chosen_rows=tuple(kept), transform=bias
+            )
         used = {part for origin in account.derived.values() for part in origin.parts}
         gone = [name for name in source.plain.tensors if Part(SOURCE, name) not in used]
         account.left_out = {Part(SOURCE, name): "of a model that leaves" for name in gone}
@@ -65,7 +76,7 @@ class Withdraw(Edit):
             f"{', '.join(left)} {'stays' if len(left) == 1 else 'stay'}, "
             f"{after:,} of {before:,} parameters",
             *account_table(account, names),
-            *(f"  note: {note}" for note in source.notes),
+            *(f"  note: {note}" for note in (*source.notes, *_told(source))),
         ]
         return EditPlan(lines, model, account, check=partial(_check, source, left))
 
@@ -73,6 +84,8 @@ class Withdraw(Edit):
         """The indices of the models that stay."""
         check_uncompressed(source.plain)
         head = source.plain.model.head
+        if not path_names(source.plain.model):
+            raise BraidError("this is one model, and no average of several", source.model.title)
         if not isinstance(head, AverageHead):
             raise BraidError(
                 "only a model of an average can be withdrawn for good: other joins have learned from all their paths",
@@ -97,6 +110,17 @@ class Withdraw(Edit):
                 f"There are {', '.join(head.names)}.",
             )
         return kept
+
+
+def _told(source: Source) -> list[str]:
+    """What those who withdraw a model should know."""
+    record = source.record()
+    if not record.get("training") or "paths" in source.config.frozen:
+        return []
+    return [
+        "the models of this average were trained together: those that stay may have learned from the text of those "
+        "that leave"
+    ]
 
 
 def _names(source: Source) -> tuple[str, ...]:
@@ -132,8 +156,8 @@ def _parts(names: Iterable[str], widths: Iterable[int]) -> str:
     return " + ".join(f"{name} ({width})" for name, width in zip(names, widths, strict=True))
 
 
-def _config(source: Source, left: Sequence[str]) -> BraidConfig:
-    """The same architecture with these paths alone."""
+def _architecture(source: Source, left: Sequence[str]) -> dict[str, Any]:
+    """The same with these paths alone."""
     architecture: dict[str, Any] = source.config.architecture
     for part in (architecture["head"], architecture["norm"]):
         part["paths"] = [path for path in part["paths"] if path["name"] in left]
@@ -145,6 +169,10 @@ def _config(source: Source, left: Sequence[str]) -> BraidConfig:
         stage["paths"] = [path | {"width": widths[path["name"]]} for path in stage["paths"] if path["name"] in left]
         stage["to"] = None
         stage["stacked"] = built.layers[0].stack is not None and stage["stacked"]  # tensors keep their names
+    return architecture
+
+
+def _config(source: Source, architecture: dict[str, Any], left: Sequence[str]) -> BraidConfig:
     config = source.config_with(**architecture)
     config.paths = [name for name in config.paths or () if name in left] or None
     return config
@@ -199,10 +227,11 @@ def _check(source: Source, left: Sequence[str], edited: BraidForCausalLM) -> Non
     use_paths(before, left)
     use_paths(after, None)
     ids = probe_ids(edited.config)
-    change = (before(ids).logits - after(ids).logits).abs().max().item()
+    change = (before(ids).logits.log_softmax(-1) - after(ids).logits.log_softmax(-1)).abs().max().item()
     use_paths(after, edited.config.paths)
     if not change <= UNCHANGED:
         raise BraidError(
-            f"the others should be averaged as if these had been switched off, and a logit differs by {change:g}",
+            "the others should be averaged as if these had been switched off, and a log-probability differs by "
+            f"{change:g}",
             todo="Nothing was written. Please report it: this is a mistake of Braid's.",
         )

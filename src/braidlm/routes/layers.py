@@ -148,7 +148,8 @@ def find_layers(model: BraidForCausalLM) -> list[Layer]:
         raise BraidError(
             "which path is taken cannot be read in any layer: "
             + "; ".join(f"{layer.name}: {layer.note}" for layer in layers),
-            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`), or paths of its width.",
+            todo="It is seen where a join has a router (`braid compose --join gumbel_v1`) or paths of its width, and "
+            "where a head weighs whole models anew for every token (`--join posterior`).",
         )
     return layers
 

@@ -177,11 +177,9 @@ def is_packed(folder: Path | str) -> bool:
 
 def _read_manifest(folder: Path) -> Manifest:
     if not is_packed(folder):
-        raise BraidError(
-            "this is not a packed data set (no data.json)",
-            str(folder),
-            "Make one with `braid prepare SOURCE --out DIR`.",
-        )
+        where = f" from {Path.cwd()}" if not folder.is_absolute() else ""
+        what = "this is not a packed data set (no data.json)" if folder.is_dir() else f"there is no such folder{where}"
+        raise BraidError(what, str(folder), "Make a packed data set with `braid prepare SOURCE --out DIR`.")
     facts = read_json(folder / MANIFEST)
     if facts.get("format") != FORMAT:
         raise BraidError(

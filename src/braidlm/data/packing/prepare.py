@@ -151,6 +151,9 @@ def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
     """Do what is left of the work in its folder, and make the data set of it."""
     for pattern in unmatched_patterns(work.options.separator, [shard.source for shard in work.plan.shards]):
         warn(f"no file matches the pattern '{pattern}' of the separators")
+    if skipped := work.plan.skipped:
+        kinds = ", ".join(sorted({Path(file).suffix or Path(file).name for file in skipped})[:8])
+        warn(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of a kind that is not read: left out ({kinds})")
     tokenizer = make_tokenizer(work.tokenizer, work.plan, work.options, work.limit, folder)
     job = Job(folder, work.options, work.plan.shards)
     packed = _pack(job, tokenizer, work.limit, workers)

@@ -5,6 +5,7 @@ of Python, or a Hub data set.
 """
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ __all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_sha
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
 
+MADE = ("history.jsonl", "lineage.json", "data.json")
+"""A run, a model folder and a packed data set have these files."""
+
 import_files("braidlm.data.sources")
 
 
@@ -33,6 +37,8 @@ class ShardPlan:
 
     shards: list[Shard]
     fingerprints: list[dict[str, Any]]
+    skipped: list[str]
+    """Files in folders and globs of which the kind is not known."""
 
     @property
     def size(self) -> int:
@@ -41,7 +47,8 @@ class ShardPlan:
 
 def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes: int | None = None) -> ShardPlan:
     """Divide sources into shards; the same whatever the number of workers."""
-    expanded = [pair for source in sources for pair in _expand(str(source))]
+    skipped: list[str] = []
+    expanded = [pair for source in sources for pair in _expand(str(source), skipped)]
     if not expanded:
         raise BraidError("no source was given", todo="Name a file, a folder, a corpus or `hub:NAME`.")
     fingerprints = [FORMATS[kind]().fingerprint(source, options) for kind, source in expanded]
@@ -51,7 +58,7 @@ def plan_shards(sources: Sequence[str | Path], options: ReadOptions, shard_bytes
     shards = [shard for kind, source in expanded for shard in FORMATS[kind]().shards(source, options, shard_bytes)]
     if not shards:
         raise BraidError("there is no text in it", ", ".join(map(str, sources)), "The files are empty.")
-    return ShardPlan(shards, fingerprints)
+    return ShardPlan(shards, fingerprints, skipped)
 
 
 def check_answers(plan: ShardPlan, options: ReadOptions) -> None:
@@ -83,8 +90,8 @@ def place_of(shard: Shard) -> str:
     return f"{shard.source}{after}"
 
 
-def _expand(source: str) -> list[tuple[str, str]]:
-    """The (format, source) pairs that a file, folder, glob or name stands for."""
+def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
+    """The (format, source) pairs that a file, folder, glob or name stands for; `skipped` gets files of other kinds."""
     if source.startswith(PREFIX):
         return [("hub", source.removeprefix(PREFIX))]
     if source in CORPORA:
@@ -92,7 +99,7 @@ def _expand(source: str) -> list[tuple[str, str]]:
     if source == PYTHON:
         return [(PYTHON, source)]
     with explained_system_errors(source):
-        pairs = _expand_path(source)
+        pairs = _expand_path(source, skipped)
     for _, path in pairs:
         check_utf8(path)
     return pairs
@@ -106,15 +113,14 @@ def check_utf8(path: str) -> None:
         raise BraidError("the name of this file or folder is not UTF-8", ascii(path), "Rename it.") from None
 
 
-def _expand_path(source: str) -> list[tuple[str, str]]:
+def _expand_path(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     path = given_path(source).absolute()
     if path.is_dir():
-        inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
-        return _known_files(inside, source)
+        return _known_files(sorted(_files_in(path)), source, skipped)
     if path.is_file():
         return [(_format_of(path), str(path))]
     if glob.has_magic(source):
-        return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source)
+        return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source, skipped)
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     raise BraidError(
         f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *CORPORA, PYTHON]) if near else ''}",
@@ -124,9 +130,22 @@ def _expand_path(source: str) -> list[tuple[str, str]]:
     )
 
 
-def _known_files(files: list[Path], source: str) -> list[tuple[str, str]]:
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files of a folder, but for hidden ones and those of runs, models and packed data, as a run's `out` has."""
+    for name, inside, files in os.walk(folder):
+        inside[:] = [one for one in inside if not one.startswith(".") and not _is_made(Path(name, one))]
+        yield from (Path(name, file) for file in files if not file.startswith("."))
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether Braid has made a folder."""
+    return any((folder / name).is_file() for name in MADE)
+
+
+def _known_files(files: list[Path], source: str, skipped: list[str]) -> list[tuple[str, str]]:
     """The files of a folder or glob whose format is known; the others are skipped."""
     known = [(kind, str(file)) for file in files if file.is_file() and (kind := _by_extension().get(extension(file)))]
+    skipped += sorted({str(file) for file in files if file.is_file()} - {file for _, file in known})
     if not known:
         seen = sorted({extension(file) or "(none)" for file in files})
         what = f"only files of an unknown kind ({', '.join(seen[:8])})" if files else "no file matches"
@@ -147,10 +166,6 @@ def _by_extension() -> dict[str, str]:
 
 def _known_formats() -> str:
     return f"Braid reads {', '.join(_by_extension())}, also with {', '.join(COMPRESSIONS)}: rename or convert the file."
-
-
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def no_documents(where: str | None = None) -> BraidError:

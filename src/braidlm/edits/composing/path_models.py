@@ -74,7 +74,10 @@ class PathModel(PathShape):
 def name_paths(models: Sequence[OpenModel], names: Sequence[str] | None) -> list[str]:
     """The paths' names: those given, or the models' titles reduced to letters, digits, - and _."""
     if names is not None and len(names) != len(models):
-        raise BraidError(f"{len(names)} names were given for {len(models)} paths")
+        raise BraidError(
+            f"{len(names)} names were given for {len(models)} paths",
+            todo="Give each path a name with `--names`, or none.",
+        )
     names = [_valid(one.title) for one in models] if names is None else list(names)
     for twice in sorted({name for name in names if names.count(name) > 1}):
         folders = [str(one.folder) for name, one in zip(names, models, strict=True) if name == twice]

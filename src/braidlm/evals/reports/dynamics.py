@@ -3,7 +3,8 @@
 For each task: the deviation of every checkpoint from the task's mean over all checkpoints, in the task's standard
 deviations over the checkpoints, so that tasks of different scales have one axis and one weight; where lower is better
 (bits per byte) the sign is flipped, so that up is always better. Then smoothed: a centred moving average of three
-checkpoints, of two at the ends. The best checkpoint has the highest smoothed deviation on average over the tasks.
+checkpoints, of two at the ends. The best checkpoint has the highest smoothed deviation on average over the tasks, and
+of equal ones the highest deviation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,9 @@ class Dynamics:
 
     @property
     def best(self) -> int:
-        """The checkpoint where that is highest; of equal ones the first."""
-        return int(np.argmax(self.mean))
+        """The checkpoint where that is highest; of equal ones, as two alone always are, that with the best scores."""
+        own = np.mean(list(self.deviations.values()), axis=0)
+        return int(np.argmax(np.where(np.isclose(self.mean, max(self.mean)), own, -np.inf)))
 
 
 Scale = Mapping[str, tuple[float, float]]
