@@ -18,6 +18,7 @@ from braidlm.model.paths.average import MixtureHead
 from tiny_models import tiny_config
 
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
+HALF_ROUTED = {"stages": [{"block": {"layers": 1}}, {"block": {"layers": 2, **EXPERTS["block"]}}]}
 CASES: dict[str, list[dict[str, Any]]] = {
     "one shape": [{}, {}, {}],
     "learned positions": [GPT2, GPT2, GPT2],
@@ -25,6 +26,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "two shapes": [{}, {}, {"width": 24}],
     "experts": [EXPERTS, EXPERTS, EXPERTS],
     "modules": [MODULES, MODULES, MODULES],
+    "dense, then experts": [HALF_ROUTED, HALF_ROUTED, HALF_ROUTED],
+    "dense, and dense, then experts": [blocks(3), HALF_ROUTED, HALF_ROUTED],
     "depths": [blocks(3), blocks(2), blocks(2)],
 }
 

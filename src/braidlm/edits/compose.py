@@ -76,7 +76,7 @@ def compose(
     check_tokenizers(models, path_names)
     paths = [PathModel.of(name, open_source(one)) for name, one in zip(path_names, models, strict=True)]
     for path in paths:
-        check_alone(path, path.folder)
+        check_alone(path, path.folder, averaged)
     check_together(paths)
     composition = Composition.of(paths, join_choice, layers, blocks, _frozen(freeze, paths), start)
     plan = EditPlan(
@@ -116,10 +116,11 @@ def composed_architecture(
         same = next((one for one in plain if one.architecture == architecture), None)
         plain.append(same or ModelInfo(BraidConfig(architecture)))
     paths = [PathShape(name, one) for name, one in zip(names, plain, strict=True)]
+    choice = _read_join(join)
     for path in paths:
-        check_alone(path, path.name)
+        check_alone(path, path.name, choice.kind in averages)
     check_together(paths)
-    return read_architecture(lay_out(paths, _read_join(join), layers, blocks).architecture)
+    return read_architecture(lay_out(paths, choice, layers, blocks).architecture)
 
 
 @dataclass

@@ -358,3 +358,13 @@ def test_only_a_trained_tokenizer_is_told_how_texts_begin(tmp_path: Path) -> Non
     with pytest.raises(BraidError, match="Leave out `--space-before`: 'bytes'"):
         prepare("stories", tmp_path / "bytes", tokenizer="bytes", space_before="texts")
     assert not (tmp_path / "bytes").exists()
+
+
+def test_files_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a text\n" * 9)
+    for name in ("b.docx", "c.png"):
+        (folder / name).write_text("something")
+    prepare([folder], tmp_path / "packed", tokenizer="bytes")
+    assert "2 files of a kind that is not read: left out (.docx, .png)" in capsys.readouterr().err

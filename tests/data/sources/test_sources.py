@@ -201,6 +201,21 @@ def test_wrong_json_names_the_line(tmp_path: Path) -> None:
     assert read(path, errors="replace") == ["a � b"]
 
 
+@pytest.mark.parametrize("made", ["history.jsonl", "lineage.json", "data.json"])
+def test_what_braid_has_made_in_a_folder_of_text_is_not_read(tmp_path: Path, made: str) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    inside = tmp_path / "out" / "checkpoints"
+    inside.mkdir(parents=True)
+    (tmp_path / "out" / made).write_text("{}")
+    (inside / "README.md").write_text("a card")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "b.txt").write_text("hidden")
+    (tmp_path / "c.docx").write_text("another kind")
+    plan = plan_shards([tmp_path], ReadOptions())
+    assert [shard.source for shard in plan.shards] == [str(tmp_path / "a.txt")]
+    assert plan.skipped == [str(tmp_path / "c.docx")]
+
+
 def test_missing_unknown_and_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.txt").write_text("x")
     text = fails(tmp_path / "trian.txt")

@@ -44,6 +44,8 @@ from tiny_models import tiny_model
 LAYER_NORM = {"norm": {"kind": "layer", "bias": False}}
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
 SHARED = {"stages": [{"block": {"layers": 3, "share": "blocks"}}]}
+ROUTED = {"block": {"layers": 2, **EXPERTS["block"]}}
+HALF_ROUTED = {"stages": [{"block": {"layers": 1}}, ROUTED]}
 CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "two": ([{}, {}], True),
     "three": ([{}, {}, {}], True),
@@ -60,6 +62,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "experts and shared layers": ([{**EXPERTS, **blocks(3)}, {**EXPERTS, **SHARED}], True),
     "experts of attention": ([ATTENTION_EXPERTS, ATTENTION_EXPERTS], True),
     "a mixture of heads": ([MODULES, MODULES], True),
+    "dense, then experts": ([HALF_ROUTED, HALF_ROUTED], True),
+    "dense, and dense, then experts": ([blocks(3), HALF_ROUTED], True),  # what is dense in both
+    "dense, then experts, of two depths": ([HALF_ROUTED, {"stages": [{"block": {"layers": 2}}, ROUTED]}], False),
     "windows": ([{"block": {"attention": {"heads": 2, "window": 3}}}, {}], False),
     "shared layers": ([SHARED, blocks(3)], True),
 }
@@ -288,6 +293,7 @@ def refused(sources: Sequence[Path], tmp_path: Path, **options: Any) -> str:
         ({"join": {"kind": "mixture", "residual": True}}, "join: unknown key 'residual'"),
         ({"join": {"kind": "posterior", "window": 1}}, "join.window: expected a whole number of at least 2, got 1"),
         ({"join": ["average", "concat"]}, "join: expected a join name or a mapping"),
+        ({"names": ["a"]}, "1 names were given for 2 paths\nGive each path a name with `--names`, or none."),
         ({"names": ["a", "x.y"]}, "a path's name is made of letters, digits"),
         ({"names": ["a", "2b"]}, "and does not begin with a digit, got '2b'"),
     ],
@@ -308,3 +314,17 @@ def test_wrong_sources(pair: list[Path], tmp_path: Path) -> None:
     averaged = compose(pair, tmp_path / "averaged", join="average")
     assert "a path is made of `block` stages only" in refused([averaged, biased], tmp_path)
     assert VOCABULARY == TOKENIZER.vocab_size == load_config(averaged).vocab_size
+
+
+def test_models_that_change_their_blocks_unequally_often(tmp_path: Path) -> None:
+    folders = [saved_path(tmp_path / "a", **blocks(2)), saved_path(tmp_path / "b", 1, **HALF_ROUTED)]
+    with pytest.raises(BraidError, match="of different depths, and kinds of blocks: 'a' has 1, 'b' has 2"):
+        compose(folders, tmp_path / "out", join="average")
+
+
+@pytest.mark.parametrize("join", ["average", "shared_linear"])
+def test_gated_models_are_refused(join: str, tmp_path: Path) -> None:
+    folders = [saved_path(tmp_path / name, seed) for seed, name in enumerate("ab")]
+    gated = edit("gate", folders[0], tmp_path / "gated")
+    with pytest.raises(BraidError, match="it has gates, each of which belongs to a layer: compose first"):
+        compose([gated, folders[1]], tmp_path / "out", join=join)

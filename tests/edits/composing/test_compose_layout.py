@@ -36,7 +36,7 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
     paths = [shape(f"path-{i}", **blocks(depth)) for i, depth in enumerate(depths)]
     layout = lay_out(paths, Choice("concat", JoinConfig()), layers, blocks=0)
     assert layout.layers == (min(depths) if layers is None else layers)
-    account = account_for(skeleton(BraidConfig(layout.architecture, vocab_size=37)), paths, layout.layers)
+    account = account_for(skeleton(BraidConfig(layout.architecture, vocab_size=37)), paths)
     for path in paths:
         used = [
             part.tensor
@@ -45,7 +45,7 @@ def test_the_account_uses_every_block_of_every_path_once_and_in_order(depths, la
             for part in origin.parts
             if part.source == path.name and part.tensor.endswith("attention.qkv.weight")
         ]
-        assert used == [f"{block}.attention.qkv.weight" for block in path.blocks]
+        assert used == [f"{block}.attention.qkv.weight" for block in path.plain.layers]
 
 
 def shape(name, **architecture):

@@ -41,6 +41,9 @@ def test_the_best_checkpoint_has_the_highest_mean() -> None:
     assert run.names[run.best] == "c2"
     assert run.mean[2] == max(run.mean)
     assert run.unit == "steps"
+    for scores in ([50, 61], [61, 50]):  # smoothed, two checkpoints are equal
+        two = run_dynamics("r", checkpoints("r", scores))
+        assert two.best == scores.index(61)
     alone = run_dynamics("r", checkpoints("r", [70, 50, 50, 50]))
     assert alone.best == 0
     assert (alone.unit, alone.amounts) == ("checkpoint", [1.0, 2.0, 3.0, 4.0])

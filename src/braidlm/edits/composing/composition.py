@@ -8,13 +8,13 @@ from braidlm.core.models.accounting import model_facts, skeleton
 from braidlm.edits.account import Account, account_table, columns
 from braidlm.edits.assembly import STARTS
 from braidlm.edits.composing.layout import Layout, lay_out
-from braidlm.edits.composing.path_models import PathModel
+from braidlm.edits.composing.path_models import PathModel, aligned_sections
 from braidlm.edits.composing.tensor_origins import account_for
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import Join
-from braidlm.model.paths.parallel import ParallelLayer, blocks_in_layer
+from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
 from braidlm.routes.layers import routing_modules
 
 TRAINED_BYTES = 12
@@ -49,7 +49,7 @@ class Composition:
         special = {name: getattr(first, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = BraidConfig(layout.architecture, vocab_size=first.vocab_size, frozen=list(frozen), **special)
         model = skeleton(config)
-        return cls(paths, join, layout, model, account_for(model, paths, layout.layers), start)
+        return cls(paths, join, layout, model, account_for(model, paths), start)
 
     @property
     def config(self) -> BraidConfig:
@@ -86,10 +86,17 @@ class Composition:
 
     def _alignment(self) -> list[str]:
         """Which of each path's blocks, counted from 0, are in which layer."""
-        layers = range(self.layout.layers)
         heads = [f"{path.name} (width {path.width}, {path.depth} blocks)" for path in self.paths]
-        aligned = [[blocks_in_layer(path.depth, len(layers), layer) for path in self.paths] for layer in layers]
-        rows = [[f"layer {layer}", *map(_numbers, blocks)] for layer, blocks in zip(layers, aligned, strict=True)]
+        rows: list[list[str]] = []
+        before = [0] * len(self.paths)
+        stages = [stage for stage in self.model.model.stages if isinstance(stage, ParallelStage)]
+        for stage, sections in zip(stages, aligned_sections(self.paths), strict=True):
+            depths = [len(section.blocks) for section in sections]
+            for layer in range(len(stage.layers)):
+                inside = [blocks_in_layer(depth, len(stage.layers), layer) for depth in depths]
+                blocks = [range(first + own.start, first + own.stop) for first, own in zip(before, inside, strict=True)]
+                rows.append([f"layer {len(rows)}", *map(_numbers, blocks)])
+            before = [first + depth for first, depth in zip(before, depths, strict=True)]
         return columns([["blocks in", *heads], *rows])
 
     def _sizes(self) -> list[tuple[str, str]]:
@@ -115,8 +122,8 @@ class Composition:
         return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
 
     def _stacking_note(self) -> str:
-        layer = next(module for module in self.model.modules() if isinstance(module, ParallelLayer))
-        if layer.stack is not None:
+        layers = [module for module in self.model.modules() if isinstance(module, ParallelLayer)]
+        if all(layer.stack is not None for layer in layers):
             return "the paths have one shape and are computed as one stacked product"
         first = _shape(self.paths[0])
         differing = [key for key in first if any(_shape(path)[key] != first[key] for path in self.paths)]
@@ -141,7 +148,10 @@ class Composition:
 
 
 def _shape(path: PathModel) -> dict[str, Any]:
-    return {"width": path.width, "depth": path.depth, **path.options}
+    shape: dict[str, Any] = {"width": path.width, "depth": path.depth}
+    for part in path.sections[0].options:
+        shape[part] = [section.options[part] for section in path.sections]
+    return shape
 
 
 def _stage(choice: Choice) -> str:

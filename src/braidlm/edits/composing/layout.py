@@ -6,7 +6,7 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.edits.composing.averaging import APART, averaged_ends, averages
-from braidlm.edits.composing.path_models import PathShape, composed_end
+from braidlm.edits.composing.path_models import PathShape, Section, aligned_sections, composed_end
 from braidlm.edits.modules import PARTS
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
@@ -36,14 +36,17 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
         note = f"{join.kind}: the models stay as they are, and the probabilities that they give are {how}"
         return replace(apart, architecture=apart.architecture | averaged_ends(paths, join), notes=[note, *apart.notes])
     width, widest = sum(path.width for path in paths), max(paths, key=lambda path: path.width)
-    layers = min(path.depth for path in paths) if layers is None else layers
     notes: list[str] = []
     full_width = []
     if blocks:
         options, note = full_width_block(widest, width)
         full_width = [{"block": {**options, "layers": blocks}}]
         notes.append(f"full-width blocks are like those of '{widest.name}': {note}")
-    inner, inner_notes = _parallel(paths, join, layers, width)
+    inner: list[dict[str, Any]] = []
+    for sections in aligned_sections(paths):
+        depth = min(len(section.blocks) for section in sections) if layers is None else layers
+        stages, inner_notes = _parallel(paths, sections, join, depth, width)
+        inner += stages
     whole, parts = widest.architecture, [path.architecture for path in paths]
     architecture = {
         "width": width,
@@ -57,21 +60,25 @@ def lay_out(paths: Sequence[PathShape], join: Choice, layers: int | None, blocks
         "initialisation": encode(whole.initialisation),
         "stages": [*full_width, *inner, *full_width],
     }
-    return Layout(architecture, layers, notes + inner_notes + _notes(paths, architecture))
+    depth = sum(stage["parallel"]["layers"] for stage in inner if "parallel" in stage)
+    return Layout(architecture, depth, notes + inner_notes + _notes(paths, architecture))
 
 
 def _parallel(
-    paths: Sequence[PathShape], join: Choice, layers: int, width: int
+    paths: Sequence[PathShape], sections: Sequence[Section], join: Choice, layers: int, width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The parallel stage and the projections before and after it.
+    """The parallel stage of a section of each path, and the projections before and after it.
 
     Paths of one width read a stream of that width; otherwise, and where each reads its own part, it keeps its width.
     """
     stage: dict[str, Any] = {
         "layers": layers,
         "join": encode(join),
-        "stacked": "with_experts" if any(_has_experts(path) for path in paths) else True,
-        "paths": [{"name": p.name, "width": p.width, "depth": p.depth, **p.options} for p in paths],
+        "stacked": "with_experts" if any(map(_has_experts, sections)) else True,
+        "paths": [
+            {"name": path.name, "width": path.width, "depth": len(section.blocks), **section.options}
+            for path, section in zip(paths, sections, strict=True)
+        ],
     }
     narrow = paths[0].width
     if joins[join.kind].keeps_paths_separate:
@@ -86,8 +93,8 @@ def _parallel(
     return [project, {"parallel": {**stage, "to": width}}], []
 
 
-def _has_experts(path: PathShape) -> bool:
-    return any(path.options[part].get("experts") is not None for part in PARTS)  # dropout has a rate of that name
+def _has_experts(section: Section) -> bool:
+    return any(section.options[part].get("experts") is not None for part in PARTS)  # dropout has a rate of that name
 
 
 def full_width_block(path: PathShape, width: int) -> tuple[dict[str, Any], str]:

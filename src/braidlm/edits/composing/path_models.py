@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,16 @@ from braidlm.model.sharing import LowRank
 
 
 @dataclass(frozen=True)
+class Section:
+    """Neighbouring blocks of a model that are equal."""
+
+    blocks: list[str]
+    """Their addresses, in order."""
+    options: dict[str, Any]
+    """With sizes that follow from the width made explicit."""
+
+
+@dataclass(frozen=True)
 class PathShape:
     """The architecture of a model and the name of its path."""
 
@@ -39,21 +50,30 @@ class PathShape:
 
     @property
     def depth(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def blocks(self) -> list[str]:
-        """The addresses of its blocks, in order."""
-        return self.plain.layers
+        return len(self.plain.layers)
 
     def saved(self, tensor: str) -> str:
         """The name that a tensor is saved under; layers may share it."""
         return str(self.plain.model.tied.get(tensor, tensor))
 
     @cached_property
+    def sections(self) -> list[Section]:
+        """Its blocks; there are several sections only in a model that is averaged (`check_alone`)."""
+        found: list[Section] = []
+        for number, stage in enumerate(self.architecture.stages):
+            options = self.plain.block_options(number)
+            blocks = [f"model.stages.{number}.layers.{layer}" for layer in range(stage.options.layers)]
+            if found and found[-1].options == options:
+                found[-1].blocks.extend(blocks)
+            else:
+                found.append(Section(blocks, options))
+        return found
+
+    @property
     def options(self) -> dict[str, Any]:
-        """The options of its blocks, with sizes that follow from the width made explicit."""
-        return self.plain.block_options(0)
+        """The options of its blocks, where all are equal."""
+        (section,) = self.sections
+        return section.options
 
 
 @dataclass(frozen=True)
@@ -111,8 +131,9 @@ def check_tokenizers(models: Sequence[OpenModel], names: Sequence[str]) -> None:
             )
 
 
-def check_alone(path: PathShape, where: str) -> None:
-    """A model can be a path if it consists of equal blocks between an embedding and a head that can be concatenated."""
+def check_alone(path: PathShape, where: str, averaged: bool) -> None:
+    """A model can be a path if it consists of blocks between an embedding and a head that can be concatenated; of equal
+    ones, unless it is averaged."""
     architecture = path.architecture
     other = [f"stage {i} is '{stage.kind}'" for i, stage in enumerate(architecture.stages) if stage.kind != "block"]
     if other:
@@ -121,7 +142,9 @@ def check_alone(path: PathShape, where: str) -> None:
             where,
             "Compose models that were trained alone.",
         )
-    problems = path.plain.unequal_blocks()
+    problems = [] if averaged else path.plain.unequal_blocks()
+    if architecture.gates is not None:
+        problems.append("it has gates, each of which belongs to a layer: compose first, then add gates")
     if any(isinstance(module, LowRank) for module in path.plain.model.modules()):
         problems.append("its layers share weights with a LoRA of each (share.lora), which blocks of paths do not have")
     if architecture.compression:
@@ -150,6 +173,33 @@ def check_together(paths: Sequence[PathShape]) -> None:
             problems.append(f"{registry.noun}s differ: {has}")
     if problems:
         raise BraidError("these models do not fit together: " + "; ".join(problems))
+
+
+def aligned_sections(paths: Sequence[PathShape]) -> list[list[Section]]:
+    """For each parallel stage, a section of every path: within a stage the blocks of a path are equal.
+
+    Paths of one depth are cut wherever one of them changes its blocks; others must change them equally often.
+    """
+    if len({path.depth for path in paths}) == 1:
+        cuts = {start for path in paths for start in _starts(path)}
+        return [list(sections) for sections in zip(*(_cut(path, sorted(cuts)) for path in paths), strict=True)]
+    counts = {path.name: len(path.sections) for path in paths}
+    if len(set(counts.values())) > 1:
+        has = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
+        raise BraidError(f"these models do not fit together: of different depths, and kinds of blocks: {has}")
+    return [list(sections) for sections in zip(*(path.sections for path in paths), strict=True)]
+
+
+def _starts(path: PathShape) -> list[int]:
+    """The blocks that sections begin with."""
+    return [0, *accumulate(len(section.blocks) for section in path.sections[:-1])]
+
+
+def _cut(path: PathShape, starts: list[int]) -> list[Section]:
+    """Its sections, cut at these blocks too."""
+    blocks = [(address, section.options) for section in path.sections for address in section.blocks]
+    parts = [blocks[start:end] for start, end in pairwise([*starts, len(blocks)])]
+    return [Section([address for address, _ in part], part[0][1]) for part in parts]
 
 
 def composed_end(registry: Registry, choices: Sequence[Choice]) -> Choice | None:

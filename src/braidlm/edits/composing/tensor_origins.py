@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from braidlm.edits.account import Account, Derived, Fresh, Part, parts_of, targets
-from braidlm.edits.composing.path_models import PathShape
+from braidlm.edits.composing.path_models import PathShape, Section, aligned_sections
 from braidlm.model.attention.member_experts import MemberAttentionExperts
 from braidlm.model.feed.routed_stack import RoutedFeedStack
 from braidlm.model.heads.ends import ModelEnd
@@ -26,7 +26,7 @@ AVERAGED_HEAD = {"weight": "side by side", "bias": "stacked"}
 MIXTURE = "head.mixture"
 
 
-def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int) -> Account:
+def account_for(model: BraidForCausalLM, paths: Sequence[PathShape]) -> Account:
     """The account of composing `paths` into `model`, which may be on the meta device."""
     tensors, names = targets(model), [path.name for path in paths]
     account = Account()
@@ -40,8 +40,10 @@ def account_for(model: BraidForCausalLM, paths: Sequence[PathShape], layers: int
         max_context = max(path.architecture.context for path in paths)
         rows = len(tensors[POSITIONS]) if max_context > len(tensors[POSITIONS]) else None
         account.origins[POSITIONS] = Derived(parts_of(names, [POSITIONS] * len(paths)), "side by side", rows)
+    sections = iter(aligned_sections(paths))
     for address, stage in model.model.stages.named_children():
-        for name, origin in _stage(f"model.stages.{address}", stage, paths, layers):
+        here = next(sections) if isinstance(stage, ParallelStage) else []
+        for name, origin in _stage(f"model.stages.{address}", stage, paths, here):
             account.origins[name] = origin
     for path in paths:
         own_norm = [name for name in path.plain.tensors if name.startswith(f"{FINAL_NORM}.")]
@@ -70,22 +72,26 @@ def _end(name: str, operation: str, paths: Sequence[PathShape]) -> Derived:
 
 
 def _stage(
-    address: str, stage: nn.Module, paths: Sequence[PathShape], layers: int
+    address: str, stage: nn.Module, paths: Sequence[PathShape], sections: Sequence[Section]
 ) -> Iterator[tuple[str, Derived | Fresh]]:
+    """Of a parallel stage, that of these sections of the paths."""
     if isinstance(stage, ParallelStage):
         for index, layer in enumerate(stage.layers):
             assert isinstance(layer, ParallelLayer)
-            yield from _layer(f"{address}.layers.{index}", layer, paths, layers, index)
+            here = {}
+            for path, section in zip(paths, sections, strict=True):
+                inside = blocks_in_layer(len(section.blocks), len(stage.layers), index)
+                here[path.name] = [section.blocks[i] for i in inside]
+            yield from _layer(f"{address}.layers.{index}", layer, paths, here)
     elif isinstance(stage, (BlockStage, ProjectStage)):
         kind = "full-width blocks" if isinstance(stage, BlockStage) else "projections"
         yield from ((f"{address}.{name}", Fresh(kind, address)) for name in stage.state_dict())
 
 
 def _layer(
-    address: str, layer: ParallelLayer, paths: Sequence[PathShape], layers: int, index: int
+    address: str, layer: ParallelLayer, paths: Sequence[PathShape], here: dict[str, list[str]]
 ) -> Iterator[tuple[str, Derived | Fresh]]:
-    """The tensors of the paths' blocks in this layer, of its projections and of its join."""
-    here = {path.name: [path.blocks[i] for i in blocks_in_layer(path.depth, layers, index)] for path in paths}
+    """The tensors of the paths' blocks `here`, in this layer, of its projections and of its join."""
     if layer.stack is not None:
         for number, block in enumerate(layer.stack):
             for name in block.state_dict():

@@ -294,7 +294,8 @@ def _decode_plain(hint: Any, data: Any, where: str, problems: list[str]) -> Any:
     """Text, or true and false."""
     if isinstance(data, hint):
         return data
-    problems.append(f"{_at(where)}expected {_name(hint)}, got {_show(data)}")
+    quotes = ": write it in quotes" if hint is str and isinstance(data, (int, float)) else ""
+    problems.append(f"{_at(where)}expected {_name(hint)}, got {_show(data)}{quotes}")
     return None
 
 
