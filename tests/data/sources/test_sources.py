@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import document
 from braidlm.data.sources.format import by_document
-from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents, read_pieces
+from braidlm.data.sources.plan import MADE, ReadOptions, plan_shards, read_documents, read_pieces
 
 PARAGRAPHS = [f"Story {number}: Zoë saw 你好.\nThe end of {number}." for number in range(40)]
 ROWS = [{"text": text, "id": number, "meta": {"title": f"T{number}"}} for number, text in enumerate(PARAGRAPHS)]
@@ -201,12 +201,13 @@ def test_wrong_json_names_the_line(tmp_path: Path) -> None:
     assert read(path, errors="replace") == ["a � b"]
 
 
-@pytest.mark.parametrize("made", ["history.jsonl", "lineage.json", "data.json"])
-def test_what_braid_has_made_in_a_folder_of_text_is_not_read(tmp_path: Path, made: str) -> None:
+@pytest.mark.parametrize("made", MADE, ids=str)
+def test_what_braid_has_made_in_a_folder_of_text_is_not_read(tmp_path: Path, made: tuple[str, ...]) -> None:
     (tmp_path / "a.txt").write_text("a text")
     inside = tmp_path / "out" / "checkpoints"
     inside.mkdir(parents=True)
-    (tmp_path / "out" / made).write_text("{}")
+    for name in made:
+        (tmp_path / "out" / name).write_text("{}")
     (inside / "README.md").write_text("a card")
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "b.txt").write_text("hidden")
@@ -214,6 +215,9 @@ def test_what_braid_has_made_in_a_folder_of_text_is_not_read(tmp_path: Path, mad
     plan = plan_shards([tmp_path], ReadOptions())
     assert [shard.source for shard in plan.shards] == [str(tmp_path / "a.txt")]
     assert plan.skipped == [str(tmp_path / "c.docx")]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "history.jsonl").write_text('{"text": "of a chat"}\n')
+    assert len(plan_shards([tmp_path], ReadOptions()).shards) == 2, "a name alone says nothing"
 
 
 def test_missing_unknown_and_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ __all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_sha
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
 
-MADE = ("history.jsonl", "lineage.json", "data.json")
+MADE = (("recipe.yaml", "history.jsonl"), ("lineage.json",), ("data.json", "tokens.bin"))
 """A run, a model folder and a packed data set have these files."""
 
 import_files("braidlm.data.sources")
@@ -139,7 +139,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 def _is_made(folder: Path) -> bool:
     """Whether Braid has made a folder."""
-    return any((folder / name).is_file() for name in MADE)
+    return any(all((folder / name).is_file() for name in names) for names in MADE)
 
 
 def _known_files(files: list[Path], source: str, skipped: list[str]) -> list[tuple[str, str]]:
