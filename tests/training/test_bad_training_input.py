@@ -86,8 +86,8 @@ WRONG = {
     "a packed folder that is not there": (
         ["data.sets.stories.path=/no/where"],
         [
-            "error: data.sets.stories.path (/no/where): this is not a packed data set (no data.json)",
-            "Make one with `braid prepare SOURCE --out DIR`.",
+            "error: data.sets.stories.path (/no/where): there is no such folder",
+            "Make a packed data set with `braid prepare SOURCE --out DIR`.",
         ],
     ),
     "a file that is not there": (
@@ -146,6 +146,8 @@ def test_mistakes(mistake: str, recipe: Path, tmp_path: Path, braid: Callable[..
 def test_a_recipe_that_is_not_there(braid: Callable[..., Any], recipe: Path) -> None:
     answer = braid("train", "nothing.yaml")
     assert (answer.code, answer.err) == (2, "error: nothing.yaml: this file does not exist\n")
+    near = recipe.with_name(f"x{recipe.name}")
+    assert f"{near}: this file does not exist. Did you mean '{recipe.name}'?" in braid("train", near).err
     answer = braid("train", "tiny/lama")
     assert (answer.code, "Did you mean 'tiny/llama'?" in answer.err) == (2, True)
 

@@ -44,7 +44,7 @@ def find_recipe(name: str) -> Path:
     if path.suffix == ".yaml":
         if not os.path.lexists(path) and path.parent.is_dir():
             near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.yaml")])
-            raise BraidError(f"there is no such recipe file.{near}", name)
+            raise BraidError(f"this file does not exist{near and '.'}{near}", name)
         if not os.path.isfile(path):
             read_bytes(path)  # says what is in its place
         return path.resolve()
