@@ -120,6 +120,17 @@ def test_it_is_told_that_models_were_trained_together(tmp_path: Path, capsys: py
         assert ("the models of this average were trained together" in capsys.readouterr().out) == told
 
 
+def test_it_is_told_also_after_another_edit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [*pair(tmp_path), saved_path(tmp_path / "c", 2)]
+    model = load_model(compose(folders, tmp_path / "whole", join="average"))
+    trained = save_model(model, tmp_path / "trained", TOKENIZER, {"made_by": "braid train", "training": {"steps": 3}})
+    for source, told in ((trained, True), (tmp_path / "whole", False)):
+        fewer = edit("withdraw", source, tmp_path / f"fewer-{told}", paths=["c"])
+        capsys.readouterr()
+        edit("withdraw", fewer, paths=["b"], dry_run=True)
+        assert ("were trained together" in capsys.readouterr().out) == told
+
+
 def test_one_model_is_no_average(tmp_path: Path) -> None:
     with pytest.raises(BraidError, match="this is one model, and no average of several"):
         edit("withdraw", saved_path(tmp_path / "a"), tmp_path / "out", paths=["a"])

@@ -129,12 +129,12 @@ class Insert(Edit):
             notes.append("the head has weights of its own; they stay as they are, as the embedding does")
         without = sum(1 for layer in layers if not modules_of(layer))
         if without:
-            are = (
+            what = (
                 "layers have no experts and stay as they are"
                 if without > 1
                 else "layer has no experts and stays as it is"
             )
-            notes.append(f"{without} {are}")
+            notes.append(f"{without} {what}")
         return [f"  note: {note}" for note in notes]
 
 

@@ -114,13 +114,18 @@ class Withdraw(Edit):
 
 def _told(source: Source) -> list[str]:
     """What those who withdraw a model should know."""
-    record = source.record()
-    if not record.get("training") or "paths" in source.config.frozen:
+    if "paths" in source.config.frozen or not _was_trained(source.record()):
         return []
     return [
         "the models of this average were trained together: those that stay may have learned from the text of those "
         "that leave"
     ]
+
+
+def _was_trained(record: dict[str, Any]) -> bool:
+    """Whether an average, or the one that it was edited from, was trained as a whole; its models alone all were."""
+    is_edited = str(record.get("made_by")).startswith("braid edit")
+    return bool(record.get("training")) or (is_edited and any(map(_was_trained, record.get("sources", []))))
 
 
 def _names(source: Source) -> tuple[str, ...]:
@@ -173,6 +178,7 @@ def _architecture(source: Source, left: Sequence[str]) -> dict[str, Any]:
 
 
 def _config(source: Source, architecture: dict[str, Any], left: Sequence[str]) -> BraidConfig:
+    """Of the models that stay, those are active that were, or all."""
     config = source.config_with(**architecture)
     config.paths = [name for name in config.paths or () if name in left] or None
     return config

@@ -177,7 +177,7 @@ def is_packed(folder: Path | str) -> bool:
 
 def _read_manifest(folder: Path) -> Manifest:
     if not is_packed(folder):
-        where = f" from {Path.cwd()}" if not folder.is_absolute() else ""
+        where = "" if folder.is_absolute() else f", seen from {Path.cwd()}"
         what = "this is not a packed data set (no data.json)" if folder.is_dir() else f"there is no such folder{where}"
         raise BraidError(what, str(folder), "Make a packed data set with `braid prepare SOURCE --out DIR`.")
     facts = read_json(folder / MANIFEST)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError, did_you_mean
+from braidlm.core.models.runs import HISTORY, RECIPE
 from braidlm.core.reading import explained_system_errors, given_path
 from braidlm.data.corpora.builtin import CORPORA
 from braidlm.data.sources.compression import COMPRESSIONS
@@ -25,7 +26,7 @@ __all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_sha
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
 
-MADE = (("recipe.yaml", "history.jsonl"), ("lineage.json",), ("data.json", "tokens.bin"))
+MADE = ((RECIPE, HISTORY), ("lineage.json",), ("data.json", "tokens.bin"))
 """A run, a model folder and a packed data set have these files."""
 
 import_files("braidlm.data.sources")

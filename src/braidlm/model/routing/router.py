@@ -39,7 +39,7 @@ class RouterConfig:
     """Whether the scores have a bias."""
     silent: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0
     """Rows of scores after those of the choices: of modules that were pruned, whose scores still count in the softmax,
-    so that the weights of the others stay as they were."""
+    so that the weights of the others, and their ranking where the router balances, stay as they were."""
     new: list[str] = field(default_factory=list)
     """The last of the choices, if they were inserted into a trained model; `training.opening` brings them into use."""
     sampled: Annotated[int, Range(at_least=0, at_most=MAX_ITEMS)] = 0

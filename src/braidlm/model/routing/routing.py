@@ -30,10 +30,10 @@ class Routing:
     new_rows: Tensor | None = None
     """The router's parameters of choices that were inserted later, [new choice, inputs]."""
     present_BT: Tensor | None = None
-    """The tokens that the router saw, where others pass by its layer; None: all of them."""
+    """The tokens that count, where others pass by its layer or take another path; None: all of them."""
 
     def present_of(self, real_BT: Tensor) -> Tensor:
-        """Those of some tokens that the router saw."""
+        """Those of some tokens that count."""
         return real_BT if self.present_BT is None else real_BT.bool() & self.present_BT
 
     @property
