@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import triton_interpreter
+from tests import triton_interpreter
 
 # Before anything imports transformers, which reads these once.
 _cache = tempfile.TemporaryDirectory(prefix="braid-tests-")

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from checkpoints import randomised
-
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from tests.bridges.checkpoints import randomised
 
 ROWS = 260
 """Two more than the tokenizer of bytes has tokens."""

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from checkpoints import braid, gpt2, llama, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from braidlm.bridges import locate
@@ -11,6 +10,7 @@ from braidlm.cli import main as command
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
+from tests.bridges.checkpoints import braid, gpt2, llama, saved
 
 TEXT = "Once upon a time there was a naïve cat."
 

@@ -11,7 +11,7 @@ from braidlm.bridges.opening import open_model
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 TOKENIZER = bytes_tokenizer()
 

@@ -13,7 +13,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.core.models.presets import config_from
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from outcome import Outcome
+from tests.outcome import Outcome
 
 TINY = ["width=32", "context=64", "stages.0.block.layers=2", "block.attention.heads=4"]
 

@@ -13,7 +13,7 @@ from braidlm.core.models.folders import load_model, save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import randomised
+from tests.tiny_models import randomised
 
 
 def test_greedy_is_what_transformers_generates(braid, model_folder: Path):

@@ -14,7 +14,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of, write_json
 from braidlm.core.reading import read_json
 from braidlm.training.run_folder import claimed
-from outcome import Outcome
+from tests.outcome import Outcome
 
 Command = Callable[..., Outcome]
 LONG = "x" * 300

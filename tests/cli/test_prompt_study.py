@@ -25,7 +25,7 @@ from braidlm.serving.prompt_study import (
     next_rows,
     predictions,
 )
-from tiny_models import ToyTokenizer, randomised, tiny_config
+from tests.tiny_models import ToyTokenizer, randomised, tiny_config
 
 PROMPTS = [
     {"prompt": "Once upon a time", "domain": "stories"},

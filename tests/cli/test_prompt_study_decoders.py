@@ -16,7 +16,7 @@ from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
 from braidlm.serving.generate import generate, prompt_study
-from tiny_models import randomised
+from tests.tiny_models import randomised
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
 VOCABULARY = bytes_tokenizer().vocab_size

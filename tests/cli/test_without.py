@@ -9,7 +9,7 @@ from braidlm.cli.main import main
 from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 NAMES = ["old_1", "old_2", "german_1", "german_2"]
 TEXT = "Once upon a time there was a cat. " * 6

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from check_folder import LABELS, TEXTS, encode, measure
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -21,8 +20,9 @@ from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
 from braidlm.model.config.architecture import write_architecture
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
-from tiny_models import randomised
-from without_braid import WITHOUT_BRAID
+from tests.compat.check_folder import LABELS, TEXTS, encode, measure
+from tests.tiny_models import randomised
+from tests.without_braid import WITHOUT_BRAID
 
 
 def _with_models_of_their_own() -> dict[str, RecipeModel]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_folders import TINY, TinyFolders, check_without_braid, save_tiny_folders
 from torch import Tensor
 
 from braidlm.core.models.folders import load_model
-from tiny_models import random_ids
+from tests.compat.tiny_folders import TINY, TinyFolders, check_without_braid, save_tiny_folders
+from tests.tiny_models import random_ids
 
 ENVIRONMENTS = Path(__file__).parents[2] / ".venvs"
 VERSIONS = ("4.51.3", "4.57.6", "5.0.0", "newest")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from part_variants import every_option
 from torch import nn
+
+from tests.contract.part_variants import every_option
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -22,7 +23,7 @@ from braidlm.model.feed.feeds import SwiGLU
 from braidlm.model.initialisation import initialisations
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.objective import plain_losses
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LEFT_OUT = [("initialisation", kind) for kind in initialisations] + [("compression", "int8"), ("compression", "int4")]

@@ -30,7 +30,7 @@ from braidlm.model.heads.head import Head, heads
 from braidlm.model.heads.losses import log_probabilities_of, next_token_loss
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.train import train
-from tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
+from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
 
 
 class TwoTables(Embedding):

@@ -14,7 +14,7 @@ from braidlm.core.files import write_json
 from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 USES = {
     "show": ("show", "{}"),

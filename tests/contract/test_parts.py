@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from part_variants import HALVES, PLACES, UNEQUAL
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -18,7 +17,8 @@ from braidlm.core.models.folders import load_model, save_model
 from braidlm.model.compression.compression import untrainable
 from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
+from tests.contract.part_variants import HALVES, PLACES, UNEQUAL
+from tests.tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 STACKED_EXPERTS = {"stacked": "with_experts", "feed": {"experts": {"names": 3, "shared": 8}}}
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from test_parts import VARIANTS
 
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.contract.test_parts import VARIANTS
+from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 
 
 def with_common_beginnings() -> list[Request]:

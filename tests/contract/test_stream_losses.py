@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from part_variants import architecture
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
@@ -23,7 +22,8 @@ from braidlm.training.distill.distillation import OnlineDistillation
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.extra_losses import ExtraLoss, TrainingPass, build_extra_losses, extra_losses
 from braidlm.training.step.objective import Objective, plain_pass
-from tiny_models import random_ids, tiny_model
+from tests.contract.part_variants import architecture
+from tests.tiny_models import random_ids, tiny_model
 
 TOKENIZER = bytes_tokenizer(SpecialTokens.parse(["eos=<|endoftext|>", "mask=<mask>"]))
 TEXTS = ["One. Two! Three is here. Four?", "A dog. A cat? A cow in a barn!", "It is. Or is it? It must be.. "]

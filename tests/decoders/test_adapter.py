@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -15,6 +14,7 @@ from braidlm.decoders.adapter import is_adapter, load_adapter, read_adapter, sav
 from braidlm.decoders.gating import attach, detach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
+from tests.decoders.random_decoders import CONFIGS, DEPTH, open_gates, tiny_decoder, token_ids
 
 
 def saved(

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_decoders import open_gates, tiny_decoder, token_ids
 from torch import nn
 
 from braidlm.decoders.folding import fold, folding_refusals, is_zero
@@ -12,6 +11,7 @@ from braidlm.decoders.gating import attach, gates_of
 from braidlm.decoders.structure import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
+from tests.decoders.random_decoders import open_gates, tiny_decoder, token_ids
 
 KINDS: list[Any] = ["vector", "scalar", "matrix", {"kind": "matrix", "rank": 3}, {"kind": "matrix", "bias": True}]
 

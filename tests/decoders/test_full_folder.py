@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from braidlm.core.errors import BraidError
@@ -13,7 +12,8 @@ from braidlm.decoders.full_folder import CODE, register_gated, write_decoder
 from braidlm.decoders.gating import attach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from without_braid import run_without_braid
+from tests.decoders.random_decoders import CONFIGS, open_gates, tiny_decoder, token_ids
+from tests.without_braid import run_without_braid
 
 KINDS: list[Any] = ["vector", "scalar", "matrix", {"kind": "matrix", "rank": 3, "bias": True}]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_decoders import CONFIGS, DEPTH, WIDTH, open_gates, tiny_decoder, tiny_decoder_config, token_ids
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Trainer, TrainingArguments
 
@@ -17,6 +16,15 @@ from braidlm.decoders.gating import attach, detach, gates_of, without
 from braidlm.decoders.structure import find_parts
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatedLayer, GatesConfig
+from tests.decoders.random_decoders import (
+    CONFIGS,
+    DEPTH,
+    WIDTH,
+    open_gates,
+    tiny_decoder,
+    tiny_decoder_config,
+    token_ids,
+)
 
 KINDS: dict[str, Any] = {
     "matrix": "matrix",

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -18,6 +17,7 @@ from transformers import (
 
 from braidlm.core.errors import BraidError
 from braidlm.decoders.structure import find_parts
+from tests.decoders.random_decoders import CONFIGS, DEPTH, VOCABULARY, WIDTH, tiny_decoder, token_ids
 
 NAMES = {"gpt2": "transformer.h", "gpt-neox": "gpt_neox.layers"}
 SMALL: dict[str, Any] = {

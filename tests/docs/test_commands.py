@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from marked_blocks import Block, marked_blocks
 
 from braidlm.cli.main import main
 from braidlm.model.config.registry import PARTS, import_files
+from tests.docs.marked_blocks import Block, marked_blocks
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if marked_blocks(page)]

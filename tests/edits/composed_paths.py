@@ -13,7 +13,7 @@ from braidlm.model.paths.gumbel import GumbelJoin
 from braidlm.model.paths.joins import SameWidthJoin, SharedLinear
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage
 from braidlm.model.routing.stacked import StackedLinear
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 VOCABULARY = TOKENIZER.vocab_size

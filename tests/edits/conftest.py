@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composed_paths import RECIPE
 
 from braidlm.data.packing.prepare import prepare
 from braidlm.training.train import train
+from tests.edits.composed_paths import RECIPE
 
 
 @pytest.fixture(scope="session")

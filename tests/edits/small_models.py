@@ -5,7 +5,7 @@ from typing import Any
 
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TEXT = "The cat sat on the mat. A dog ran after the ball, and the ball ran on.\n\nThe end of it.\n\n" * 4
 BANKS: dict[str, Any] = {

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from composed_paths import TOKENIZER, double, ids, saved_path
 
 from braidlm.core.models.folders import load_config, load_model, save_model
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
+from tests.edits.composed_paths import TOKENIZER, double, ids, saved_path
 
 EDITS: dict[str, dict[str, Any]] = {
     "upcycle": {"experts": 2, "top_k": 1},

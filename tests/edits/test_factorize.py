@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import KINDS, model_folder, text_file
 from transformers import AutoModelForCausalLM
 
 from braidlm.cli.main import main
@@ -18,7 +17,8 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.edits.factorize import factorised
 from braidlm.model.compression.low_rank import FactorisedLinear
-from tiny_models import random_ids
+from tests.edits.small_models import KINDS, model_folder, text_file
+from tests.tiny_models import random_ids
 
 
 @given(st.integers(0, 2**32), st.sampled_from([(), (3,)]), st.integers(2, 9), st.integers(2, 9), st.floats(0.05, 1))

@@ -14,7 +14,7 @@ from braidlm.core.models.folders import load_model, save_model
 from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
-from tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
+from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, tiny_model
 
 STAGES = [{"block": {"layers": 2}}, {"parallel": {"paths": 2, "layers": 2, "join": "routed"}}]
 SIZES: dict[str, Any] = {

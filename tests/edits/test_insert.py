@@ -22,7 +22,7 @@ from braidlm.edits.modules import layers_of, modules_of
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
-from tiny_models import random_ids, randomised, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_model
 
 TOKENIZER = bytes_tokenizer()
 VOCABULARY = TOKENIZER.vocab_size

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from composed_paths import saved_path
 
 from braidlm.bridges.convert import convert
 from braidlm.bridges.opening import open_model
 from braidlm.core.models.licence import licence_of_folder
 from braidlm.edits.compose import compose
+from tests.edits.composed_paths import saved_path
 
 CARD = "---\nlicense: {}\n---\n# A model\n"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_models import BANKS, model_folder, text_file
 
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
-from tiny_models import models_built
+from tests.edits.small_models import BANKS, model_folder, text_file
+from tests.tiny_models import models_built
 
 
 @pytest.mark.parametrize(

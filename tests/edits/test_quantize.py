@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from small_models import KINDS, model_folder, text_file
 from torch import Tensor
 
 from braidlm.bridges.convert import convert
@@ -23,8 +22,9 @@ from braidlm.edits.quantize import Codes, codes_of_4_bits, codes_of_8_bits
 from braidlm.model.compression.quantised import FourBitMatrix, QuantisedMatrix, fixed
 from braidlm.model.routing.stacked import StackedLinear
 from braidlm.training.train import train
-from tiny_models import random_ids, tiny_model
-from without_braid import run_without_braid
+from tests.edits.small_models import KINDS, model_folder, text_file
+from tests.tiny_models import random_ids, tiny_model
+from tests.without_braid import run_without_braid
 
 OPEN = """
 import torch

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import text_file
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
@@ -18,7 +17,8 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.decoders.gating import gates_of, without
 from braidlm.edits.edit import edit
 from braidlm.edits.selecting.rules import SCORES, THRESHOLDS, judge
-from tiny_models import random_ids, tiny_model
+from tests.edits.small_models import text_file
+from tests.tiny_models import random_ids, tiny_model
 
 SIZES = {2: 0.0, 3: 0.002, 4: 0.5, 5: -0.4, 6: 0.3}
 """The factors of scalar gates, by layer."""

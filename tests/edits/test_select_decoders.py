@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import text_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, PretrainedConfig
 
 from braidlm.core.errors import BraidError
@@ -18,7 +17,8 @@ from braidlm.decoders.loading import open_decoder
 from braidlm.edits.edit import edit
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tiny_models import random_ids, randomised
+from tests.edits.small_models import text_file
+from tests.tiny_models import random_ids, randomised
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 4}
 VOCABULARY = bytes_tokenizer().vocab_size

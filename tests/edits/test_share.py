@@ -19,7 +19,7 @@ from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, randomised
+from tests.tiny_models import random_ids, randomised
 
 TOKENIZER = bytes_tokenizer()
 BLOCK = {"attention": {"heads": 2}, "feed": {"hidden": 12}}

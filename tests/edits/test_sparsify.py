@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import KINDS, model_folder, text_file
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.edit import edit
 from braidlm.edits.sparsify import two_of_four, without_smallest
+from tests.edits.small_models import KINDS, model_folder, text_file
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 6), st.floats(0, 0.99))

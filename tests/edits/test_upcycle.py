@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from composed_paths import saved_path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from small_models import model_folder
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -20,7 +18,9 @@ from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import WEIGHTS, load_model
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
-from tiny_models import random_ids
+from tests.edits.composed_paths import saved_path
+from tests.edits.small_models import model_folder
+from tests.tiny_models import random_ids
 
 FEEDS: dict[str, dict[str, Any]] = {
     "swiglu": {"kind": "swiglu", "hidden": 24},

@@ -32,7 +32,7 @@ from braidlm.decoders.shards import write_shards
 from braidlm.edits.edit import edit
 from braidlm.edits.upcycling import mixtral_folder
 from braidlm.training.trainables.decoder import DecoderObjective
-from tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
+from tests.tiny_models import VOCABULARY, ToyTokenizer, random_ids, randomised
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from composed_paths import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
 from safetensors.torch import load_file
 
 from braidlm.bridges.model_info import ModelInfo
@@ -15,7 +14,8 @@ from braidlm.edits import withdraw
 from braidlm.edits.compose import compose
 from braidlm.edits.edit import edit
 from braidlm.model.paths.average import MixtureHead
-from tiny_models import tiny_config
+from tests.edits.composed_paths import EXPERTS, GPT2, MODULES, TOKENIZER, blocks, double, ids, saved_path
+from tests.tiny_models import tiny_config
 
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}
 HALF_ROUTED = {"stages": [{"block": {"layers": 1}}, {"block": {"layers": 2, **EXPERTS["block"]}}]}

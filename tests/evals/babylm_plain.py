@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
-from tiny_models import randomised
+from tests.tiny_models import randomised
 
 TEXT = (
     "Box 0 contains the key and the hat, Box 1 contains the book. The cat sat on the mat and the dog ran home. "

@@ -14,7 +14,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.core.models.presets import config_from
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from outcome import Outcome
+from tests.outcome import Outcome
 
 TINY = ["width=16", "context=64", "stages.0.block.layers=1", "block.attention.heads=2"]
 WORDS = {"chck_1M": 1_000_000, "chck_2M": 2_000_000, "chck_10M": 10_000_000, "chck_30M": 30_000_000}

@@ -10,7 +10,7 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.compose import compose
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 STACKED = {

@@ -22,7 +22,7 @@ from braidlm.evals.scoring.completions import complete
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tiny_decoders import CONFIGS, save_decoder, save_gates
+from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
 
 TEXTS = ["One day a cat sat on a mat.", "It was a fine day, and nobody said a word.", "The end."]
 

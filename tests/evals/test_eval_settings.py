@@ -18,7 +18,7 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.tasks import TASKS, Task
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
-from outcome import Outcome
+from tests.outcome import Outcome
 
 
 class Counting:

@@ -20,8 +20,8 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import read_pairs
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from outcome import Outcome
-from tiny_models import VOCABULARY, ToyTokenizer
+from tests.outcome import Outcome
+from tests.tiny_models import VOCABULARY, ToyTokenizer
 
 Verb = Callable[..., Outcome]
 BLIMP = "babylm-2025/fast_eval/blimp_fast"

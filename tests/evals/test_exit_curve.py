@@ -15,8 +15,8 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
-from outcome import Outcome
-from tiny_models import tiny_model
+from tests.outcome import Outcome
+from tests.tiny_models import tiny_model
 
 NARROW: list[Any] = ["block", {"project": {"to": 8}}, "block", {"project": {"to": 16}}, "block"]
 

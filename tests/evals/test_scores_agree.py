@@ -9,7 +9,7 @@ import pytest
 
 from braidlm.data.packing.prepare_sets import prepare_sets
 from braidlm.training.train import train
-from outcome import Outcome
+from tests.outcome import Outcome
 
 MODEL = {"width": 16, "context": 64, "block": {"attention": {"heads": 2}}, "stages": [{"block": {"layers": 1}}]}
 

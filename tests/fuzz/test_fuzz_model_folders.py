@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from honesty import honest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import HOSTILE, as_json, changed, damaged, seeded
 
 from braidlm.cli.main import main
 from braidlm.core.files import sha256_of
@@ -18,7 +16,9 @@ from braidlm.core.models.folders import save_model
 from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.model_folders import open_model_folders
-from tiny_models import tiny_model
+from tests.fuzz.honesty import honest
+from tests.fuzz.mutations import HOSTILE, as_json, changed, damaged, seeded
+from tests.tiny_models import tiny_model
 
 MODEL_FILES = ("config.json", "generation_config.json", "lineage.json", "tokenizer_config.json", "tokenizer.json")
 USES = st.sampled_from(["show", "generate", "generate", "eval"])

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from honesty import honest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import changed, rewritten, seeded
 
 from braidlm.core.recipes import compose_recipe, find_recipe
 from braidlm.studies.decoding import is_study
 from braidlm.studies.show import study_facts
 from braidlm.training import expected_time
 from braidlm.training.show import recipe_facts
+from tests.fuzz.honesty import honest
+from tests.fuzz.mutations import changed, rewritten, seeded
 
 NAMES = ("tiny/gpt2", "tiny/moep", "tiny/paths", "models/papaformer-path-128", "demo/paths", "demo/stories")
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from honesty import honest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import as_json, changed, damaged, seeded
 
 from braidlm.cli.main import main
 from braidlm.core.files import sha256_of, write_json
@@ -23,6 +21,8 @@ from braidlm.data.loading.open_data import open_data
 from braidlm.data.packing.prepare import prepare
 from braidlm.model.config.strict import decode
 from braidlm.training.train import train
+from tests.fuzz.honesty import honest
+from tests.fuzz.mutations import as_json, changed, damaged, seeded
 
 MODEL = {"width": 8, "context": 16, "stages": ["block"], "block": {"attention": {"heads": 2}, "feed": {"hidden": 8}}}
 TRAINING = {"budget": "2 steps", "batch": 2, "warmup": "1 steps"}

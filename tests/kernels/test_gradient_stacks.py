@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, side_stream
-from whole_models import plain_stream, results
 
 from braidlm.kernels import planning
 from braidlm.kernels.dense_layers import first_linear
@@ -16,7 +14,9 @@ from braidlm.kernels.planned_pass import LoweredModel
 from braidlm.kernels.routed.choices import MAX_FEW
 from braidlm.kernels.routed.permutation import TILE, row_bound
 from braidlm.model.feed.routed import RoutedFeed
-from tiny_models import random_ids, tiny_model
+from tests.kernels.comparison import TOLERANCES, assert_close, side_stream
+from tests.kernels.whole_models import plain_stream, results
+from tests.tiny_models import random_ids, tiny_model
 
 BATCH, TIME, EXPERTS, TOP_K = 3, 7, 4, 2
 BLOCK: dict[str, Any] = {

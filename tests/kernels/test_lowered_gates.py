@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_equal_with_gradients
 
 from braidlm.kernels import gates
 from braidlm.kernels.gates import AddScaled, LoweredVectorGate, add_scaled, lower_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig, make_gate
+from tests.kernels.comparison import TOLERANCES, assert_equal_with_gradients
 
 
 @pytest.mark.parametrize("factors", [24, 1], ids=["vector", "scalar"])

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from braidlm.kernels.planned_pass import LoweredModel
-from tiny_models import random_ids, randomised, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "depths in evaluation": {"stages": [{"mixture_of_depths": {"layers": 4, "every": 1}}]},

@@ -6,9 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, InlineSideStream, assert_close, dropout_factors, relative_error, side_stream
 from torch import Tensor
-from whole_models import plain_stream, results
 
 from braidlm.kernels import planning
 from braidlm.kernels.ops.dropout import DropoutUse
@@ -20,7 +18,16 @@ from braidlm.model.freezing import freeze
 from braidlm.model.heads.losses import IGNORED
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.objective import routers
-from tiny_models import random_ids, randomised, tiny_config, tiny_model
+from tests.kernels.comparison import (
+    TOLERANCES,
+    InlineSideStream,
+    assert_close,
+    dropout_factors,
+    relative_error,
+    side_stream,
+)
+from tests.kernels.whole_models import plain_stream, results
+from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 DENSE: dict[str, dict[str, Any]] = {
     "gpt2": {

@@ -18,7 +18,7 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.config import TrainingConfig
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 model = tiny_model()
 assert lower(model, torch.float32) is None

@@ -9,7 +9,7 @@ from torch import Tensor
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.span import Span
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 
 def path_model(seed: int = 0, architecture: dict[str, Any] | None = None, **parallel: Any) -> BraidForCausalLM:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from parallel_layers import path_model, unstacked
 from torch import Tensor
 
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids
+from tests.model.parallel_layers import path_model, unstacked
+from tests.tiny_models import random_ids
 
 NAMES = [f"path_{number}" for number in range(1, 5)]
 TIME = 9

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from braidlm.model.modeling_braid import BraidForSequenceClassification
-from tiny_models import random_ids, randomised, tiny_config
+from tests.tiny_models import random_ids, randomised, tiny_config
 
 ROWS = [random_ids(1, length, seed=length)[0] for length in (8, 3, 1)]
 

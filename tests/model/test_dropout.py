@@ -15,7 +15,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.routing import Routings
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 EXPERTS = {"names": 3, "router": {"top_k": 2}}
 BANKS: dict[str, dict[str, Any]] = {

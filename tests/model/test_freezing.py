@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_layers import path_model
 from transformers import AutoModelForCausalLM
 
 from braidlm.core.errors import BraidError
@@ -17,7 +16,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from braidlm.model.routing.router import TopKRouter
 from braidlm.training.step.optimizers.adamw import make_adamw
 from braidlm.training.step.optimizers.contract import OptimizerConfig
-from tiny_models import random_ids, tiny_model
+from tests.model.parallel_layers import path_model
+from tests.tiny_models import random_ids, tiny_model
 
 WHOLE: dict[str, Any] = {
     "positions": "learned",

@@ -15,8 +15,8 @@ from braidlm.kernels.lowering import Lowered
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import Gate, GatedLayer, GatesConfig, gated, make_gate
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import BASE, random_ids, tiny_config, tiny_model
-from without_braid import run_without_braid
+from tests.tiny_models import BASE, random_ids, tiny_config, tiny_model
+from tests.without_braid import run_without_braid
 
 WIDTH = BASE["width"]
 KINDS: dict[str, Any] = {

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_folders import TINY, TinyFolders, save_tiny_folders
 from transformers import AutoModelForCausalLM
 
-from tiny_models import random_ids
+from tests.compat.tiny_folders import TINY, TinyFolders, save_tiny_folders
+from tests.tiny_models import random_ids
 
 pytestmark = pytest.mark.gpu
 MAX_ERROR = 0.05

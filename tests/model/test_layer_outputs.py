@@ -12,7 +12,7 @@ from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClassification
-from tiny_models import random_ids, randomised, tiny_config, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 
 def routed_paths(stacked: bool = True, **join: Any) -> dict[str, Any]:

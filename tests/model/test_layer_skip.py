@@ -16,7 +16,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.layer_skip import LayerDropout, exit_layers, run_layers
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.losses import routing_loss
-from tiny_models import random_ids, tiny_config, tiny_model
+from tests.tiny_models import random_ids, tiny_config, tiny_model
 
 DEEP: list[Any] = [{"block": {"layers": 3}}, "block", {"block": {"layers": 2}}]
 PATHS: list[Any] = ["block", {"parallel": {"paths": 2, "layers": 2}}, "block"]

@@ -15,7 +15,7 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.dropout import Dropout, scale_dropout
 from braidlm.model.heads.losses import next_token_loss, shift_labels
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
-from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
+from tests.tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 
 def test_outputs_are_tuples_on_request() -> None:

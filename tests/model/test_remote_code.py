@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from check_folder import LABELS, NEW_TOKENS, TEXTS
 from safetensors.torch import load_file
-from tiny_folders import TINY, TinyFolders, check_without_braid, save_tiny_folders
 from torch import Tensor
 
 import braidlm
@@ -23,7 +21,9 @@ from braidlm.model.bundle import SourceFile, bundle, names_in, source_file
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import PARTS
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, tiny_model
+from tests.compat.check_folder import LABELS, NEW_TOKENS, TEXTS
+from tests.compat.tiny_folders import TINY, TinyFolders, check_without_braid, save_tiny_folders
+from tests.tiny_models import random_ids, tiny_model
 
 MAX_BYTES = 200_000
 EVERY_NAME = frozenset().union(*(SourceFile(path).registered for path in bundling.ROOT.rglob("*.py")))

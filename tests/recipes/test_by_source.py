@@ -4,11 +4,11 @@ import csv
 from pathlib import Path
 
 import pytest
-from source_files import write_sources
 
 from braidlm.cli.main import main
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import load_study
+from tests.recipes.source_files import write_sources
 
 RECIPE = "best/by-source"
 SOURCES = ["childes", "stories", "talk", "wiki", "books"]

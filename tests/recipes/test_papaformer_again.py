@@ -4,12 +4,12 @@ import csv
 from pathlib import Path
 
 import pytest
-from source_files import write_sources
 
 from braidlm.cli.main import main
 from braidlm.model.config.strict import encode
 from braidlm.studies.decoding import load_study
 from braidlm.studies.show import show
+from tests.recipes.source_files import write_sources
 
 DOMAINS = {
     "papers/papaformer/spoken-and-written": ["spoken", "written"],

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from path_models import always, by_character, passing, path_model, saved
 
 from braidlm.cli.main import main
-from outcome import Outcome
-from tiny_models import tiny_model
+from tests.outcome import Outcome
+from tests.routes.path_models import always, by_character, passing, path_model, saved
+from tests.tiny_models import tiny_model
 
 
 @pytest.fixture

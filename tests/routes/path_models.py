@@ -9,7 +9,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import Join
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 PATHS = ("stories", "maths")

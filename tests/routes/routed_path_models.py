@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from path_models import TOKENIZER
 
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
-from tiny_models import tiny_model
+from tests.routes.path_models import TOKENIZER
+from tests.tiny_models import tiny_model
 
 FOUR = ["stories", "maths", "signs", "spare"]
 

@@ -14,7 +14,7 @@ from braidlm.model.gates import GatesConfig
 from braidlm.routes import gates as gates_module
 from braidlm.routes.gate_lens import LayerLens, gate_lens, perplexity
 from braidlm.routes.gates import GateActivity, ModelGates, gain_of, measure_gates
-from tiny_models import randomised, tiny_model
+from tests.tiny_models import randomised, tiny_model
 
 SIZES = {
     "vocab_size": 37,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from path_models import saved
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 import braidlm
@@ -16,7 +15,8 @@ from braidlm.decoders.adapter import save_adapter, weights_sha256
 from braidlm.decoders.gating import attach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tiny_models import randomised, tiny_model
+from tests.routes.path_models import saved
+from tests.tiny_models import randomised, tiny_model
 
 VOCABULARY = bytes_tokenizer().vocab_size
 TEXTS = {"stories": "Once upon a time there was a cat.\n\nThe end.\n", "maths": "1 + 1 = 2\n\n3 + 4 = 7\n"}

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
 
 from braidlm.core.errors import BraidError
 from braidlm.model.paths.switches import use_paths
 from braidlm.routes.collect import NO_CHOICE, closest_path, collect_choices
 from braidlm.routes.layers import find_layers, record_joins
 from braidlm.routes.texts import Text
-from tiny_models import tiny_model
+from tests.routes.path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
+from tests.tiny_models import tiny_model
 
 
 def texts(*given: str) -> list[Text]:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from path_models import TOKENIZER, saved
-from routed_path_models import FOUR, expert_model, routed_model, routers, routers_by_character
 
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.model.paths.switches import use_paths
@@ -17,7 +15,9 @@ from braidlm.routes.report import degenerate
 from braidlm.routes.report_files import load_figure
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import Text
-from tiny_models import tiny_model
+from tests.routes.path_models import TOKENIZER, saved
+from tests.routes.routed_path_models import FOUR, expert_model, routed_model, routers, routers_by_character
+from tests.tiny_models import tiny_model
 
 EXPERTS = ["expert_1", "expert_2", "expert_3", "expert_4"]
 

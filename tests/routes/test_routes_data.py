@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from path_models import TOKENIZER
 
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
@@ -13,6 +12,7 @@ from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import DataSource
+from tests.routes.path_models import TOKENIZER
 
 DOCUMENTS = [f"tale number {'abcdefgh'[n % 8]} " * (1 + n % 3) + "end" for n in range(20)]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from path_models import always, path_model, saved
 
 import braidlm
 from braidlm.core.decoding.prompts import Prompt
@@ -17,6 +16,7 @@ from braidlm.routes.measures import Tally, tally
 from braidlm.routes.report import ModelRoutes, RoutingReport, degenerate, percent, verdicts
 from braidlm.routes.routes import routes
 from braidlm.routes.texts import Text
+from tests.routes.path_models import always, path_model, saved
 
 TABLE_6 = {
     "gumbel_1": "221 222 221 222 221 211 212 212 111 211 112 111 111 112 122 112 122 132 211 222",

@@ -1,12 +1,12 @@
 """One toy study, run once and looked at by many tests."""
 
 import pytest
-from toy_study import toy_study
 
 from braidlm.core import console
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.report import study
 from braidlm.studies.results import StudyResults
+from tests.studies.toy_study import toy_study
 
 
 @pytest.fixture(scope="session")

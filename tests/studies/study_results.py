@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from toy_study import toy_study
-
 from braidlm.studies.decoding import decode_study
 from braidlm.studies.models import Kind
 from braidlm.studies.results import Bits, ModelResult, Point, StudyResults
+from tests.studies.toy_study import toy_study
 
 
 def model(name: str, kind: Kind, stories: float, maths: float, **changes: Any) -> ModelResult:

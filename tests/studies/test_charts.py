@@ -4,8 +4,6 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from study_results import made_up_results
-
 from braidlm.core.report.figure_style import COLOURS, INK
 from braidlm.studies.charts import (
     bar_limit,
@@ -17,6 +15,7 @@ from braidlm.studies.charts import (
     plane_chart,
 )
 from braidlm.studies.results import StudyResults
+from tests.studies.study_results import made_up_results
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from braidlm.core.reading import read_json
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.studies.pruning import curve
 from braidlm.studies.pruning.options import PruningOptions
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TEXT = "The cat sat on the mat. A dog ran after the ball, and the ball ran on. " * 4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
 
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
@@ -30,6 +29,7 @@ from braidlm.studies.running import run_study
 from braidlm.studies.show import show
 from braidlm.studies.tables import inactive_paths, quality, training_time
 from braidlm.training.train import train
+from tests.studies.toy_study import PATH_MODEL, WHOLE_MODEL, toy_study
 
 
 def test_every_model_is_trained_and_measured(toy_results: StudyResults) -> None:

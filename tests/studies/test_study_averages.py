@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from toy_study import PATH_MODEL, toy_study
 
 from braidlm.cli.main import main
 from braidlm.core import console
@@ -21,6 +20,7 @@ from braidlm.studies.results import StudyResults
 from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
 from braidlm.studies.tables import cost, summary, tables
+from tests.studies.toy_study import PATH_MODEL, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from toy_study import PATH_MODEL, toy_study
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -26,6 +25,7 @@ from braidlm.studies.running import run_study
 from braidlm.studies.show import study_facts
 from braidlm.studies.tables import summary, training_time
 from braidlm.training.distill.teachers import TEACHER
+from tests.studies.toy_study import PATH_MODEL, toy_study
 
 SHORT: dict[str, Any] = {"budget": "2 steps"}
 MIXED: dict[str, Any] = {"join": "mixture", "freeze": ["paths", "embedding"], **SHORT}

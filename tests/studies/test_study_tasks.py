@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_results import made_up_results, model
-from toy_study import toy_study
 
 from braidlm.core.errors import BraidError
 from braidlm.model.config.strict import encode
@@ -14,6 +12,8 @@ from braidlm.studies.report import study
 from braidlm.studies.running import run_study
 from braidlm.studies.tables import babylm, tables
 from braidlm.studies.tasks import TasksConfig
+from tests.studies.study_results import made_up_results, model
+from tests.studies.toy_study import toy_study
 
 
 def with_tasks(tmp_path: Path, **tasks: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from toy_study import WHOLE_MODEL, toy_study
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -24,6 +23,7 @@ from braidlm.studies.show import show
 from braidlm.studies.tables import tables, variants
 from braidlm.studies.trained_model import TrainedModel
 from braidlm.training.saving.checkpoints import Checkpoints
+from tests.studies.toy_study import WHOLE_MODEL, toy_study
 
 EXPERTS = {"experts": {"names": 4, "router": {"top_k": 2, "compute": "dense"}}}
 """Not the faster one here and now: two runs of one recipe are compared bit for bit."""

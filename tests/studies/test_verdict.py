@@ -1,8 +1,7 @@
 """What is said of a study's numbers follows from them, in whatever order they are."""
 
-from study_results import made_up_results
-
 from braidlm.studies.verdict import compared, findings
+from tests.studies.study_results import made_up_results
 
 TRIGRAM = {"trigram": {"stories": 0.66, "maths": 0.83}}
 SILENCED = {"stories": {"stories": 3.0, "maths": 0.46}, "maths": {"stories": 0.58, "maths": 0.7}}

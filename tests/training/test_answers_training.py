@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import merged, records, tiny_recipe
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -20,7 +19,8 @@ from braidlm.data.packing.prepare import prepare
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.objective import plain_losses
 from braidlm.training.train import train
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
+from tests.training.tiny_runs import merged, records, tiny_recipe
 
 ALONE = {"attention": {"heads": 2, "window": 1}, "feed": {"kind": "swiglu", "hidden": 24}}
 """A block in which no token sees another one, so that items of one row cannot either."""

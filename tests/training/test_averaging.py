@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
@@ -19,6 +18,7 @@ from braidlm.training.averaging import WeightAverage, averages
 from braidlm.training.config import TrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "ema": {"kind": "ema", "rate": 0.7},

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_runs import records, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
@@ -18,6 +17,7 @@ from braidlm.training.run_folder import check_folder
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
 from braidlm.training.trainables import braid_model
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, written
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import records, tiny_recipe
 
 from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.training.amounts import Amount, repetition
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe
 
 
 def test_only_a_budget_that_is_more_than_the_data_is_reported(stories: Path) -> None:

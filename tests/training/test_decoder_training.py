@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from forked_runs import fork
 from safetensors.torch import load_file, save_file
-from tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, written
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from braidlm.core.errors import BraidError
@@ -28,7 +26,9 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.decoder import TrainableDecoder
-from tiny_decoders import CONFIGS, save_decoder, save_gates
+from tests.tiny_decoders import CONFIGS, save_decoder, save_gates
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, written
 
 HERE = Rank(0, 1, torch.device("cpu"))
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import decoder_recipe, records, stopped_after
 
 from braidlm.decoders.gating import gates_of
 from braidlm.decoders.loading import open_decoder
@@ -14,7 +13,8 @@ from braidlm.model.config.strict import decode
 from braidlm.training.config import TrainingConfig
 from braidlm.training.decoder_start import weights_dtype
 from braidlm.training.train import train
-from tiny_decoders import save_decoder, save_gates
+from tests.tiny_decoders import save_decoder, save_gates
+from tests.training.tiny_runs import decoder_recipe, records, stopped_after
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

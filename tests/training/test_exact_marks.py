@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import records, tiny_recipe
 
 from braidlm.core.reading import read_json
 from braidlm.data.loading.loader import Loader
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe
 
 
 def trained(folder: Path, unit: str) -> dict[str, int]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.runs import newest_checkpoint
@@ -16,6 +15,7 @@ from braidlm.training.monitoring.progress import Progress
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 Recipe = Callable[..., dict[str, Any]]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import tiny_recipe, weight_bytes, weights
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
@@ -15,6 +14,7 @@ from braidlm.core.reading import read_json
 from braidlm.edits.edit import edit
 from braidlm.training.loop import Trainer
 from braidlm.training.train import train
+from tests.training.tiny_runs import tiny_recipe, weight_bytes, weights
 
 EXPERTS = {"names": 3, "router": {"top_k": 1, "compute": "sparse"}}
 MODEL: dict[str, Any] = {

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
@@ -16,6 +15,7 @@ from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.step import Stepper
 from braidlm.training.step.step_report import StepReport
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 PARTS = [{"until": 0.25, "length": 8}, {"until": 0.75, "length": 16}]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +22,8 @@ from braidlm.training.config import LoraTrainingConfig
 from braidlm.training.loop import Trainer
 from braidlm.training.lora import Adapter
 from braidlm.training.train import train
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 pytest.importorskip("peft")
 

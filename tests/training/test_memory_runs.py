@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked_runs import fork
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 
 def memory_recipe(data: dict[str, Path], out: Path, **training: Any) -> dict[str, Any]:

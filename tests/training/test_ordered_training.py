@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import records, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.order import ByLength, BySurprisal
 from braidlm.training.loop import Trainer
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes
 
 
 def recipe(data: dict[str, Path], out: Path, **order: Any) -> dict[str, Any]:

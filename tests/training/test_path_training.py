@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked_runs import fork
-from tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model, save_model
@@ -26,7 +24,9 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, tiny_model
+from tests.tiny_models import VOCABULARY, tiny_model
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 JOIN = {"kind": "gumbel_v1", "losses": {"load_balance": 0.1, "token_entropy": 0.01}}
 PATHS: dict[str, Any] = {"stages": [{"parallel": {"paths": ["stories", "maths"], "layers": 2, "join": JOIN}}]}

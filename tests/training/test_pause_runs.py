@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.prepare import prepare
 from braidlm.training.loop import Trainer
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 
 PAUSES = ["eos=<|endoftext|>", "pad=<|pad|>", "<pause>"]
 

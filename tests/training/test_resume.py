@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from forked_runs import ForkedRun, fork
-from tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import read_json
 from braidlm.training.loop import Trainer
 from braidlm.training.saving import checkpoints
 from braidlm.training.train import train
+from tests.training.forked_runs import ForkedRun, fork
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, weights, written
 
 
 def hard_recipe(data: dict[str, Path], out: Path, **changes: Any) -> dict[str, Any]:

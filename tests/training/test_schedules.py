@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import tiny_recipe
 
 from braidlm.core.errors import BraidError
 from braidlm.model.config.registry import Registry
@@ -19,6 +18,7 @@ from braidlm.training.monitoring.progress import Progress
 from braidlm.training.schedules import dropout_schedules, schedules
 from braidlm.training.step.learning_rate import LearningRate
 from braidlm.training.train import train
+from tests.training.tiny_runs import tiny_recipe
 
 ALL = [(registry, kind) for registry in (schedules, dropout_schedules) for kind in registry]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
@@ -14,7 +13,8 @@ from braidlm.model.freezing import freeze
 from braidlm.training.step.optimizers.adamw import make_adamw
 from braidlm.training.step.optimizers.contract import OptimizerConfig
 from braidlm.training.train import train
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights
 
 SHARE = {"kind": "feeds", "lora": 2}
 MODEL = {"stages": [{"block": {"layers": 3, "share": SHARE}}]}

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_recipe, weights, written
 
 from braidlm.core.models.folders import load_model
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.training.train import train
+from tests.training.tiny_runs import tiny_recipe, weights, written
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import tiny_recipe
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading import open_data as opening
@@ -16,6 +15,7 @@ from braidlm.data.loading.streams import TokenStream
 from braidlm.data.packing.prepare import prepare
 from braidlm.model.config.strict import decode
 from braidlm.training.train import train
+from tests.training.tiny_runs import tiny_recipe
 
 
 def opened(**data: Any) -> OpenData:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gguf_models import GPT2, LLAMA, MODELS, ROWS, saved_braid
 from torch import Tensor
 
 from braidlm.bridges.convert import convert
@@ -21,6 +20,7 @@ from braidlm.data.tokenizing.build import SpecialTokens, bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import byte_characters
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
+from tests.bridges.gguf_models import GPT2, LLAMA, MODELS, ROWS, saved_braid
 
 gguf = pytest.importorskip("gguf")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_models import GPT2, LLAMA, MODELS, saved_braid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,6 +17,7 @@ from braidlm.bridges.convert import convert
 from braidlm.bridges.formats.gguf.vocabulary import PRE_TOKENIZERS
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer
+from tests.bridges.gguf_models import GPT2, LLAMA, MODELS, saved_braid
 
 pytest.importorskip("gguf")
 llama_cpp = pytest.importorskip("llama_cpp")

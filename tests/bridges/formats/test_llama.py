@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from checkpoints import braid, difference, llama, reconfigure, rewrite, same_tensors, saved
 from transformers import LlamaForCausalLM
 
 from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
+from tests.bridges.checkpoints import braid, difference, llama, reconfigure, rewrite, same_tensors, saved
 
 SHAPES = {
     "plain": {},

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import (
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from braidlm.bridges.convert import convert
+from braidlm.core.errors import BraidError
+from braidlm.core.models.folders import load_model
+from braidlm.model.modeling_braid import BraidForCausalLM
+from tests.bridges.checkpoints import (
     braid,
     difference,
     difference_with_a_cache,
@@ -17,13 +24,6 @@ from checkpoints import (
     same_tensors,
     saved,
 )
-from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-from braidlm.bridges.convert import convert
-from braidlm.core.errors import BraidError
-from braidlm.core.models.folders import load_model
-from braidlm.model.modeling_braid import BraidForCausalLM
 
 TOLERANCE = 1e-5
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "num_hidden_layers": 3}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from moep_models import CONFIG, PlainMoep, Tensors, other_version
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from braidlm.bridges.convert import convert
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage
+from tests.bridges.moep_models import CONFIG, PlainMoep, Tensors, other_version
 
 IDS = torch.randint(0, 41, (2, 17), generator=torch.Generator().manual_seed(2))
 VERSIONS: dict[str, Callable[[Tensors], Tensors]] = {"one": lambda tensors: tensors, "another": other_version}

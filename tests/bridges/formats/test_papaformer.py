@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from papaformer_models import Tensors, dense_tensors, reference_logits, whole_tensors
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +17,8 @@ from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.model.routing.losses import load_balance_as_coded, token_entropy_as_coded
-from without_braid import run_without_braid
+from tests.bridges.papaformer_models import Tensors, dense_tensors, reference_logits, whole_tensors
+from tests.without_braid import run_without_braid
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference"
 VARIANTS = {"share-linear": "shared_linear", "gumbel-v1": "gumbel_v1", "gumbel-v2": "gumbel_v2"}

@@ -5,7 +5,7 @@ import torch
 
 from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.errors import BraidError
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 PROMPTS = [[3, 1, 4], [1, 5]]
 

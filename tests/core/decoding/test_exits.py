@@ -11,7 +11,7 @@ from braidlm.core.decoding.exits import ConfidentDecoder, EarlyExit, drafting_la
 from braidlm.core.decoding.speculative import SpeculativeDecoder
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 DEEP: list[Any] = [{"block": {"layers": 5}}]
 SURE = 0.17

@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import PAUSE, SpecialTokens
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer(SpecialTokens(order=("<|endoftext|>", "<|pad|>", PAUSE)))
 GREEDY = Sampling(temperature=0)

@@ -14,7 +14,7 @@ from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.decoding.speculative import SpeculativeDecoder, decode_speculatively, settle
 from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
+from tests.tiny_models import VOCABULARY, random_ids, tiny_config, tiny_model
 
 DEEP: dict[str, Any] = {"stages": [{"block": {"layers": 6}}], "context": 128}
 MIXED: dict[str, Any] = {

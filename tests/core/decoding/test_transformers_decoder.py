@@ -18,7 +18,7 @@ from braidlm.core.decoding.decoder import Decoder, Sampling, decode_tokens
 from braidlm.core.decoding.generation import next_tokens
 from braidlm.core.decoding.transformers_decoder import TransformersDecoder, decoder_for
 from braidlm.core.errors import BraidError
-from tiny_models import ToyTokenizer, randomised, tiny_model
+from tests.tiny_models import ToyTokenizer, randomised, tiny_model
 
 SIZES = {
     "vocab_size": 37,

@@ -8,7 +8,7 @@ import yaml
 
 from braidlm.core.models.card import model_card
 from braidlm.core.models.licence import licence_of_folder
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 LINEAGE: dict[str, Any] = {
     "made_by": "braid train",

@@ -17,7 +17,7 @@ from braidlm.core.models import folders
 from braidlm.core.models.folders import load_config, load_lineage, load_model, save_model
 from braidlm.core.reading import read_json
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import ToyTokenizer, models_built, random_ids, tiny_config, tiny_model
+from tests.tiny_models import ToyTokenizer, models_built, random_ids, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")

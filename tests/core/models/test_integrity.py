@@ -13,7 +13,7 @@ from braidlm.core.files import sha256_of, write_json
 from braidlm.core.models import integrity
 from braidlm.core.models.folders import load_lineage, load_model, save_model
 from braidlm.core.reading import read_json
-from tiny_models import ToyTokenizer, tiny_model
+from tests.tiny_models import ToyTokenizer, tiny_model
 
 SQUARE = "model.stages.0.layers.0.attention.out.weight"
 

@@ -20,7 +20,7 @@ from braidlm.core.models.memory import (
 )
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.freezing import freeze
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 HUGE: dict[str, Any] = {"width": 65_536, "stages": [{"block": {"layers": 100}}]}

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_sets import EOS, answered_data, numbered, pack, packed_data
 
 from braidlm.data.loading.batches import IGNORED
 from braidlm.data.loading.chunking import Contiguous, Documents
@@ -13,6 +12,7 @@ from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
 from braidlm.data.packing.packed_data import PackedData
+from tests.data.packed_sets import EOS, answered_data, numbered, pack, packed_data
 
 QUESTIONS = pack([[11, 12, 13, EOS], [21, 22, EOS], [31, 32, 33, 34, EOS]], prompts=[1, 0, 3])
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_sets import numbered, packed_data, stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import Chunking, Contiguous, ShuffledChunking, Windows, chunkings
@@ -14,6 +13,7 @@ from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf, decode, encode
+from tests.data.packed_sets import numbered, packed_data, stream
 
 sizes = st.tuples(st.integers(2, 120), st.integers(1, 40)).filter(lambda pair: pair[0] > pair[1])
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_sets import stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
 from braidlm.data.loading.chunking import Consecutive, Contiguous
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.mixture import CurriculumPoint, MixtureConfig
+from tests.data.packed_sets import stream
 
 MATHS, STORIES = stream(90, "maths", base=1), stream(240, "stories", base=1001)
 FIRST = {"maths": (1, 90), "stories": (1001, 240)}

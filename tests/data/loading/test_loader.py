@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_sets import numbered, pack, packed_data, stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch, cut_at
@@ -15,6 +14,7 @@ from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.mixture import CurriculumPoint, MixtureConfig
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
+from tests.data.packed_sets import numbered, pack, packed_data, stream
 
 MATHS, STORIES = stream(90, "maths", base=1), stream(240, "stories", base=1001)
 CURRICULUM = MixtureConfig(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_sets import pack
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
@@ -24,6 +23,7 @@ from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode, encode
+from tests.data.packed_sets import pack
 
 DOCUMENTS = 60
 

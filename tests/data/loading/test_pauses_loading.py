@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_sets import stream
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import IGNORED, Batch
@@ -15,6 +14,7 @@ from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.pauses import Pauses, make_pauses
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import PAUSE, SpecialTokens
+from tests.data.packed_sets import stream
 
 STREAMS = [stream(100, "stories"), stream(60, "maths", 1000)]
 TOKEN = 30_000

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_sets import numbered, pack, packed_data
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.strict import decode
+from tests.data.packed_sets import numbered, pack, packed_data
 
 
 def slow_tokens(stream: TokenStream) -> tuple[list[int], list[int]]:

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from composed_paths import GPT2, TOKENIZER, blocks, ids, saved_path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,6 +13,7 @@ from braidlm.core.files import sha256_of
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.account import Account, Derived, Fresh, Part
 from braidlm.edits.compose import compose
+from tests.edits.composed_paths import GPT2, TOKENIZER, blocks, ids, saved_path
 
 
 def weights(folder):

@@ -8,20 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from composed_paths import (
-    ATTENTION_EXPERTS,
-    EXPERTS,
-    GPT2,
-    MODULES,
-    PAPAFORMER,
-    TOKENIZER,
-    VOCABULARY,
-    blocks,
-    double,
-    ids,
-    parallel_stage,
-    saved_path,
-)
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache
@@ -39,7 +25,21 @@ from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.average import AverageHead
 from braidlm.model.paths.posterior import PosteriorHead
-from tiny_models import tiny_model
+from tests.edits.composed_paths import (
+    ATTENTION_EXPERTS,
+    EXPERTS,
+    GPT2,
+    MODULES,
+    PAPAFORMER,
+    TOKENIZER,
+    VOCABULARY,
+    blocks,
+    double,
+    ids,
+    parallel_stage,
+    saved_path,
+)
+from tests.tiny_models import tiny_model
 
 LAYER_NORM = {"norm": {"kind": "layer", "bias": False}}
 BIASED = {"tie_embeddings": False, "head": {"kind": "linear", "bias": True}}

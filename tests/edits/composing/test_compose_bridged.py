@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from composed_paths import TOKENIZER, ids, own_part, parallel_stage, saved_path
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
 from braidlm.edits.compose import compose
+from tests.edits.composed_paths import TOKENIZER, ids, own_part, parallel_stage, saved_path
 
 ROWS = 258
 

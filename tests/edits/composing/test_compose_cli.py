@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from composed_paths import EXPERTS, JOINS, saved_path
 
 import braidlm
 from braidlm.cli.main import main
@@ -11,6 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.routes.layers import find_layers
 from braidlm.training.train import train
+from tests.edits.composed_paths import EXPERTS, JOINS, saved_path
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from composed_paths import GPT2, TOKENIZER, blocks, saved_path
 from tokenizers import AddedToken
 
 from braidlm.core.errors import BraidError
@@ -13,7 +12,8 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import SpecialTokens
 from braidlm.edits.compose import compose
 from braidlm.edits.sources import Source
-from tiny_models import tiny_model
+from tests.edits.composed_paths import GPT2, TOKENIZER, blocks, saved_path
+from tests.tiny_models import tiny_model
 
 
 @pytest.fixture

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from composed_paths import (
+
+from braidlm.edits.compose import compose
+from braidlm.model.paths.parallel import blocks_in_layer
+from braidlm.model.paths.switches import use_paths
+from tests.edits.composed_paths import (
     GPT2,
     JOINS,
     PAPAFORMER,
@@ -20,10 +24,6 @@ from composed_paths import (
     saved_path,
     seen,
 )
-
-from braidlm.edits.compose import compose
-from braidlm.model.paths.parallel import blocks_in_layer
-from braidlm.model.paths.switches import use_paths
 
 FINER = {"block": {"norm": {"kind": "rms", "eps": 1e-3}}}
 """Blocks of the same sizes that all the same are not equal, and so are not stacked."""

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from composed_paths import ATTENTION_EXPERTS, EXPERTS, GPT2, PAPAFORMER, blocks, saved_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.paths.joins import JoinConfig
 from braidlm.model.paths.parallel import blocks_in_layer
-from tiny_models import tiny_config
+from tests.edits.composed_paths import ATTENTION_EXPERTS, EXPERTS, GPT2, PAPAFORMER, blocks, saved_path
+from tests.tiny_models import tiny_config
 
 
 @given(depth=st.integers(1, 40), layers=st.integers(1, 40))

@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from composed_paths import GPT2, block_outputs, blocks, double, embedded, own_part, parallel_stage, saved_path
 
 from braidlm.core.models.folders import load_model
 from braidlm.edits.compose import compose
 from braidlm.model.paths.gumbel import GumbelJoin
+from tests.edits.composed_paths import (
+    GPT2,
+    block_outputs,
+    blocks,
+    double,
+    embedded,
+    own_part,
+    parallel_stage,
+    saved_path,
+)
 
 
 @torch.no_grad()

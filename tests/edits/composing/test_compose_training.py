@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from composed_paths import GPT2, RECIPE, TOKENIZER, saved_path
 from safetensors.torch import load_file
 
 from braidlm.core.models.folders import load_config, load_lineage, load_model
 from braidlm.data.packing.prepare import prepare
 from braidlm.edits.compose import compose
 from braidlm.training.train import train
+from tests.edits.composed_paths import GPT2, RECIPE, TOKENIZER, saved_path
 
 CASES = {
     "paths": (["paths"], "shared_linear", 1),

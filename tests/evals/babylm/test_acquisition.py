@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 
 import braidlm
 from braidlm.core.errors import BraidError
@@ -20,7 +19,8 @@ from braidlm.evals.results import ModelResults, TaskResult
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.statistics.least_squares import least_squares
 from braidlm.evals.statistics.sigmoids import child_age, model_age, sigmoid
-from outcome import Outcome
+from tests.evals.babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
+from tests.outcome import Outcome
 
 pytest.importorskip("scipy", reason="the eval extra is not installed")
 TOKENIZER = small_tokenizer()

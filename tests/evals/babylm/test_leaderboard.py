@@ -10,7 +10,7 @@ import pytest
 
 from braidlm.evals.babylm.collation import CHECKPOINTS, COLLATED, OURS, collate, missing_entries
 from braidlm.evals.suites import SUITES
-from outcome import Outcome
+from tests.outcome import Outcome
 
 Verb = Callable[..., Outcome]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.babylm.wug import Forms, MadeUpWords, log_odds, near_ranks, probability_of_first
@@ -17,6 +16,7 @@ from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.statistics.from_scipy import pearson, spearman
 from braidlm.evals.statistics.standard_errors import spearman_error
 from braidlm.evals.tasks import TASKS
+from tests.evals.babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
 
 TOKENIZER = small_tokenizer()
 MODEL = gpt2(TOKENIZER, 4)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from babylm_plain import explained, fast, gpt2, small_tokenizer, word_chance
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.babylm.reading import EYE_TRACKING, SELF_PACED, read_reading_times
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.statistics import standard_errors
+from tests.evals.babylm_plain import explained, fast, gpt2, small_tokenizer, word_chance
 
 TOKENIZER = small_tokenizer()
 MODEL = gpt2(TOKENIZER, 2)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from choice_samples import HUB_ROWS
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.files.hub_data import HubSource, fetch_from_hub
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
-from outcome import Outcome
+from tests.evals.choice_samples import HUB_ROWS
+from tests.outcome import Outcome
 
 pytest.importorskip("datasets", reason="the package 'datasets' is not installed")
 

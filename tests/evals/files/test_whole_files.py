@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer, word_chance
 
 from braidlm.evals.babylm.collation import AOA_ROWS
 from braidlm.evals.evaluated_model import EvaluatedModel
@@ -21,6 +20,7 @@ from braidlm.evals.results import TaskResult
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
+from tests.evals.babylm_plain import fast, gpt2, phrase_sum, small_tokenizer, word_chance
 
 pytestmark = [
     pytest.mark.slow,

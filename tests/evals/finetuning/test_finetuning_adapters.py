@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import STACKED, evaluated, write_answerable
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.adapters import adaptable, split_stacks
@@ -19,7 +18,8 @@ from braidlm.evals.finetuning.hyperparameters import LORA, hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune, predict
 from braidlm.evals.tasks import TASKS
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import tiny_model
+from tests.evals.labelled_examples import STACKED, evaluated, write_answerable
+from tests.tiny_models import tiny_model
 
 QUICK = {"finetune_epochs": 8, "finetune_batch_size": 16, "finetune_learning_rate": 1e-2}
 KINDS = pytest.mark.parametrize("architecture", [{}, STACKED], ids=["plain", "stacked"])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import TOKENIZER, average_of, write_answerable
 from torch import Tensor
 
 from braidlm.core.models.folders import load_model
@@ -15,7 +14,8 @@ from braidlm.evals.finetuning.hyperparameters import Hyperparameters
 from braidlm.evals.finetuning.step import TrainingStep
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from tiny_models import random_ids
+from tests.evals.labelled_examples import TOKENIZER, average_of, write_answerable
+from tests.tiny_models import random_ids
 
 IDS, LAST = random_ids(6, 9, vocab_size=TOKENIZER.vocab_size), torch.tensor([8, 3, 5, 8, 0, 7])
 CLASSES = torch.tensor([0, 1, 2, 1, 0, 2])

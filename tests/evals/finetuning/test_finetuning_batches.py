@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from labelled_examples import TOKENIZER
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -13,6 +12,7 @@ from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.finetuning.batches import evaluation_batches, padded_width, training_batches
 from braidlm.evals.finetuning.encoding import encode
 from braidlm.evals.finetuning.hyperparameters import FULL, LORA, hyperparameters_for
+from tests.evals.labelled_examples import TOKENIZER
 
 CPU = torch.device("cpu")
 TEXTS = ["", "a", "abcdefg", "abcdefgh", "abcdefghijklmnop", "x" * 40]

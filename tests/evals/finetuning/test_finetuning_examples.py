@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from labelled_examples import write_rows
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.finetuning.data_sets import DATA_SETS, DataSet
 from braidlm.evals.finetuning.examples import read_labelled
+from tests.evals.labelled_examples import write_rows
 
 BY_NAME = {data_set.name: data_set for data_set in DATA_SETS}
 SST2, COLA, STSB, QNLI = (BY_NAME[name] for name in ("sst2", "cola", "stsb", "qnli"))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_examples import STACKED, TOKENIZER, average_of, evaluated, write_answerable
 
 from braidlm.core.models.folders import load_model
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
@@ -13,6 +12,7 @@ from braidlm.evals.finetuning.hyperparameters import hyperparameters_for
 from braidlm.evals.finetuning.loop import fine_tune
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
+from tests.evals.labelled_examples import STACKED, TOKENIZER, average_of, evaluated, write_answerable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from labelled_examples import STACKED, TOKENIZER, answerable, evaluated, write_answerable, write_rows
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from braidlm.core.errors import BraidError
@@ -17,6 +16,7 @@ from braidlm.evals.finetuning.labelled_task import LabelledTask
 from braidlm.evals.finetuning.loop import FineTunedModel, fine_tune, predict
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
+from tests.evals.labelled_examples import STACKED, TOKENIZER, answerable, evaluated, write_answerable, write_rows
 
 QUICK = {"finetune_epochs": 6, "finetune_batch_size": 16, "finetune_learning_rate": 5e-3, "finetune_length": 40}
 

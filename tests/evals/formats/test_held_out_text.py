@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_scorer import plain_sum
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset, TokenStream
@@ -20,7 +19,8 @@ from braidlm.evals.formats.held_out_text import read_text
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.training.monitoring.validation import score_text
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_sum
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 CONTEXT = 16

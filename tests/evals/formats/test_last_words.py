@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_scorer import plain_sum
 
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.last_words import LastWords
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_sum
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_scorer import plain_sum
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
@@ -16,7 +15,8 @@ from braidlm.evals.scoring.near_ties import NEAR_TIE, resolve_near_ties
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_sum
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 

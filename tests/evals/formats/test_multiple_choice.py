@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from plain_scorer import plain_sum
 
 from braidlm.data.tokenizing.build import bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens
@@ -12,7 +11,8 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats import multiple_choice
 from braidlm.evals.formats.multiple_choice import MultipleChoice, Question, beginnings, endings, spaces_moved
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_sum
+from tests.tiny_models import tiny_model
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "übermut", "away", "blue", "sky")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
-from locked_zip import write_locked_zip
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
@@ -19,7 +17,9 @@ from braidlm.evals.scoring.divergence import from_divergence, truncate_alike
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from tiny_models import tiny_model
+from tests.evals.babylm_plain import fast, gpt2, phrase_sum, small_tokenizer
+from tests.evals.locked_zip import write_locked_zip
+from tests.tiny_models import tiny_model
 
 TOKENIZER = small_tokenizer()
 MODEL = gpt2(TOKENIZER)

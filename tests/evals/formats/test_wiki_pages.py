@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from choice_samples import HUB_ROWS
-from plain_scorer import plain_tokens
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
@@ -15,7 +13,9 @@ from braidlm.evals.formats.wiki_pages import detokenized, pages_of
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.scoring.windows import sliding_windows
 from braidlm.evals.tasks import TASKS
-from tiny_models import tiny_model
+from tests.evals.choice_samples import HUB_ROWS
+from tests.evals.plain_scorer import plain_tokens
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 CONTEXT = 24

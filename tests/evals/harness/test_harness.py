@@ -17,7 +17,7 @@ from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import read_pairs
 from braidlm.evals.harness.tasks import HarnessTask, open_harness, silenced
 from braidlm.evals.scoring.scorer import Scorer
-from outcome import Outcome
+from tests.outcome import Outcome
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 PAIRS = [

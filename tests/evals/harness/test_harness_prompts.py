@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choice_samples import HUB_ROWS
 
 from braidlm.evals.formats.wiki_pages import detokenized, words
 from braidlm.evals.harness.tasks import silenced
 from braidlm.evals.tasks import TASKS
+from tests.evals.choice_samples import HUB_ROWS
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 FILES = {

@@ -20,7 +20,7 @@ from braidlm.evals.reports.result_cache import ResultCache
 from braidlm.evals.reports.tables import columns, long_csv, markdown, rows, too_long_lines
 from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
 from braidlm.evals.statistics.significance import compare_best
-from outcome import Outcome
+from tests.outcome import Outcome
 
 FACTS = {"description": "What | it is", "metric": "accuracy, %", "licence": "MIT", "version": 3, "count": 1200}
 BY = {"field": {"syntax": Part(75.0, 4), "semantics": Part(50.0, 2)}}

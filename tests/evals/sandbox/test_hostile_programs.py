@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_programs import ATTEMPTS, FLOODS
 
 from braidlm.evals.sandbox import kernel
 from braidlm.evals.sandbox import sandbox as sandbox_module
+from tests.evals.sandbox.hostile_programs import ATTEMPTS, FLOODS
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in kernel.SUPPORTED, reason="the sandbox is for Linux"

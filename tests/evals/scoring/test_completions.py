@@ -11,7 +11,7 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.completions import complete, prompt_ids, token_budget
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import randomised, tiny_model
+from tests.tiny_models import randomised, tiny_model
 
 TOKENIZER = bytes_tokenizer()
 PROMPTS = ["a", "One day", "def f(x):\n", "The cat sat on", "abc abc", "Q: ?", "xyz", "a longer prompt than others"]

@@ -7,7 +7,7 @@ import torch
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.kernels import lower
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 ARCHITECTURES = {
     "dense": {"positions": "learned"},

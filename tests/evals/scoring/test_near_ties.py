@@ -7,7 +7,7 @@ import torch
 from braidlm.evals.scoring.near_ties import NEAR_TIE, is_greedy, resolve_near_ties
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer, Scores
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 
 def requests(count: int = 12, time: int = 9) -> list[Request]:

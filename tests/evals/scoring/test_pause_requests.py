@@ -13,7 +13,7 @@ from braidlm.evals.formats.multiple_choice import MultipleChoice, endings
 from braidlm.evals.scoring.completions import complete, prompt_ids
 from braidlm.evals.scoring.requests import Request, requests_for
 from braidlm.evals.scoring.scorer import Scorer
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer(SpecialTokens(order=("<|endoftext|>", "<|pad|>", PAUSE)))
 TEXTS = [("one", " two"), ("", "three"), ("four", " 5")]

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_scorer import plain_sum, plain_tokens
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -20,7 +19,8 @@ from braidlm.core.errors import BraidError
 from braidlm.evals.scoring.forward import TREE_MODEL_TYPES
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer, full_float32
-from tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.evals.plain_scorer import plain_sum, plain_tokens
+from tests.tiny_models import VOCABULARY, random_ids, tiny_model
 
 BRAID: dict[str, dict[str, Any]] = {
     "rope": {},

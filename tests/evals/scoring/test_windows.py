@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_scorer import plain_tokens
 
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.formats.minimal_pairs import MinimalPairs, Pair
@@ -14,7 +13,8 @@ from braidlm.evals.formats.ranked_options import Item, RankedOptions
 from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.scoring.windows import too_long, windows_of
-from tiny_models import random_ids, tiny_model
+from tests.evals.plain_scorer import plain_tokens
+from tests.tiny_models import random_ids, tiny_model
 
 CONTEXT = 32
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from test_maths_tasks import evaluated, said
 from tokenizers.processors import TemplateProcessing
 
 from braidlm.core.errors import BraidError
@@ -16,6 +15,7 @@ from braidlm.evals.formats.maths_problems import MathsProblems
 from braidlm.evals.scoring.completions import prompt_ids
 from braidlm.evals.task_data import BUILT_IN, data_here, find_data
 from braidlm.evals.tasks import TASKS
+from tests.evals.tasks.test_maths_tasks import evaluated, said
 
 __all__ = ["said"]
 EOS = "<|endoftext|>"

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_scorer import plain_sum
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_sum
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 HEADING = "Prompt\tAns\tCandidate Ans\tSubject\n"

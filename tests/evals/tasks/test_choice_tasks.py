@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choice_samples import HUB_ROWS, READY_ROWS, Rows
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.tasks import TASKS
+from tests.evals.choice_samples import HUB_ROWS, READY_ROWS, Rows
 
 CHOICES = ("arc_easy", "arc_challenge", "winogrande", "piqa", "openbookqa", "boolq")
 

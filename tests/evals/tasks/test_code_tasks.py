@@ -22,7 +22,7 @@ from braidlm.evals.scoring import completions
 from braidlm.evals.scoring.completions import Completion
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.tasks import TASKS
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 HUMANEVAL = {

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from labelled_examples import answerable, write_answerable, write_rows
 
 from braidlm.core.errors import BraidError
 from braidlm.evals.evaluate import evaluate
@@ -13,6 +12,7 @@ from braidlm.evals.model_folders import ModelFolder
 from braidlm.evals.suites import SUITES
 from braidlm.evals.task_data import find_data
 from braidlm.evals.tasks import TASKS
+from tests.evals.labelled_examples import answerable, write_answerable, write_rows
 
 BABYLM = ("superglue_boolq", "glue_mnli", "glue_mrpc", "superglue_multirc", "glue_qqp", "glue_rte", "superglue_wsc")
 

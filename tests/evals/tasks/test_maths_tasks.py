@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_scorer import plain_tokens
-from test_completions import plain
 
 from braidlm.core.errors import BraidError
 from braidlm.data.tokenizing.build import bytes_tokenizer
@@ -19,7 +17,9 @@ from braidlm.evals.scoring.completions import Completion, prompt_ids
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.scoring.stop_strings import truncate_at
 from braidlm.evals.tasks import TASKS
-from tiny_models import tiny_model
+from tests.evals.plain_scorer import plain_tokens
+from tests.evals.scoring.test_completions import plain
+from tests.tiny_models import tiny_model
 
 TOKENIZER = bytes_tokenizer()
 WORDS = [

@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
 from torch import Tensor
 
 from braidlm.kernels.depths.choice import Choice, choose_tokens, plain_choose_tokens
@@ -15,6 +14,7 @@ from braidlm.kernels.gradient_stacks import GradientStack, StackedRows
 from braidlm.kernels.ops.add import AddDelta
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.side_stream import use_side_stream
+from tests.kernels.comparison import assert_equal_with_gradients, nan_in_new_memory, side_stream
 
 BATCH, TIME, WIDTH, HIDDEN, RATE = 3, 23, 24, 8, 0.25
 

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, dropout_factors
 
 from braidlm.kernels.ops.activation import Activation, plain_activation
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.dropout import DropoutUse
+from tests.kernels.comparison import assert_equal_with_gradients, dropout_factors
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_new", "relu", "silu"])

@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients
 from torch import Tensor
 
 from braidlm.kernels.ops.add import AddDelta, plain_add
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
 from braidlm.kernels.routed.norm_router import AddNormRoute, NormRouteConfig, plain_add_norm_route
+from tests.kernels.comparison import assert_equal_with_gradients
 
 ROWS, WIDTH, RATE = 70, 48, 0.25
 

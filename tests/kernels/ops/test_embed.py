@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 
 from braidlm.kernels.ops.embedding import Embed, plain_embed
 from braidlm.kernels.side_stream import DeferredGradient
+from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 
 
 @pytest.mark.parametrize(("width", "context"), [(48, 9), (16, 12), (16, None)])

@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close
 from torch import Tensor
 
 from braidlm.kernels.ops.head_loss import HeadLoss
 from braidlm.kernels.side_stream import DeferredGradient
 from braidlm.model.heads.losses import IGNORED, next_token_loss
+from tests.kernels.comparison import TOLERANCES, assert_close
 
 
 @pytest.mark.parametrize("vocabulary", [37, 5000], ids=["one block", "several blocks"])

@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 from torch import Tensor, nn
 
 from braidlm.kernels.ops.cast import cast_all
 from braidlm.kernels.ops.fold import Bank, fold, plain_fold
 from braidlm.kernels.ops.linear import Linear
+from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
 
 
 def test_casts_equal_to(device: str, dtype: torch.dtype) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
+from tests.kernels.comparison import assert_equal_with_gradients
 
 
 @pytest.mark.parametrize("width", [48, 384])

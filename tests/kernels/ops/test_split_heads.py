@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
-from rotary_tables import rotary_tables
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.split_heads import SplitHeads, plain_split_heads
+from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
+from tests.kernels.rotary_tables import rotary_tables
 
 
 @pytest.mark.parametrize(

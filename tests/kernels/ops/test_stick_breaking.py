@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import nan_in_new_memory
 from torch import Tensor
 
 from braidlm.kernels.ops import stick_breaking_wide
 from braidlm.kernels.ops.stick_breaking import StickBreaking, plain_stick_breaking
 from braidlm.kernels.ops.stick_breaking_tiles import Tile, Tiles
 from braidlm.kernels.ops.stick_breaking_wide import WideStickBreaking
+from tests.kernels.comparison import nan_in_new_memory
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "stick-breaking.safetensors"

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, nan_in_new_memory, relative_error
-from stacked_matrices import by_kernels, random_matrices
 
 from braidlm.kernels.optimizers.batched_muon import orthogonalized
 from braidlm.kernels.optimizers.newton_schulz import LARGE_UNIT, UNIT, NewtonSchulz
+from tests.kernels.comparison import TOLERANCES, nan_in_new_memory, relative_error
+from tests.kernels.optimizers.stacked_matrices import by_kernels, random_matrices
 
 SHAPES = [(130, 200), (384, 520), (3, 5), (248, 384), (1, 1), (64, 64), (140, 129), (190, 70)]
 

@@ -7,9 +7,9 @@ pytest.importorskip("hypothesis")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stacked_matrices import by_kernels, random_matrices
 
 from braidlm.kernels.optimizers.batched_muon import orthogonalized
+from tests.kernels.optimizers.stacked_matrices import by_kernels, random_matrices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

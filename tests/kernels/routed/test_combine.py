@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, assert_equal_with_gradients
-from sorted_rows import CASES, choices, permuted, real_rows, with_padding
 from torch import Tensor
 
 from braidlm.kernels.routed.combine import Combine, plain_combine, summed_rows
 from braidlm.kernels.routed.permutation import Permutation, permute
+from tests.kernels.comparison import TOLERANCES, assert_close, assert_equal_with_gradients
+from tests.kernels.sorted_rows import CASES, choices, permuted, real_rows, with_padding
 
 
 def check_combine(permutation: Permutation, chosen: Tensor, width: int, dtype: torch.dtype) -> None:

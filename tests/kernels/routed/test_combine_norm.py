@@ -4,8 +4,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close
-from sorted_rows import CASES, permuted, real_rows, with_padding
 from torch import Tensor
 
 from braidlm.kernels.context import PendingAdd
@@ -13,6 +11,8 @@ from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.norm import AddNorm, plain_add_norm
 from braidlm.kernels.routed.combine import combine, plain_combine
 from braidlm.kernels.routed.combine_norm import CombineAddNorm, UncombinedSum
+from tests.kernels.comparison import TOLERANCES, assert_close
+from tests.kernels.sorted_rows import CASES, permuted, real_rows, with_padding
 
 WIDTH = 24
 

@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, dropout_factors, nan_in_new_memory, side_stream
-from sorted_rows import TILE, choices, matrices, permuted
 from torch import Tensor
 
 from braidlm.kernels.gradient_stacks import StackedRows
@@ -19,6 +17,8 @@ from braidlm.kernels.routed.gradient_stacks import GroupedGradientStack
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.router import Route, plain_route
 from braidlm.kernels.side_stream import use_side_stream
+from tests.kernels.comparison import assert_equal_with_gradients, dropout_factors, nan_in_new_memory, side_stream
+from tests.kernels.sorted_rows import TILE, choices, matrices, permuted
 
 
 def check(

@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients, captured, dropout_factors
-from sorted_rows import CASES, choices, matrices, permuted, real_rows, with_padding
 from torch import Tensor
 
 from braidlm.kernels.ops.dropout import NO_DROPOUT, DropoutUse
@@ -17,6 +15,8 @@ from braidlm.kernels.routed.grouped.layers import GroupedFeed, GroupedLinear, pl
 from braidlm.kernels.routed.grouped.products import plain_grouped
 from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.side_stream import SideStream, use_side_stream
+from tests.kernels.comparison import assert_equal_with_gradients, captured, dropout_factors
+from tests.kernels.sorted_rows import CASES, choices, matrices, permuted, real_rows, with_padding
 
 
 def on(side: SideStream | None, layer: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close
-from sorted_rows import TILE, choices, real_rows
 
 from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.combine import summed_rows
 from braidlm.kernels.routed.grouped.products import grouped_backward, grouped_forward, plain_grouped
 from braidlm.kernels.routed.grouped.weights import WeightLayout, grouped_weight_gradient
 from braidlm.kernels.routed.permutation import plain_permute
+from tests.kernels.comparison import TOLERANCES, assert_close
+from tests.kernels.sorted_rows import TILE, choices, real_rows
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import pytest
 pytest.importorskip("hypothesis")
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
-from sorted_rows import choices
 
 from braidlm.kernels.ops.product_blocks import Blocks
 from braidlm.kernels.routed.grouped.weights import Gathered, WeightLayout, _default_layout, weight_gradients
 from braidlm.kernels.routed.permutation import permute
+from tests.kernels.comparison import TOLERANCES, assert_close
+from tests.kernels.sorted_rows import choices
 
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on an H100 or H200."""

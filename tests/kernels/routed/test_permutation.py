@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from sorted_rows import choices
 from torch import Tensor
 
 from braidlm.kernels.routed.permutation import Permutation, permute, plain_permute
+from tests.kernels.sorted_rows import choices
 
 
 def check_permutation(batch: int, length: int, experts: int, top_k: int, tile: int, device: str) -> None:

@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, assert_close, captured, nan_in_new_memory
-from rotary_tables import rotary_tables
 from torch import Tensor
 
 from braidlm.kernels.ops.column_sums import ColumnSums
 from braidlm.kernels.ops.split_heads import plain_split_heads
 from braidlm.kernels.routed.attention import AttendRouted, all_queries, plain_attend_routed
 from braidlm.kernels.routed.attention_tiles import Tile, Tiles
+from tests.kernels.comparison import TOLERANCES, assert_close, captured, nan_in_new_memory
+from tests.kernels.rotary_tables import rotary_tables
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients
 from torch import Tensor
 
 from braidlm.kernels.ops.column_sums import ColumnSums
@@ -13,6 +12,7 @@ from braidlm.kernels.routed.norm_router import AddNormRoute, CombineNormRoute, N
 from braidlm.kernels.routed.permutation import permute
 from braidlm.kernels.routed.router import Route, plain_route
 from braidlm.kernels.routed.router_inner import RouterInner, plain_router_inner
+from tests.kernels.comparison import assert_equal_with_gradients
 
 
 @pytest.mark.parametrize(("width", "choices", "top_k"), [(24, 4, 2), (192, 3, 1), (192, 5, 1), (48, 17, 3)])

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import side_stream
 from torch import Tensor
 
 from braidlm.kernels.routed.choice_means import OF_MEANS, evaluate_means
@@ -14,6 +13,7 @@ from braidlm.kernels.routed.routing_loss import routing_loss_on_side
 from braidlm.kernels.side_stream import use_side_stream
 from braidlm.model.routing.losses import evaluate_each, routing_loss, switch
 from braidlm.model.routing.routing import Routing
+from tests.kernels.comparison import side_stream
 
 ROUTERS, BATCH, TIME = 5, 3, 150
 

@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with_gradients
-from sorted_rows import choices, matrices, permuted, real_rows, with_padding
 from torch import Tensor
 
 from braidlm.kernels.routed.grouped.layers import GroupedLinear
@@ -17,6 +15,8 @@ from braidlm.kernels.routed.permutation import Permutation, permute
 from braidlm.kernels.routed.project_rows import ProjectAddNormRows
 from braidlm.kernels.routed.rows import AddNormRows, Norm, plain_add_norm_rows
 from braidlm.kernels.side_stream import DeferredGradient
+from tests.kernels.comparison import TOLERANCES, ReadDeferred, assert_close, assert_equal_with_gradients
+from tests.kernels.sorted_rows import choices, matrices, permuted, real_rows, with_padding
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from comparison import assert_equal_with_gradients
-from sorted_rows import CASES, permuted, real_rows, with_padding
 
 from braidlm.kernels.routed.token_order import ToRows, ToTokens, plain_to_rows, plain_to_tokens, to_rows
+from tests.kernels.comparison import assert_equal_with_gradients
+from tests.kernels.sorted_rows import CASES, permuted, real_rows, with_padding
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])

@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
-from comparison import TOLERANCES, assert_close
 from torch import Tensor
 
 from braidlm.kernels.side_stream import DeferredGradient
@@ -14,6 +13,7 @@ from braidlm.kernels.taught.soft_targets import TeacherLogits
 from braidlm.kernels.taught.teacher_gradient import teachers_to_gradient_
 from braidlm.model.heads.losses import IGNORED
 from braidlm.training.distill.divergence import averaged_log_probabilities, divergence
+from tests.kernels.comparison import TOLERANCES, assert_close
 
 ROWS = 6
 

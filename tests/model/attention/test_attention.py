@@ -16,7 +16,7 @@ from braidlm.model.attention.softmax import SoftmaxAttention
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import decode
 from braidlm.model.span import Span, make_masks, positions_from_mask, rotations_for
-from tiny_models import random_ids, randomised, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_model
 
 WIDTH = 12
 

@@ -15,7 +15,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM, BraidModel
 from braidlm.model.routing.dispatch import Groups
 from braidlm.model.routing.stacked import StackedLinear
-from tiny_models import random_ids, tiny_config, tiny_model
+from tests.tiny_models import random_ids, tiny_config, tiny_model
 
 ALL = ["stages.*", "embedding", "head"]
 EXPERTS = {"feed": {"kind": "mlp", "hidden": 24, "experts": 4}, "attention": {"heads": 4, "experts": 3}}

@@ -18,7 +18,7 @@ from braidlm.model.config.registry import PARTS
 from braidlm.model.config.strict import part_of, plain_type
 from braidlm.model.dropout import BlockDropout
 from braidlm.model.routing.experts import ExpertsConfig
-from tiny_models import tiny_config
+from tests.tiny_models import tiny_config
 
 
 def problems(data: Any) -> list[str]:

@@ -13,7 +13,7 @@ from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
 from braidlm.model.feed.feeds import feeds, gated_hidden
 from braidlm.model.norms import norms
-from tiny_models import randomised
+from tests.tiny_models import randomised
 
 WIDTH = 10
 

@@ -15,7 +15,7 @@ from braidlm.model.modeling_braid import BraidForCausalLM, BraidForSequenceClass
 from braidlm.model.paths.average import AverageHead, MixtureHead
 from braidlm.model.paths.per_path_norm import PathPart
 from braidlm.model.paths.switches import path_names, use_paths
-from tiny_models import random_ids, randomised, tiny_config, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 VOCABULARY = 11
 A = {"name": "a", "width": 8}

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_layers import first_layer, path_model
 from torch import Tensor
 
 from braidlm.model.paths.gumbel import GumbelJoin, scale_temperature
-from tiny_models import random_ids, tiny_model
+from tests.model.parallel_layers import first_layer, path_model
+from tests.tiny_models import random_ids, tiny_model
 
 KINDS = ["gumbel_v1", "gumbel_v2"]
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parallel_layers import first_layer, path_model
 from torch import Tensor
 
 from braidlm.model.paths.joins import joins
@@ -13,7 +12,8 @@ from braidlm.model.paths.parallel import ParallelLayer
 from braidlm.model.routing.losses import loads
 from braidlm.model.routing.routing import Routings
 from braidlm.model.span import Span
-from tiny_models import random_ids, tiny_model
+from tests.model.parallel_layers import first_layer, path_model
+from tests.tiny_models import random_ids, tiny_model
 
 
 def close(a: Tensor, b: Tensor) -> None:

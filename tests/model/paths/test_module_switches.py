@@ -13,8 +13,8 @@ from braidlm.core.reading import read_json
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import switch_off_modules, use_paths
 from braidlm.model.routing.router import TopKRouter
-from tiny_models import random_ids, tiny_model
-from without_braid import run_without_braid
+from tests.tiny_models import random_ids, tiny_model
+from tests.without_braid import run_without_braid
 
 NAMES = ["old_1", "old_2", "german_1", "german_2"]
 

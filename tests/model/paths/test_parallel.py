@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_layers import attention_experts, both_forms, experts, first_layer, path_model, unstacked
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -19,7 +18,8 @@ from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.parallel import blocks_in_layer
 from braidlm.model.routing.stacked import StackedLinear
-from tiny_models import random_ids, tiny_config, tiny_model
+from tests.model.parallel_layers import attention_experts, both_forms, experts, first_layer, path_model, unstacked
+from tests.tiny_models import random_ids, tiny_config, tiny_model
 
 EQUAL = {"rtol": 0.0, "atol": 1e-10}
 

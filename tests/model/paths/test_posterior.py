@@ -21,7 +21,7 @@ from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 PATHS = [{"name": "wide", "width": 16}, {"name": "narrow", "width": 8}, {"name": "third", "width": 8}]
 WINDOWS = pytest.mark.parametrize("window", [None, 3], ids=["whole text", "window"])

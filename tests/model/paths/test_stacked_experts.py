@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parallel_layers import attention_experts, both_forms, experts, path_model, unstacked
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
@@ -18,7 +17,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.norms import RMSNorm
 from braidlm.model.routing.router import RouterConfig
 from braidlm.model.routing.router_stack import RouterStack
-from tiny_models import random_ids, randomised
+from tests.model.parallel_layers import attention_experts, both_forms, experts, path_model, unstacked
+from tests.tiny_models import random_ids, randomised
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "plain": {},

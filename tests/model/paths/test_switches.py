@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_layers import first_layer, path_model
 from transformers import AutoModelForCausalLM
 
 import braidlm
@@ -16,7 +15,8 @@ from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import joins
 from braidlm.model.paths.switches import path_names, use_paths
 from braidlm.model.routing.router import TopKRouter
-from tiny_models import random_ids, tiny_model
+from tests.model.parallel_layers import first_layer, path_model
+from tests.tiny_models import random_ids, tiny_model
 
 NAMES = ["stories", "maths", "code"]
 

@@ -14,7 +14,7 @@ from braidlm.model.errors import BraidError
 from braidlm.model.paths.project import ExpertProjection, ProjectionExpertsConfig
 from braidlm.model.routing.dispatch import Bank, Groups, dispatch, dispatch_by_mask, grouped_product, is_sparse
 from braidlm.model.routing.router import RouterConfig
-from tiny_models import random_ids, randomised, tiny_config, tiny_model
+from tests.tiny_models import random_ids, randomised, tiny_config, tiny_model
 
 
 def projection(kind: str, experts: int, top_k: int, bias: bool, **router: object) -> ExpertProjection:

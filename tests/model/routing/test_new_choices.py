@@ -9,7 +9,7 @@ import torch
 from braidlm.core.errors import BraidError
 from braidlm.model.routing.losses import routing_losses
 from braidlm.model.routing.router import RouterConfig, TopKRouter
-from tiny_models import randomised
+from tests.tiny_models import randomised
 
 OLD, NEW = ["a", "b", "c"], ["d", "e"]
 HIDDEN = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))

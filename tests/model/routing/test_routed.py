@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import MASKS, NAMES, TIME, assert_all_close, by_all_methods, outcome, routed_model
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -14,7 +13,8 @@ from braidlm.model.block import Block
 from braidlm.model.config.registry import Choice
 from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, tiny_model
+from tests.model.routed_models import MASKS, NAMES, TIME, assert_all_close, by_all_methods, outcome, routed_model
+from tests.tiny_models import random_ids, tiny_model
 
 JOINS = [{"scope": scope, "per": per} for scope in ("all", "routed") for per in ("block", "sublayer")]
 PARTS: dict[str, dict[str, Any]] = {

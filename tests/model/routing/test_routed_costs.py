@@ -6,7 +6,7 @@ import pytest
 
 from braidlm.core.models.accounting import Cost, cost_of, model_cost, skeleton
 from braidlm.model.config.braid_config import BraidConfig
-from tiny_models import tiny_config
+from tests.tiny_models import tiny_config
 
 W, HEADS, SIZE, HIDDEN, P, LENGTH = 16, 2, 4, 20, 4, 10
 INNER = HEADS * SIZE

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import routed_model
 from torch import nn
 
 from braidlm.model.errors import BraidError
 from braidlm.model.feed.feeds import feeds
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, tiny_config, tiny_model
+from tests.model.routed_models import routed_model
+from tests.tiny_models import random_ids, tiny_config, tiny_model
 
 STAGE = "model.stages[0].parallel"
 BLOCK = "model.stages[0].block"

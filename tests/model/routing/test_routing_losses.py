@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_layers import path_model
 from torch import Tensor
 
 from braidlm.model.config.braid_config import BraidConfig
@@ -27,7 +26,8 @@ from braidlm.model.routing.losses import (
 )
 from braidlm.model.routing.routing import Routing
 from braidlm.training.step.objective import plain_losses
-from tiny_models import random_ids, randomised
+from tests.model.parallel_layers import path_model
+from tests.tiny_models import random_ids, randomised
 
 NAMES = ("a", "b", "combined")
 

@@ -10,7 +10,7 @@ from braidlm.core.models.folders import save_model
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.training.distill.stored import IDS, LOG_DTYPE, LOGS, StoredTargets
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 
 def braid_teacher(folder: Path, data: Path, seed: int = 0, **changes: Any) -> Path:

@@ -15,7 +15,7 @@ from braidlm.training.distill.config import DistillConfig, TeacherConfig
 from braidlm.training.distill.distillation import OnlineDistillation
 from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.extra_losses import TrainingPass
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 TOKENIZER = bytes_tokenizer()
 SIZE = TOKENIZER.vocab_size

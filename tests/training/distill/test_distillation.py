@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked_runs import fork
-from teaching import braid_teacher, stored_targets, transformers_teacher
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage, load_model
@@ -24,7 +21,10 @@ from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.extra_losses import TrainingPass
 from braidlm.training.step.objective import Objective
 from braidlm.training.train import train
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
+from tests.training.distill.teaching import braid_teacher, stored_targets, transformers_teacher
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, written
 
 
 def recipe(stories: Path, out: Path, *teachers: Path, **options: Any) -> dict[str, Any]:

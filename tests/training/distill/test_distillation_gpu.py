@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from teaching import stored_targets
 
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.packing.packed_data import PackedData
@@ -22,7 +21,8 @@ from braidlm.training.distill.teachers import Teachers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, tiny_model
+from tests.tiny_models import VOCABULARY, tiny_model
+from tests.training.distill.teaching import stored_targets
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from teaching import braid_teacher
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
@@ -18,6 +17,7 @@ from braidlm.training.distill import storing, target_writer
 from braidlm.training.distill.stored import IDS, LOGS, MANIFEST, PROGRESS, StoragePlan
 from braidlm.training.distill.storing import open_targets
 from braidlm.training.distill.teachers import Teachers
+from tests.training.distill.teaching import braid_teacher
 
 CPU, LENGTH, K, VOCABULARY = torch.device("cpu"), 16, 5, 300
 

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("triton")
 import torch
-from teaching import stored_targets
 from torch import nn
 
 from braidlm.kernels.planned_pass import LoweredModel
@@ -25,7 +24,8 @@ from braidlm.training.step.objective import Objective
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.training.distill.teaching import stored_targets
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # or Triton's interpreter

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from teaching import braid_teacher, transformers_teacher
 from transformers import AutoModelForCausalLM
 
 from braidlm.core.errors import BraidError
@@ -15,7 +14,8 @@ from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.model.config.strict import decode
 from braidlm.training.distill.config import DistillConfig
 from braidlm.training.distill.teachers import Teachers, find_teachers
-from tiny_models import random_ids
+from tests.tiny_models import random_ids
+from tests.training.distill.teaching import braid_teacher, transformers_teacher
 
 CPU = torch.device("cpu")
 

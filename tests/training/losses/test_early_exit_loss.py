@@ -15,7 +15,7 @@ from braidlm.training.losses.early_exit import EarlyExitConfig, EarlyExitLoss
 from braidlm.training.schedules import dropout_schedules
 from braidlm.training.step.extra_losses import TrainingPass
 from braidlm.training.step.objective import plain_pass
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 DEEP: list[Any] = [{"block": {"layers": 6}}]
 

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked_runs import fork
 from hypothesis import given
 from hypothesis import strategies as st
-from text_batches import batch_of
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_model
@@ -22,7 +19,10 @@ from braidlm.training.losses.masked import SHOWN, Masked, MaskedConfig, masked_c
 from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.objective import Objective, plain_pass
 from braidlm.training.train import train
-from tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.tiny_models import VOCABULARY, random_ids, tiny_model
+from tests.training.forked_runs import fork
+from tests.training.losses.text_batches import batch_of
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 TOKEN = VOCABULARY - 1
 """The mask token, which no text has."""

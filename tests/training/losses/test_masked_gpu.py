@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from text_batches import batch_of
 
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -15,7 +14,8 @@ from braidlm.training.losses.masked import Masked, MaskedConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, tiny_config
+from tests.tiny_models import VOCABULARY, tiny_config
+from tests.training.losses.text_batches import batch_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.training.losses.next_sentence import NextSentence, mean_states, spread
 from braidlm.training.step.extra_losses import TrainingPass
 from braidlm.training.train import train
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 WIDTH, END, BREAK = 16, 5, 6
 KINDS = st.lists(st.lists(st.sampled_from(["word", "end", "break"]), min_size=6, max_size=6), min_size=1, max_size=3)

@@ -9,7 +9,7 @@ from braidlm.model.record import LayerRecord
 from braidlm.training.losses.reconstruction import Reconstruction
 from braidlm.training.step.extra_losses import ExtraLossConfig, TrainingPass
 from braidlm.training.step.objective import plain_pass
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 BYTES = {"width": 8, "heads": 2, "piece": 4}
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from braidlm.data.loading.batches import Batch, GlobalBatch
-from tiny_models import VOCABULARY, random_ids
+from tests.tiny_models import VOCABULARY, random_ids
 
 
 def batch_of(

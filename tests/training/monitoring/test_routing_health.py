@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import records, tiny_recipe
 
 from braidlm.training.monitoring.step_metrics import USAGE_PATIENCE, UsageMonitor, lowest_usage, usage_entropy
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe
 
 EVEN, LOST = [0.25, 0.25, 0.25, 0.25], [0.5, 0.3, 0.19, 0.01]
 

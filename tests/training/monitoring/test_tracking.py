@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import records, tiny_recipe
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
@@ -25,7 +24,8 @@ from braidlm.training.monitoring.tracking import Tracker, drop_records_after
 from braidlm.training.monitoring.validation import Score, mean_bits_per_byte, write_samples
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import ToyTokenizer, tiny_model
+from tests.tiny_models import ToyTokenizer, tiny_model
+from tests.training.tiny_runs import records, tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny_runs import records, tiny_recipe, weight_bytes
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_json
@@ -22,6 +21,7 @@ from braidlm.training.saving import checkpoints
 from braidlm.training.saving.checkpoints import Checkpoints, manifest_of
 from braidlm.training.step.parallel import Rank
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import records, tiny_recipe, written
+
+from tests.training.tiny_runs import records, tiny_recipe, written
 
 LAST = "checkpoints/step-000012"
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from tiny_runs import weights
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
 from braidlm.core.reading import read_json
 from braidlm.training.saving.distcp import read_distcp
 from braidlm.training.train import train
+from tests.training.tiny_runs import weights
 
 FOLDERS = Path(__file__).parent / "folders"
 """Written by an earlier version: runs of 8 steps, stopped at step 4, by one process and by two."""

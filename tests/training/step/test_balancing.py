@@ -21,7 +21,7 @@ from braidlm.training.step.objective import routers
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, random_ids, randomised, tiny_model
+from tests.tiny_models import VOCABULARY, random_ids, randomised, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
 NAMES = ("a", "b", "c", "d")

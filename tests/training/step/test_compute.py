@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import assert_all_close, outcome, routed_model
 from torch import nn
 
 from braidlm.model.routing.dispatch import MIN_SPARSE_TOKENS, is_sparse
 from braidlm.training.step import compute
 from braidlm.training.step.compute import choose_compute, use_compute
 from braidlm.training.step.parallel import Rank
-from tiny_models import tiny_model
+from tests.model.routed_models import assert_all_close, outcome, routed_model
+from tests.tiny_models import tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
 EXPERTS = {"experts": {"names": 3, "router": {"top_k": 2}}}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked_runs import fork
-from tiny_runs import records, tiny_recipe, torchrun, weights, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.step.parallel import Rank, _device, data_parallel, is_main_process, join_group, sum_over_processes
 from braidlm.training.train import train
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import records, tiny_recipe, torchrun, weights, written
 
 
 def recipe(stories: Path, out: Path, batch: int) -> dict[str, Any]:

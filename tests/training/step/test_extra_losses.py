@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 from torch import Tensor, nn
 
 from braidlm.core.errors import BraidError
@@ -18,7 +17,8 @@ from braidlm.training.recipe import decode_recipe
 from braidlm.training.step.extra_losses import ExtraLoss, ExtraLossConfig, TrainingPass, extra_losses
 from braidlm.training.step.objective import Objective, plain_losses
 from braidlm.training.train import train
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 
 class NearTarget(ExtraLoss):

@@ -16,7 +16,7 @@ from braidlm.training.step.captured_step import packed_batch
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, tiny_model
+from tests.tiny_models import VOCABULARY, tiny_model
 
 HERE = Rank(0, 1, torch.device("cpu"))
 STEPS = 5

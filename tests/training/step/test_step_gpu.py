@@ -11,7 +11,7 @@ from braidlm.training.config import TrainingConfig
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import tiny_config
+from tests.tiny_models import tiny_config
 
 pytestmark = [
     pytest.mark.gpu,

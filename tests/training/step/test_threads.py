@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import tiny_recipe, weight_bytes
 
 from braidlm.core.reading import read_json
 from braidlm.training.loop import Trainer
@@ -17,7 +16,8 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.threads import StarvedThreads, choose_threads, fastest, using_threads
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
+from tests.training.tiny_runs import tiny_recipe, weight_bytes
 
 CPU = Rank(0, 1, torch.device("cpu"))
 SHAPE = (2, 8)

@@ -20,7 +20,7 @@ from braidlm.training.step.objective import Objective, plain_losses
 from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 CPU = torch.device("cpu")
 ROWS, TIME = 3, 8

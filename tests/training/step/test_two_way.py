@@ -10,7 +10,7 @@ from braidlm.core.errors import BraidError
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.step.objective import plain_pass
 from braidlm.training.step.two_way import check_two_way, needs_masks, two_way_mask
-from tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids, tiny_model
 
 EXPERTS = {"names": 3, "router": {"top_k": 2}}
 SHAPES: dict[str, dict[str, Any]] = {

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import records, tiny_recipe
 
 from braidlm.core.errors import BraidError
 from braidlm.training.sweeps.run_record import RunRecord, read_runs
 from braidlm.training.sweeps.run_table import gather_runs, run_table
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe
 
 
 @pytest.fixture

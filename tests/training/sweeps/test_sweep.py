@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import records, tiny_recipe, weight_bytes, written
 
 from braidlm.core.errors import BraidError
 from braidlm.training.loop import Trainer
 from braidlm.training.sweeps.sweep import plan_sweep, show_sweep, sweep
 from braidlm.training.train import train
+from tests.training.tiny_runs import records, tiny_recipe, weight_bytes, written
 
 
 @pytest.fixture

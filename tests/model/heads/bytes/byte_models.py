@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 HEADS = ("bytes_parallel", "bytes_autoregressive")
 TOKENS: list[bytes | None] = [

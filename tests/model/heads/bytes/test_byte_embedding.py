@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from byte_models import SMALL, TOKENS, byte_model
 from torch import Tensor
 
 from braidlm.core.errors import BraidError
@@ -15,7 +14,8 @@ from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.edits.compose import compose
 from braidlm.model.heads.bytes.embedding import GROUP
 from braidlm.model.modeling_braid import BraidForCausalLM
-from tiny_models import random_ids, tiny_model
+from tests.model.heads.bytes.byte_models import SMALL, TOKENS, byte_model
+from tests.tiny_models import random_ids, tiny_model
 
 
 def alone(embedding: Any, token: bytes) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from byte_models import HEADS, SMALL, TOKENS, byte_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,7 +18,8 @@ from braidlm.evals.scoring.requests import Request
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.model.errors import BraidError
 from braidlm.model.heads.bytes.spelling import END, NOTHING, SYMBOLS
-from tiny_models import random_ids, tiny_model
+from tests.model.heads.bytes.byte_models import HEADS, SMALL, TOKENS, byte_model
+from tests.tiny_models import random_ids, tiny_model
 
 
 def pieces_of(token: int, size: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from torch import nn, optim
 from braidlm.model.config.strict import decode
 from braidlm.training.step.optimizers.adamw import make_adamw
 from braidlm.training.step.optimizers.contract import OptimizerConfig, set_learning_rate, split_by_decay
-from tiny_models import tiny_model
+from tests.tiny_models import tiny_model
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:

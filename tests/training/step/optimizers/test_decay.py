@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 from braidlm.model.config.strict import decode, encode
 from braidlm.model.modeling_braid import BraidForCausalLM
@@ -18,7 +17,8 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_models import VOCABULARY, tiny_model
+from tests.tiny_models import VOCABULARY, tiny_model
+from tests.training.tiny_runs import records, stopped_after, tiny_recipe, weight_bytes
 
 KINDS = list(optimizers)
 

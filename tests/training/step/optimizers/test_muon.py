@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked_runs import fork
 from safetensors.torch import load_file
-from tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, weight_bytes, weights, written
 from torch import nn, optim
 
 from braidlm.core.errors import BraidError
@@ -25,8 +23,10 @@ from braidlm.training.step.parallel import Rank
 from braidlm.training.step.step import Stepper
 from braidlm.training.train import train
 from braidlm.training.trainables.braid_model import TrainableBraid
-from tiny_decoders import save_decoder
-from tiny_models import VOCABULARY, tiny_model
+from tests.tiny_decoders import save_decoder
+from tests.tiny_models import VOCABULARY, tiny_model
+from tests.training.forked_runs import fork
+from tests.training.tiny_runs import decoder_recipe, records, stopped_after, tiny_recipe, weight_bytes, weights, written
 
 EXPERTS: dict[str, Any] = {"feed": {"kind": "mlp", "hidden": 8, "experts": {"names": 3, "router": {"top_k": 2}}}}
 JOIN = {"kind": "routed", "top_k": 2, "compute": "sparse"}  # two runs on a busy machine might measure and differ
