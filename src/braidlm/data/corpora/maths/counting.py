@@ -13,8 +13,8 @@ def together(s: Scene) -> Parts:
         "collected": "did they collect",
         "counted": "did they count",
     }
-    question = s.choice(
-        (f"{a} {verb} {item.of(x)}. {b} {verb} {item.of(y)}.", f"{a} {verb} {item.of(x)} and {b} {verb} {item.of(y)}.")
+    question = s.either(
+        f"{a} {verb} {item.of(x)}. {b} {verb} {item.of(y)}.", f"{a} {verb} {item.of(x)} and {b} {verb} {item.of(y)}."
     )
     total = s.choice(("together", "in all", "altogether"))
     return (
@@ -29,11 +29,9 @@ def more(s: Scene) -> Parts:
     a, b, item, y = s.a, s.b, s.choice(ITEMS), s.size()
     gap = s.randint(1, 60)
     x = y + gap
-    question = s.choice(
-        (
-            f"{a} has {item.of(x)}. {b} has {item.of(y)}. How many more {item.many} does {a} have than {b}?",
-            f"{a} picked {item.of(x)}, but {b} picked only {item.of(y)}. How many fewer {item.many} did {b} pick?",
-        )
+    question = s.either(
+        f"{a} has {item.of(x)}. {b} has {item.of(y)}. How many more {item.many} does {a} have than {b}?",
+        f"{a} picked {item.of(x)}, but {b} picked only {item.of(y)}. How many fewer {item.many} did {b} pick?",
     )
     return question, f"The difference is {x} - {y} = {item.of(gap)}.", gap
 
@@ -42,11 +40,9 @@ def give(s: Scene) -> Parts:
     """x - y, as something given away."""
     a, b, item, left, y = s.a, s.b, s.choice(ITEMS), s.randint(0, 90), s.size()
     x = left + y
-    question = s.choice(
-        (
-            f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.",
-            f"{a} had {item.of(x)} and gave {y} of them to {b}.",
-        )
+    question = s.either(
+        f"{a} has {item.of(x)}. {a.He} gives {item.of(y)} to {b}.",
+        f"{a} had {item.of(x)} and gave {y} of them to {b}.",
     )
     ask = f"How many {item.many} does {a} have left?"
     return f"{question} {ask}", f"{a} keeps {x} - {y} = {item.of(left)}.", left
@@ -55,11 +51,9 @@ def give(s: Scene) -> Parts:
 def at_first(s: Scene) -> Parts:
     """The unknown at the start: y + left."""
     a, b, item, y, left = s.a, s.b, s.choice(ITEMS), s.size(), s.size()
-    question = s.choice(
-        (
-            f"{a} gave {item.of(y)} to {b} and has {item.of(left)} left. How many did {a} have at first?",
-            f"After {a} gave {b} {item.of(y)}, {a} still had {item.of(left)}. How many did {a} have before?",
-        )
+    question = s.either(
+        f"{a} gave {item.of(y)} to {b} and has {item.of(left)} left. How many did {a} have at first?",
+        f"After {a} gave {b} {item.of(y)}, {a} still had {item.of(left)}. How many did {a} have before?",
     )
     return question, f"Put the {item.many} together again: {y} + {left} = {item.of(y + left)}.", y + left
 
@@ -67,12 +61,10 @@ def at_first(s: Scene) -> Parts:
 def groups(s: Scene) -> Parts:
     """x * y."""
     a, b, item, box, x, y = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(2, 15), s.randint(2, 30)
-    question = s.choice(
-        (
-            f"{a} helps {b} to pack. They fill {box.of(x)} with {item.of(y)} each.",
-            f"{a} gives {b} {box.of(x)}. Each {box.one} has {item.of(y)} in it.",
-            f"{a} and {b} have {box.of(x)}. There are {item.of(y)} in every {box.one}.",
-        )
+    question = s.either(
+        f"{a} helps {b} to pack. They fill {box.of(x)} with {item.of(y)} each.",
+        f"{a} gives {b} {box.of(x)}. Each {box.one} has {item.of(y)} in it.",
+        f"{a} and {b} have {box.of(x)}. There are {item.of(y)} in every {box.one}.",
     )
     solution = f"There are {box.of(x)} with {item.of(y)} each, so there are {x} * {y} = {x * y} {item.many}."
     return f"{question} How many {item.many} are there in all?", solution, x * y
@@ -82,11 +74,9 @@ def share(s: Scene) -> Parts:
     """x / y without a remainder."""
     a, b, item, y, each = s.a, s.b, s.choice(ITEMS), s.randint(2, 12), s.randint(1, 40)
     x = y * each
-    question = s.choice(
-        (
-            f"{a} and {b} share {item.of(x)} equally among {FRIEND.of(y)}. How many {item.many} does each friend get?",
-            f"{a} has {item.of(x)}. {b} puts them into {y} equal groups. How many {item.many} are in each group?",
-        )
+    question = s.either(
+        f"{a} and {b} share {item.of(x)} equally among {FRIEND.of(y)}. How many {item.many} does each friend get?",
+        f"{a} has {item.of(x)}. {b} puts them into {y} equal groups. How many {item.many} are in each group?",
     )
     return question, f"Divide the {item.many} equally: {x} / {y} = {item.of(each)}.", each
 
@@ -98,7 +88,7 @@ def left_over(s: Scene) -> Parts:
     x = y * full + rest
     question = f"{a} has {item.of(x)}. {a.He} puts {y} into each {box.one} and gives the rest to {b}."
     solution = f"{a} can fill {box.of(full)}, which takes {full} * {y} = {full * y} {item.many}."
-    ask = s.choice((f"How many {item.many} does {b} get?", f"How many {item.many} are left for {b}?"))
+    ask = s.either(f"How many {item.many} does {b} get?", f"How many {item.many} are left for {b}?")
     return f"{question} {ask}", f"{solution} That leaves {x} - {full * y} = {item.of(rest)} for {b}.", rest
 
 
@@ -123,11 +113,9 @@ def boxes_given(s: Scene) -> Parts:
     a, b, item, box, x, y = s.a, s.b, s.choice(ITEMS), s.choice(HOLDERS), s.randint(2, 12), s.randint(3, 24)
     z = s.randint(1, x * y - 1)
     left = x * y - z
-    question = s.choice(
-        (
-            f"{a} has {box.of(x)} with {item.of(y)} each. {a.He} gives {item.of(z)} to {b}.",
-            f"{a} bought {box.of(x)}. Each {box.one} holds {item.of(y)}. Then {a.he} gave {b} {item.of(z)}.",
-        )
+    question = s.either(
+        f"{a} has {box.of(x)} with {item.of(y)} each. {a.He} gives {item.of(z)} to {b}.",
+        f"{a} bought {box.of(x)}. Each {box.one} holds {item.of(y)}. Then {a.he} gave {b} {item.of(z)}.",
     )
     solution = (
         f"At first {a} has {x} * {y} = {x * y} {item.many}. "
@@ -156,11 +144,9 @@ def three_steps(s: Scene) -> Parts:
 def times_as_many(s: Scene) -> Parts:
     """y * x + x."""
     a, b, item, x, y = s.a, s.b, s.choice(ITEMS), s.randint(2, 40), s.randint(2, 9)
-    question = s.choice(
-        (
-            f"{a} has {item.of(x)}. {b} has {y} times as many.",
-            f"{a} found {item.of(x)}, and {b} found {y} times as many as {a}.",
-        )
+    question = s.either(
+        f"{a} has {item.of(x)}. {b} has {y} times as many.",
+        f"{a} found {item.of(x)}, and {b} found {y} times as many as {a}.",
     )
     solution = f"{b} has {y} * {x} = {y * x} {item.many}. Together they have {x} + {y * x} = {x + y * x} {item.many}."
     return f"{question} How many {item.many} do they have together?", solution, x + y * x

@@ -26,11 +26,9 @@ def change(s: Scene) -> Parts:
     cost = x * price
     paid = s.choice([bill for bill in BILLS if bill > cost][:3])
     each = f"for {DOLLAR.of(price)} each" if x > 1 else f"for {DOLLAR.of(price)}"
-    question = s.choice(
-        (
-            f"{a} buys {good.of(x)} {each} as a present for {b}. {a.He} pays with {DOLLAR.of(paid)}.",
-            f"{a} goes to the shop with {b}. {a.He} buys {good.of(x)} {each} and pays with {DOLLAR.of(paid)}.",
-        )
+    question = s.either(
+        f"{a} buys {good.of(x)} {each} as a present for {b}. {a.He} pays with {DOLLAR.of(paid)}.",
+        f"{a} goes to the shop with {b}. {a.He} buys {good.of(x)} {each} and pays with {DOLLAR.of(paid)}.",
     )
     solution = (
         f"The cost is {x} * {price} = {DOLLAR.of(cost)}. The change is {paid} - {cost} = {DOLLAR.of(paid - cost)}."
@@ -75,11 +73,9 @@ def distance(s: Scene) -> Parts:
         (("walk", 3, 6), ("ride their bikes", 9, 22), ("go by train", 40, 160), ("go by boat", 8, 35))
     )
     speed = s.randint(low, high)
-    question = s.choice(
-        (
-            f"{a} and {b} {mode} for {HOUR.of(hours)}. They travel {speed} kilometers every hour. How far do they go?",
-            f"{a} and {b} {mode} at {speed} kilometers per hour. How far do they go in {HOUR.of(hours)}?",
-        )
+    question = s.either(
+        f"{a} and {b} {mode} for {HOUR.of(hours)}. They travel {speed} kilometers every hour. How far do they go?",
+        f"{a} and {b} {mode} at {speed} kilometers per hour. How far do they go in {HOUR.of(hours)}?",
     )
     return question, f"The distance is {speed} * {hours} = {speed * hours} kilometers.", speed * hours
 
@@ -92,7 +88,7 @@ def travel_time(s: Scene) -> Parts:
     question = (
         f"{a} {mode} to visit {b}, who lives {speed * hours} kilometers away. The speed is {speed} kilometers per hour."
     )
-    ask = s.choice((f"How many hours does the trip take {a}?", "How many hours is the trip?"))
+    ask = s.either(f"How many hours does the trip take {a}?", "How many hours is the trip?")
     return f"{question} {ask}", f"The time is {speed * hours} / {speed} = {HOUR.of(hours)}.", hours
 
 
@@ -101,11 +97,9 @@ def part(s: Scene) -> Parts:
     a, b, item, below, unit = s.a, s.b, s.choice(ITEMS), s.randint(3, 10), s.randint(1, 25)
     above = s.randint(2, below - 1)
     whole = below * unit
-    question = s.choice(
-        (
-            f"{a} has {item.of(whole)}. {a.He} gives {above}/{below} of them to {b}. How many does {b} get?",
-            f"{a} shows {b} {item.of(whole)}. {above}/{below} of them are red. How many {item.many} are red?",
-        )
+    question = s.either(
+        f"{a} has {item.of(whole)}. {a.He} gives {above}/{below} of them to {b}. How many does {b} get?",
+        f"{a} shows {b} {item.of(whole)}. {above}/{below} of them are red. How many {item.many} are red?",
     )
     solution = (
         f"1/{below} of the {item.many} is {whole} / {below} = {unit}. "
@@ -224,11 +218,9 @@ def sequence(s: Scene) -> Parts:
     a, b, first, step, count = s.a, s.b, s.randint(0, 60), s.randint(2, 25), s.randint(4, 5)
     terms = [first + step * i for i in range(count)]
     listed = ", ".join(map(str, terms))
-    question = s.choice(
-        (
-            f"{a} writes down a pattern for {b}: {listed}. What number comes next?",
-            f"{a} counts in equal steps: {listed}. {b} wants to say the next number. What is it?",
-        )
+    question = s.either(
+        f"{a} writes down a pattern for {b}: {listed}. What number comes next?",
+        f"{a} counts in equal steps: {listed}. {b} wants to say the next number. What is it?",
     )
     return (
         question,

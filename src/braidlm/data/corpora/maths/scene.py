@@ -69,6 +69,10 @@ class Scene:
         self.a, self.b = a, b
         self.choice, self.randint = rng.choice, rng.randint
 
+    def either(self, *texts: str) -> str:
+        """One of several ways to say it."""
+        return self.choice(texts)
+
     def size(self) -> int:
         """A count: often small, sometimes in the hundreds."""
         return self.randint(2, self.choice((20, 50, 100, 400)))

@@ -10,12 +10,8 @@ from typing import Any
 from braidlm.data.corpora.names import FORMS, NAMES
 from braidlm.data.corpora.rng import Rng, spread
 from braidlm.data.corpora.stories import world
-from braidlm.data.corpora.stories.plots_feelings import FEELINGS_PLOTS
-from braidlm.data.corpora.stories.plots_friends import FRIENDS_PLOTS
-from braidlm.data.corpora.stories.plots_things import THINGS_PLOTS
-from braidlm.data.corpora.stories.world import SLOTS, Character, Phrase, Plot, Thing, opening
+from braidlm.data.corpora.stories.world import PLOTS, SLOTS, Character, Phrase, Plot, Thing, opening
 
-PLOTS: tuple[Plot, ...] = THINGS_PLOTS + FEELINGS_PLOTS + FRIENDS_PLOTS
 MARK = re.compile(r"<([hfgc])\.(\w+)>")
 """The mark after a pronoun in a marked story: which character it means, and which form it is."""
 

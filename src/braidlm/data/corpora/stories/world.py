@@ -1,6 +1,7 @@
 """The material of the stories: characters, things, places, and the openings and scenery that all plots share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from braidlm.data.corpora.names import FORMS, words
 from braidlm.data.corpora.rng import Rng
@@ -81,83 +82,39 @@ class Place:
         return self.name
 
 
+Beat = tuple[str, ...]
+"""Variants of one moment of a story, of which one is used."""
+
+
+def phrases(text: str) -> Beat:
+    """The phrases of a text with bars between them."""
+    return tuple(text.split(" | "))
+
+
 ANIMALS = words("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
 CREATURES = words("bird duckling owl lamb goose deer swan foal turtle calf")
 TRAITS = words("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
 GROWN_UPS = (("mom", "she"), ("dad", "he"), ("grandma", "she"), ("grandpa", "he"))
 LOOKS = words("red blue green yellow pink purple orange white brown golden shiny striped")
 CARRIED = (*words("ball hat scarf bell book whistle ribbon marble button ring cup basket drum kite doll"), "toy boat")
-BREAKABLE = ("kite", "toy boat", "toy train", "toy truck", "wagon", "drum", "doll", "robot", "toy plane", "cart")
 PLACES = (
     *(Place(name, "in") for name in words("park garden field forest meadow yard")),
     *(Place(name, "by") for name in words("pond river lake")),
     *(Place(name, "on") for name in words("hill farm")),
 )
-Beat = tuple[str, ...]
-"""Variants of one moment of a story, of which one is used."""
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A problem and its end. {h} is the hero, {f} a friend, {g} a grown-up, {c} a creature, {t} a thing."""
-
-    name: str
-    problem: tuple[Beat, ...]
-    solution: tuple[Beat, ...]
-    ends: Beat
-    choices: dict[str, Beat] = field(default_factory=dict)
-    """Phrases that are chosen once for the whole story."""
-    looks: tuple[str, ...] = LOOKS
-    things: tuple[str, ...] = CARRIED
-    scenery: bool = False
-    """Whether a line about fine weather fits after the first beat."""
-    optional: tuple[int, ...] = ()
-    """Indices of beats that may be left out, counted through problem and solution."""
-
-
-HOMES = (
-    "in a small house near the woods",
-    "in a little town by the sea",
-    "on a quiet street",
-    "in a house with a green door",
-    "near a big river",
-    "at the edge of a village",
-    "on the top of a hill",
-    "next to an old bridge",
-    "behind a tall hedge",
-    "in a house with many windows",
+HOMES = phrases(
+    "in a small house near the woods | in a little town by the sea | on a quiet street | in a house with a green door"
+    " | near a big river | at the edge of a village | on the top of a hill | next to an old bridge"
+    " | behind a tall hedge | in a house with many windows"
 )
-HOBBIES = (
-    "sing songs",
-    "climb trees",
-    "draw pictures",
-    "look at the clouds",
-    "run in the grass",
-    "dance",
-    "tell stories",
-    "pick flowers",
-    "jump in puddles",
-    "play outside",
-    "count the stars",
-    "collect stones",
-    "listen to the birds",
-    "look at books",
-    "bake cookies",
-    "play hide and seek",
+HOBBIES = phrases(
+    "sing songs | climb trees | draw pictures | look at the clouds | run in the grass | dance | tell stories | "
+    "pick flowers | jump in puddles | play outside | count the stars | collect stones | listen to the birds | "
+    "look at books | bake cookies | play hide and seek"
 )
-WHEN = (
-    "One day",
-    "One morning",
-    "One sunny morning",
-    "One warm afternoon",
-    "One bright day",
-    "Early one morning",
-    "One spring day",
-    "One summer day",
-    "On Saturday",
-    "On Sunday",
-    "After breakfast",
-    "After lunch",
+WHEN = phrases(
+    "One day | One morning | One sunny morning | One warm afternoon | One bright day | Early one morning | "
+    "One spring day | One summer day | On Saturday | On Sunday | After breakfast | After lunch"
 )
 SAD = ("sad", "upset", "unhappy")
 GLAD = ("happy", "glad", "cheerful", "joyful")
@@ -199,6 +156,52 @@ SCENERY = (
     "It was a lovely day.",
     "Far away, a cow said moo.",
 )
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A problem and its end, as `plots.txt` tells them."""
+
+    name: str
+    problem: tuple[Beat, ...]
+    solution: tuple[Beat, ...]
+    ends: Beat
+    choices: dict[str, Beat]
+    """Phrases that are chosen once for the whole story."""
+    looks: Beat
+    things: Beat
+    scenery: bool
+    """Whether a line about fine weather fits after the first beat."""
+    optional: tuple[int, ...]
+    """Indices of beats that may be left out, counted through problem and solution."""
+
+
+def read_plot(text: str) -> Plot:
+    """A plot of `plots.txt`, which says how one is written."""
+    (head, *problem), solution, (ends,) = (act.strip().split("\n\n") for act in text.split("\n--\n"))
+    name, *lines = head.split("\n")
+    choices = {key: phrases(values) for key, _, values in (line.partition(": ") for line in lines)}
+    looks, things = choices.pop("t.look", LOOKS), choices.pop("t.noun", CARRIED)
+    optional = tuple(number for number, beat in enumerate(problem + solution) if beat.startswith(OPTIONAL))
+    return Plot(
+        name,
+        tuple(map(_variants, problem)),
+        tuple(map(_variants, solution)),
+        _variants(ends),
+        choices,
+        looks,
+        things,
+        problem[0].endswith(SCENIC),
+        optional,
+    )
+
+
+def _variants(beat: str) -> Beat:
+    return tuple(beat.removeprefix(OPTIONAL).removesuffix(SCENIC).split("\n"))
+
+
+OPTIONAL, SCENIC = "(optional)\n", "\n(scenery)"
+PLOTS = tuple(map(read_plot, Path(__file__).with_name("plots.txt").read_text("utf-8").split("\n== ")[1:]))
 
 
 def opening(rng: Rng) -> list[str]:
