@@ -12,17 +12,17 @@ import base64
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 from urllib.parse import quote as url_quoted
 
 from braidlm import __version__
 from braidlm.core.errors import BraidError
 from braidlm.core.files import write_text
 from braidlm.core.report.figure_style import COLOURS
+from braidlm.core.report.report import Mark, Strong, cell_text
 
 # The browser loads nothing, whatever a caller may put into the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -35,20 +35,6 @@ ACTIVE = re.compile(
 )
 LOCAL_FILE = re.compile(r"(?!/)[^:\\?#]+")
 """A relative path: neither a scheme nor a host, so that a link leads nowhere but to the disk."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A cell of a table that is right, wrong or neither."""
-
-    text: str
-    tone: Literal["right", "wrong", "neither"]
-    hint: str = ""
-    """The tooltip."""
-
-
-class Strong(str):
-    """A cell of a table in bold."""
 
 
 class Page:
@@ -226,17 +212,6 @@ def _content(cell: str | Mark) -> str:
         return _inline(cell)
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     return f'<span class="chip {cell.tone}"{hint}>{escape(cell.text)}</span>'
-
-
-def cell_text(value: Any) -> str:
-    """A value as people read it, in tables of pages and notebooks; not escaped."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _is_number(cell: str | Mark) -> bool:

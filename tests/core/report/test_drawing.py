@@ -4,7 +4,6 @@ import itertools
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report import figures
+from braidlm.core.report import drawing
 from braidlm.core.report.axis_labels import spread
+from braidlm.core.report.charts import Bars, Chart, HeatMap, HeatMaps, Lines, Points, StackedShares
+from braidlm.core.report.drawing import draw, to_svg
 from braidlm.core.report.figure_style import COLOURS
-from braidlm.core.report.figures import bar_chart, line_chart, save_png, to_svg
-from braidlm.core.report.page import PNG, Page
-from braidlm.core.report.share_chart import share_chart
+from braidlm.core.report.html import html
+from braidlm.core.report.report import Report
 
 STEPS = list(range(1, 101))
 LOSS = [5 / step + 1 for step in STEPS]
@@ -27,18 +27,22 @@ def texts(svg: str) -> list[str]:
     return ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def chart() -> "figures.Figure":
-    return line_chart({"train": (STEPS, LOSS)}, "step", "bits per byte", "Loss", {"unigram": 4.0, "trigram": 1.5})
+def svg_of(chart: Chart) -> str:
+    return to_svg(draw(chart))
+
+
+def chart() -> Lines:
+    return Lines({"train": (STEPS, LOSS)}, "step", "bits per byte", "Loss", {"unigram": 4.0, "trigram": 1.5})
 
 
 def test_a_line_chart_names_its_lines_levels_and_axes() -> None:
-    found = texts(to_svg(chart()))
+    found = texts(svg_of(chart()))
     assert {"train", "unigram", "trigram", "step", "bits per byte", "Loss"} <= set(found)
 
 
 def test_points_have_their_names_beside_them_and_apart() -> None:
     points = {"base": (1.0, 2.0), "other": (1.0, 2.0), "third": (1.0, 2.01), "far": (9.0, 2.0), "low": (1.0, 1.0)}
-    figure = figures.point_chart(points, "old", "new", colours=dict.fromkeys(points, "#123456"))
+    figure = draw(Points(points, "old", "new", colours=dict.fromkeys(points, "#123456")))
     figure.canvas.draw()
     names = {text.get_text(): text for text in figure.axes[0].texts}
     assert set(names) == set(points)
@@ -52,35 +56,35 @@ def test_points_have_their_names_beside_them_and_apart() -> None:
         assert box.y0 >= figure.axes[0].get_window_extent().y0
     assert {line.get_color() for line in figure.axes[0].lines} == {"#123456"}
     with pytest.raises(BraidError, match="nothing to draw"):
-        figures.point_chart({}, "old", "new")
+        Points({}, "old", "new")
 
 
 def test_points_on_logarithmic_axes() -> None:
-    axes = figures.point_chart({"a": (0.5, 8.0), "b": (4.0, 0.5)}, "old", "new", log=True).axes[0]
+    axes = draw(Points({"a": (0.5, 8.0), "b": (4.0, 0.5)}, "old", "new", log=True)).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
 def test_a_name_keeps_the_colour_and_the_scale_that_it_is_given() -> None:
-    lines = line_chart(
-        {"a": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "x", "y", colours={"b": "#123456"}, y_limits=(0, 9)
-    )
+    series = {"a": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}
+    lines = draw(Lines(series, "x", "y", colours={"b": "#123456"}, y_limits=(0, 9)))
     assert [line.get_color() for line in lines.axes[0].lines] == [COLOURS[0], "#123456"]
     assert lines.axes[0].get_ylim() == (0, 9)
-    bars = bar_chart({"g": {"a": 1.0, "b": 2.0}}, "v", colours={"a": "#123456"}, limit=4.0)
+    bars = draw(Bars({"g": {"a": 1.0, "b": 2.0}}, "v", colours={"a": "#123456"}, limit=4.0))
     assert bars.axes[0].get_xlim() == (0, 4)
     assert bars.axes[0].patches[0].get_facecolor()[:3] == pytest.approx((0x12 / 255, 0x34 / 255, 0x56 / 255))
 
 
 def test_lines_of_one_colour_are_told_apart() -> None:
     lines = {name: ([1.0, 2.0], [1.0, 2.0]) for name in ("path", "other", "dense")}
-    first, *_, last = line_chart(lines, "x", "y", colours=dict.fromkeys(("path", "dense"), COLOURS[0])).axes[0].lines
+    figure = draw(Lines(lines, "x", "y", colours=dict.fromkeys(("path", "dense"), COLOURS[0])))
+    first, *_, last = figure.axes[0].lines
     assert first.get_color() == last.get_color()
     assert first.get_linestyle() != last.get_linestyle()
 
 
 def test_groups_of_bars_have_no_holes_and_follow_the_order_of_colours() -> None:
     groups = {"x": {"a": 1.0, "c": 3.0}, "y": {"b": 2.0, "c": 3.0}}
-    axes = bar_chart(groups, "v", colours=dict.fromkeys("abc", "#123456")).axes[0]
+    axes = draw(Bars(groups, "v", colours=dict.fromkeys("abc", "#123456"))).axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "c"]
     a, b, *c = sorted(axes.patches, key=lambda bar: bar.get_width())
     assert b.get_y() - a.get_y() == pytest.approx(1.0), "the first bar of each group"
@@ -89,20 +93,20 @@ def test_groups_of_bars_have_no_holes_and_follow_the_order_of_colours() -> None:
 
 def test_shares_have_one_scale_with_numbers() -> None:
     for share in (0.1, 1.0):
-        figure = share_chart({"": {("group", "row"): {"a": share}}}, ["a"])
+        figure = draw(StackedShares({"": {("group", "row"): {"a": share}}}, ["a"]))
         assert figure.axes[0].get_xlim() == (0, 1)
         assert {"0%", "50%", "100%"} <= set(texts(to_svg(figure)))
 
 
 def test_names_of_users_are_drawn_as_they_are() -> None:
     names = ["_private", "$5 & <$6>", 'id="x"']
-    figure = line_chart({name: ([0, 1], [i, i]) for i, name in enumerate(names)}, "x", "y")
+    figure = draw(Lines({name: ([0, 1], [i, i]) for i, name in enumerate(names)}, "x", "y"))
     assert set(names[:2]) <= set(texts(to_svg(figure)))
-    assert set(names[:2]) <= set(texts(to_svg(bar_chart({"g": dict.fromkeys(names, 1.0)}, "v"))))
+    assert set(names[:2]) <= set(texts(svg_of(Bars({"g": dict.fromkeys(names, 1.0)}, "v"))))
 
 
 def test_several_svgs_in_one_page_share_no_ids() -> None:
-    svgs = [to_svg(figure) for figure in (chart(), chart(), bar_chart({"a": 1.0}, "v"))]
+    svgs = [svg_of(one) for one in (chart(), chart(), Bars({"a": 1.0}, "v"))]
     ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in svgs]
     everything = list(itertools.chain(*ids))
     assert len(everything) == len(set(everything))
@@ -118,19 +122,19 @@ def test_several_svgs_in_one_page_share_no_ids() -> None:
 
 
 def test_the_svg_follows_light_and_dark_and_loads_nothing() -> None:
-    svg = to_svg(chart())
+    svg = svg_of(chart())
     assert "prefers-color-scheme: dark" in svg
     drawn = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) - {svg.split('"')[1].split("-")[1]} <= set(COLOURS)
     assert "currentColor" in drawn
     assert "<metadata" not in svg
-    assert Page("t").figure(svg).html().count("<svg") == 2
+    assert html(Report("t").chart(chart(), "c")).count("<svg") == 2
 
 
 def test_the_same_chart_is_the_same_svg(monkeypatch: pytest.MonkeyPatch) -> None:
     def fresh() -> str:
-        monkeypatch.setattr(figures, "_serial", itertools.count())
-        return to_svg(chart())
+        monkeypatch.setattr(drawing, "_serial", itertools.count())
+        return svg_of(chart())
 
     assert fresh() == fresh()
 
@@ -179,43 +183,61 @@ def test_names_that_would_overlap_move_apart() -> None:
 @pytest.mark.parametrize(("low", "high"), [(1e-3, 1e6), (1.2, 1.9), (3, 40)])
 def test_logarithmic_axes_have_plain_round_ticks(low: float, high: float) -> None:
     xs = list(np.geomspace(low, high, 30))
-    found = texts(to_svg(line_chart({"a": (xs, xs)}, "x", "y", log_x=True, log_y=True)))
+    found = texts(svg_of(Lines({"a": (xs, xs)}, "x", "y", log_x=True, log_y=True)))
     ticks = [text for text in found if re.fullmatch(r"[\d.]+[kM]?", text)]
     assert len(ticks) >= 6, found
 
 
 def test_holes_in_the_data_are_holes() -> None:
-    gaps = line_chart({"a": ([1, 2, 3], [1.0, float("nan"), 0.0]), "none": ([1], [float("nan")])}, "x", "y", log_y=True)
-    assert "a" in texts(to_svg(gaps))
+    gaps = {"a": ([1, 2, 3], [1.0, float("nan"), 0.0]), "none": ([1], [float("nan")])}
+    assert "a" in texts(svg_of(Lines(gaps, "x", "y", log_y=True)))
 
 
 def test_bars_carry_their_values() -> None:
-    plain = texts(to_svg(bar_chart({"unigram": 2.4119, "model": 0.5}, "bits", digits=3, highlight="model")))
+    plain = texts(svg_of(Bars({"unigram": 2.4119, "model": 0.5}, "bits", digits=3, highlight="model")))
     assert {"unigram", "model", "2.412", "0.500", "bits"} <= set(plain)
-    grouped = texts(to_svg(bar_chart({"g1": {"a": 1.0, "b": -2.0}, "g2": {"b": 1234.5}}, "v", "Title")))
+    grouped = texts(svg_of(Bars({"g1": {"a": 1.0, "b": -2.0}, "g2": {"b": 1234.5}}, "v", "Title")))
     assert {"g1", "g2", "a", "b", "1.00", "-2.00", "1,234.50", "Title"} <= set(grouped)
 
 
 def test_what_cannot_be_drawn_is_explained() -> None:
     with pytest.raises(BraidError, match="nothing to draw"):
-        line_chart({}, "x", "y")
+        Lines({}, "x", "y")
     with pytest.raises(BraidError, match="nothing to draw"):
-        bar_chart({}, "v")
+        Bars({}, "v")
     with pytest.raises(BraidError, match="line 'a': 2 xs but 1 ys"):
-        line_chart({"a": ([1, 2], [1])}, "x", "y")
+        Lines({"a": ([1, 2], [1])}, "x", "y")
 
 
-def test_png_is_written_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "chart.png"
-    save_png(chart(), path)
-    assert path.read_bytes().startswith(PNG)
-    assert [p.name for p in path.parent.iterdir()] == ["chart.png"]
+def test_an_x_can_be_marked_and_fall() -> None:
+    lines = {"a": ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])}
+    marked = draw(Lines(lines, "x", "y", mark=(2.0, "best: 2"), falling_x=True))
+    assert "best: 2" in texts(to_svg(marked))
+    low, high = marked.axes[0].get_xlim()
+    assert low > high
+
+
+def test_heat_maps_have_titles_and_labels() -> None:
+    one = HeatMap("stories", ["1", "2"], ["a", "b"], [[0.5, 1.5], [1.0, 1.0]])
+    assert {"stories", "1", "2", "a", "b", "load"} <= set(texts(svg_of(HeatMaps([[one], [one]], "load"))))
+    with pytest.raises(BraidError, match="nothing to draw"):
+        HeatMaps([], "load")
+
+
+def test_a_chart_of_shares() -> None:
+    shares = {("layer 1", "stories"): {"a": 0.75, "b": 0.25}, ("layer 1", "maths"): {"mix": 1.0}}
+    panels = {"one": shares, "two": {("layer 2", "stories"): {"a": 1.0}}}
+    found = set(texts(svg_of(StackedShares(panels, ["a", "b", "mix"], ["mix"]))))
+    assert {"layer 1", "layer 2", "stories", "maths", "75%", "25%", "100%", "one", "two", "a", "b", "mix"} <= found
+    assert "one" not in texts(svg_of(StackedShares({"one": shares}, ["a", "b", "mix"])))
+    with pytest.raises(BraidError, match="nothing to draw"):
+        StackedShares({"one": {}}, ["a"])
 
 
 def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BraidError, match=re.escape("pip install 'braidlm[plot]'")):
-        chart()
+        draw(chart())
 
 
 @pytest.mark.filterwarnings("error")
@@ -224,6 +246,6 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_single_row_of_shares_stays_readable(panels: int, names: int) -> None:
     """However many names its legend has; where a layout leaves no room, matplotlib warns."""
     shares = {("layer 3", "stories"): {f"expert_{n}": 1 / names for n in range(names)}}
-    drawn = share_chart({f"model {n}": shares for n in range(panels)}, [f"expert_{n}" for n in range(names)])
+    drawn = draw(StackedShares({f"model {n}": shares for n in range(panels)}, list(shares["layer 3", "stories"])))
     to_svg(drawn)
     assert all(0.55 < axes.get_position().height * drawn.get_figheight() < 1.1 for axes in drawn.axes)

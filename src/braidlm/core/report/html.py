@@ -1,0 +1,209 @@
+"""Reports as one self-contained HTML file: no network, no scripts, no fonts to fetch. Every text is escaped."""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import singledispatch
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote as url_quoted
+
+from braidlm import __version__
+from braidlm.core.report.drawing import draw, to_svg
+from braidlm.core.report.figure_style import COLOURS
+from braidlm.core.report.report import (
+    Code,
+    Facts,
+    Heading,
+    Links,
+    Mark,
+    Picture,
+    Quote,
+    Report,
+    Strong,
+    Table,
+    Text,
+    Tokens,
+    cell_text,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The browser loads nothing, whatever a caller may put into the page.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+NUMBER = re.compile(r"[-+−±~<>]?[\d.,]*\d[\d.,]*\s?(%|×|x|[kMBT]|s|ms|h|GB|MB|kB)?([ ]?±[ ]?[\d.]+)?")
+NO_NUMBER = ("", "–", "-")
+
+
+def html(report: Report, figures: Iterable["Figure"] | None = None) -> str:
+    """The whole document; `figures` are the charts in their order, if they are drawn already."""
+    style = files("braidlm.core.report").joinpath("page.css").read_text(encoding="utf-8")
+    style += "".join(f".c{n} {{ --own: {colour}; }}\n" for n, colour in enumerate(COLOURS))
+    subtitle = f'<p class="subtitle">{_inline(report.subtitle)}</p>' if report.subtitle else ""
+    pictures = [part for part in report.parts if isinstance(part, Picture)]
+    drawn = iter(figures if figures is not None else [draw(picture.chart) for picture in pictures])
+    parts = [_picture(part, next(drawn)) if isinstance(part, Picture) else _part(part) for part in report.parts]
+    body = "\n\n".join([*([_paragraphs(Text(report.verdict), "verdict")] if report.verdict else []), *parts])
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="generator" content="Braid {__version__}">
+<title>{escape(report.title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+{_logo()}
+<h1>{_inline(report.title)}</h1>
+{subtitle}
+</header>
+<main>
+{body}
+</main>
+<footer>Made by Braid {__version__}.</footer>
+</body>
+</html>
+"""
+
+
+def notebook(table: Table, notes: Sequence[str] = ()) -> str:
+    """A table for `_repr_html_` of a result, which takes the style of the page around it, and sentences below."""
+    return _table(table) + "".join(f"<p>{_inline(note)}</p>" for note in notes)
+
+
+@singledispatch
+def _part(part: Any) -> str:
+    raise TypeError(f"{type(part).__name__} is no part of a report")
+
+
+@_part.register
+def _heading(part: Heading) -> str:
+    return f"<h{part.level}>{_inline(part.text)}</h{part.level}>"
+
+
+@_part.register
+def _paragraphs(part: Text, style: str = "") -> str:
+    attributes = f' class="{style}"' if style else ""
+    return "\n".join(f"<p{attributes}>{_inline(paragraph)}</p>" for paragraph in part.paragraphs)
+
+
+@_part.register
+def _links(part: Links) -> str:
+    items = (f'<li><a href="{url_quoted(file)}">{_inline(name)}</a></li>' for name, file in part.files.items())
+    return f'<ul class="links">{"".join(items)}</ul>'
+
+
+@_part.register
+def _facts(part: Facts) -> str:
+    cards = (f"<div><dt>{_inline(k)}</dt><dd>{escape(cell_text(v))}</dd></div>" for k, v in part.values.items())
+    return f'<dl class="facts">{"".join(cards)}</dl>'
+
+
+@_part.register
+def _scrolled(part: Table) -> str:
+    return f'<figure><div class="scroll" tabindex="0">{_table(part)}</div></figure>'
+
+
+def _table(table: Table) -> str:
+    """Columns of numbers are right-aligned."""
+    body = [[v if isinstance(v, (Mark, Strong)) else cell_text(v) for v in row] for row in table.rows]
+    kinds = [' class="number"' if all(map(_is_number, cells)) else "" for cells in zip(*body, strict=True)]
+    kinds = kinds or [""] * len(table.columns)
+    columns = zip(table.columns, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{_inline(name)}</th>' for name, kind in columns)
+    lines = "\n".join(_row(row, kinds, index == table.best) for index, row in enumerate(body))
+    title = f"<caption>{_inline(table.caption)}</caption>" if table.caption else ""
+    over = "".join(f'<th scope="colgroup" colspan="{size}">{_inline(name)}</th>' for name, size in table.groups)
+    over = f'<tr class="groups">{over}</tr>' if over else ""
+    return f"<table>{title}<thead>{over}<tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
+
+
+def _row(cells: Sequence[str | Mark], kinds: Sequence[str], best: bool) -> str:
+    inner = "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True))
+    return f'<tr class="best">{inner}</tr>' if best else f"<tr>{inner}</tr>"
+
+
+def _cell(cell: str | Mark) -> str:
+    if isinstance(cell, Mark):
+        hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+        return f'<span class="chip {cell.tone}"{hint}>{escape(cell.text)}</span>'
+    return f"<strong>{_inline(cell)}</strong>" if isinstance(cell, Strong) else _inline(cell)
+
+
+def _is_number(cell: str | Mark) -> bool:
+    return isinstance(cell, str) and (cell in NO_NUMBER or NUMBER.fullmatch(cell) is not None)
+
+
+def _picture(part: Picture, figure: "Figure") -> str:
+    svg = f'<div class="scroll" tabindex="0">{to_svg(figure)}</div>'
+    return f'<figure class="picture">{svg}{_caption(part.caption)}</figure>'
+
+
+@_part.register
+def _quote(part: Quote) -> str:
+    before = f'<span class="prompt">{escape(part.prompt)}</span>' if part.prompt else ""
+    body = escape(part.text if part.prompt else part.text.strip())
+    caption = _caption(", ".join(filter(None, (part.who, part.note))))
+    return f'<figure class="quote"><blockquote>{before}{body}</blockquote>{caption}</figure>'
+
+
+@_part.register
+def _tokens(part: Tokens) -> str:
+    styles = name_styles(part.names, part.neutral)
+    legend = "".join(f'<li><span class="{styles[name]}">{escape(name)}</span></li>' for name in part.names)
+    lines = "\n".join(
+        f"<dt>{_inline(label)}</dt><dd>{''.join(_token(text, name, styles) for text, name in pieces)}</dd>"
+        for label, pieces in part.rows
+    )
+    return f'<figure class="tokens"><ul>{legend}</ul><dl>\n{lines}\n</dl>{_caption(part.caption)}</figure>'
+
+
+def name_styles(names: Sequence[str], neutral: Collection[str] = ()) -> dict[str, str]:
+    """A CSS class for each name; with more names than colours, the colours repeat dashed."""
+    coloured = [name for name in names if name not in neutral]
+    styles = {name: f"c{n % len(COLOURS)}{' dashed' if n >= len(COLOURS) else ''}" for n, name in enumerate(coloured)}
+    return styles | {name: "grey" for name in names if name in neutral}
+
+
+def _token(text: str, name: str, styles: Mapping[str, str]) -> str:
+    # A line break inside a token is made visible, and still breaks the line.
+    shown = escape(text).replace("\n", "⏎\n") or "·"
+    return f'<span class="{styles.get(name, "grey")}" title="{escape(name)}">{shown}</span>'
+
+
+@_part.register
+def _code(part: Code) -> str:
+    listing = f"<pre>{escape(part.text.strip(chr(10)))}</pre>"
+    if part.summary:
+        listing = f"<details><summary>{_inline(part.summary)}</summary>{listing}</details>"
+    return f'<div class="code">{listing}</div>'
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
+
+
+def _caption(text: str) -> str:
+    return f"<figcaption>{_inline(text)}</figcaption>" if text else ""
+
+
+def _logo() -> str:
+    """A braid of three strands."""
+    lines = []
+    for crossing in range(10):
+        # Between two crossings the strands keep their order in depth; the nearest is drawn last, with an outline.
+        middle = crossing * math.pi / 3
+        turns = sorted((math.sin(2 * (middle + 0.26 + k * math.tau / 3)), k) for k in range(3))
+        for _, k in turns:
+            ts = [middle + math.pi / 3 * (step / 6 - 0.5) for step in range(7)]
+            path = " ".join(f"{t * 12 + 8:.1f},{13 + 8 * math.sin(t + k * math.tau / 3):.1f}" for t in ts)
+            lines.append(f'<polyline points="{path}" stroke="var(--paper)" stroke-width="7"/>')
+            lines.append(f'<polyline points="{path}" stroke="{COLOURS[k]}" stroke-width="3.4" stroke-linecap="round"/>')
+    return f'<svg class="mark" viewBox="0 0 130 26" fill="none" aria-hidden="true">{"".join(lines)}</svg>'

@@ -1,0 +1,216 @@
+"""A report as a value: a title, a verdict, and parts from top to bottom, with the data behind them.
+
+    report = Report("Two paths, one model", "What the demo did and how well it did it")
+    report.facts({"bits per byte": "0.71", "parameters": 812_000})
+    report.heading("Training").chart(Lines({"loss": (steps, losses)}, "step", "loss"), "Loss over time.", name="loss")
+    write(report, folder, "report")  # report.html and loss.png
+
+Texts are plain, and `backticks` become code; each renderer escapes them for its format.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from braidlm.core.errors import BraidError
+from braidlm.core.report.charts import Chart
+
+LOCAL_FILE = re.compile(r"(?!/)[^:\\?#]+")
+"""A relative path: neither a scheme nor a host, so that a link leads nowhere but to the disk."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A cell of a table that is right, wrong or neither."""
+
+    text: str
+    tone: Literal["right", "wrong", "neither"]
+    hint: str = ""
+    """The tooltip."""
+
+    def __str__(self) -> str:
+        return {"right": "✓ ", "wrong": "✗ ", "neither": ""}[self.tone] + self.text
+
+
+class Strong(str):
+    """A cell of a table in bold."""
+
+
+@dataclass
+class Table:
+    """Columns and rows; a cell is a raw value, a text, a `Mark` or `Strong`."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    name: str = ""
+    """The name of its files, if it has some: NAME.csv, and NAME.md where the table is shown in a report."""
+    title: str = ""
+    """The heading of its Markdown file, and in the terminal."""
+    best: int | None = None
+    """The row that is emphasised."""
+    groups: Sequence[tuple[str, int]] = ()
+    """Headings over several columns each: (heading, how many columns)."""
+    keep: int = 0
+    """If above 0, columns that do not fit the terminal go into further tables, which repeat the first `keep`."""
+    data: "Table | None" = None
+    """The same table for programs, if that has other columns or more digits: the CSV file holds it."""
+
+    def __post_init__(self) -> None:
+        self.rows = [list(row) for row in self.rows]
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                where = f"table '{self.title or self.caption or self.columns[0]}'"
+                raise BraidError(f"row {index} has {len(row)} cells for {len(self.columns)} columns", where)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a section (level 2) or of a part of one (level 3)."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Text:
+    """Prose; an empty line begins a new paragraph."""
+
+    text: str
+
+    @property
+    def paragraphs(self) -> list[str]:
+        return re.split(r"\n\s*\n", self.text.strip())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Key figures: {what it is: the figure}."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with a caption; with a name, it is also written as NAME.png."""
+
+    chart: Chart
+    caption: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A sample text with its line breaks."""
+
+    text: str
+    who: str = ""
+    """Who wrote it."""
+    prompt: str = ""
+    """The text before it that the model was given."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text token by token, a row for each (label, [(token, name)]): every token in the colour of its name."""
+
+    rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+    names: Sequence[str]
+    """All names, in the order of their colours."""
+    neutral: Collection[str] = ()
+    """Names that are grey, as any name that is not in `names`."""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A listing; with a summary it is collapsed under the summary."""
+
+    text: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links to files beside the page: {what it is: the file, relative to the page}."""
+
+    files: Mapping[str, str]
+
+
+Part = Heading | Text | Facts | Table | Picture | Quote | Tokens | Code | Links
+
+
+@dataclass
+class Report:
+    """A report from top to bottom; every method adds a part and returns the report."""
+
+    title: str
+    subtitle: str = ""
+    verdict: str = ""
+    """What was found, in a few sentences."""
+    parts: list[Part] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    """Tables for programs alone: each is NAME.csv."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Plain data for programs by the name of its file: each is NAME.json."""
+
+    def heading(self, text: str, level: int = 2) -> Self:
+        if level not in (2, 3):
+            raise BraidError(f"a heading has level 2 or 3, not {level}", f"report '{self.title}'")
+        return self._add(Heading(text, level))
+
+    def text(self, text: str) -> Self:
+        return self._add(Text(text))
+
+    def facts(self, facts: Mapping[str, Any]) -> Self:
+        return self._add(Facts(facts))
+
+    def table(self, table: Table) -> Self:
+        return self._add(table)
+
+    def chart(self, chart: Chart, caption: str = "", name: str = "") -> Self:
+        return self._add(Picture(chart, caption, name))
+
+    def quote(self, text: str, who: str = "", prompt: str = "", note: str = "") -> Self:
+        return self._add(Quote(text, who, prompt, note))
+
+    def tokens(
+        self,
+        rows: Sequence[tuple[str, Sequence[tuple[str, str]]]],
+        names: Sequence[str],
+        neutral: Collection[str] = (),
+        caption: str = "",
+    ) -> Self:
+        return self._add(Tokens(rows, names, neutral, caption))
+
+    def code(self, text: str, summary: str = "") -> Self:
+        return self._add(Code(text, summary))
+
+    def links(self, files: Mapping[str, str]) -> Self:
+        for file in files.values():
+            if not LOCAL_FILE.fullmatch(file):
+                raise BraidError(f"a report links to files beside it, not to '{file}'", f"report '{self.title}'")
+        return self._add(Links(files))
+
+    def _add(self, part: Part) -> Self:
+        self.parts.append(part)
+        return self
+
+
+def cell_text(value: Any) -> str:
+    """A value as people read it; not escaped."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
