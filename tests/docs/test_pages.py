@@ -47,8 +47,8 @@ def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_results_page_has_every_presets_count() -> None:
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+def test_the_page_of_sizes_has_every_presets_count() -> None:
+    text = (ROOT / "docs" / "results" / "sizes.md").read_text(encoding="utf-8")
     for name, _ in list_recipes():
         if name.startswith("models/"):
             counted = model_cost(skeleton(config_from(name, vocab_size=50_257))).parameters
