@@ -1,4 +1,4 @@
-"""Writes the folders in `version_0_1.tar.xz`: run once, with the code of version 0.1.0, and kept to say how they were made.
+"""Writes the folders in `version_0_1.tar.xz`: run once, with version 0.1.0, and kept to say how they were made.
 
     PYTHONPATH=src python tests/compat/make_version_0_1.py OUT
 
