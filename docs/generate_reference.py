@@ -18,8 +18,7 @@ from braidlm.cli.main import make_parser
 from braidlm.core.catalogue import about, list_options, registries
 from braidlm.core.recipes import list_recipes
 from braidlm.data.loading.chunking import chunkings
-from braidlm.data.loading.order import orders
-from braidlm.data.loading.pacing import pacings
+from braidlm.data.loading.order import orders, pacings
 from braidlm.model.block import BlockConfig
 from braidlm.model.config.architecture import Architecture
 from braidlm.model.config.ranges import MAX_INTEGER

@@ -12,8 +12,7 @@ from braidlm.core.catalogue import registries
 from braidlm.core.decoding.decoder import Sampling
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.chunking import chunkings
-from braidlm.data.loading.order import orders
-from braidlm.data.loading.pacing import pacings
+from braidlm.data.loading.order import orders, pacings
 from braidlm.data.packing.assembly import Limit
 from braidlm.data.sources.format import ReadOptions
 from braidlm.evals.evaluated_model import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braidlm.data.packing.prepare_sets import prepare_sets
+from braidlm.data.packing.prepare import prepare_sets
 from braidlm.training.train import train
 from tests.outcome import Outcome
 

@@ -100,7 +100,7 @@ def test_what_is_prepared_on_demand_is_kept(tmp_path: Path, monkeypatch: pytest.
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     with monkeypatch.context() as patch:
         for target in (
-            "braidlm.data.loading.open_data.train_bpe_on_sample",
+            "braidlm.data.loading.open_data.train_tokenizer",
             "braidlm.data.packing.prepare.pack_all",
             "braidlm.data.packing.prepare.assemble",
         ):
@@ -176,13 +176,13 @@ def test_a_curriculum_in_a_recipe(stories: Path, maths: Path, tmp_path: Path, mo
 def test_the_sample_of_a_tokenizer_is_shared_between_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "SAMPLE_CHARACTERS", 2000)
     seen: list[str] = []
-    whole = opening.train_bpe_on_sample
+    whole = opening.train_tokenizer
 
     def watched(sample: Any, characters: int, *args: Any) -> Any:
         seen.extend(sample(characters))
         return whole(sample, characters, *args)
 
-    monkeypatch.setattr(opening, "train_bpe_on_sample", watched)
+    monkeypatch.setattr(opening, "train_tokenizer", watched)
     files = [text_file(tmp_path / f"{word}.txt", 100, word) for word in ("story", "sum")]
     sets = {file.stem: {"source": str(file), "holdout": 0.1} for file in files}
     opened(sets=sets, tokenizer={"kind": "bpe", "vocab_size": 280}, cache=str(tmp_path / "cache"))

@@ -23,9 +23,9 @@ class VerbWords:
     options: dict[str, str] = field(default_factory=dict)
     """Each with its help."""
     values: dict[str, list[str]] = field(default_factory=dict)
-    """Of options with a choice of values."""
+    """The values of each option that has a choice of them."""
     names: list[str] = field(default_factory=list)
-    """Of recipes or lists, where the verb takes some."""
+    """Names of recipes or lists, where the verb takes some."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ def _data() -> list[Row]:
 
 
 def _show_data(rows: list[Row]) -> None:
-    from braidlm.data.sources.compression import COMPRESSIONS
+    from braidlm.data.sources.files import COMPRESSIONS
     from braidlm.data.sources.hub import PREFIX
 
     table(("", "name", "files", ""), [(r["kind"], r["name"], " ".join(r["files"]), r["about"]) for r in rows])

@@ -9,7 +9,7 @@ from braidlm.cli.settings import options_of
 from braidlm.core.console import say, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import TEMPLATE
-from braidlm.data.tokenizing.spaces import SpaceBefore
+from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prepare, then show the result."""
-    from braidlm.data.packing.prepare import prepare
-    from braidlm.data.packing.prepare_sets import named_sources, prepare_sets
-    from braidlm.data.sources.separators import parse_separators, unescaped
+    from braidlm.data.packing.prepare import named_sources, prepare, prepare_sets
+    from braidlm.data.sources.text import parse_separators, unescaped
 
     reading = {
         "fields": args.fields or ("text",),

@@ -12,10 +12,10 @@ from braidlm.core.decoding.generation import encode_prompts
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.memory import explained_out_of_memory
+from braidlm.data.loading.batches import make_pauses
 from braidlm.data.loading.chunking import chunkings
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.open_data import OpenData
-from braidlm.data.loading.pauses import make_pauses
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.training.amounts import Pace, never_read, repetition
 from braidlm.training.averaging import WeightAverage, averages

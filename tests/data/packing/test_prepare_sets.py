@@ -10,8 +10,7 @@ import pytest
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.packed_data import PackedData
-from braidlm.data.packing.prepare import prepare
-from braidlm.data.packing.prepare_sets import named_sources, prepare_sets
+from braidlm.data.packing.prepare import named_sources, prepare, prepare_sets
 from braidlm.data.tokenizing.build import load_tokenizer
 
 

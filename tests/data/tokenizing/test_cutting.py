@@ -11,7 +11,7 @@ from braidlm.data.corpora.builtin import document
 from braidlm.data.tokenizing import cutting
 from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, train_bpe
 from braidlm.data.tokenizing.cutting import Cutter
-from braidlm.data.tokenizing.spaces import BETWEEN_LINES
+from braidlm.data.tokenizing.tokenizer import BETWEEN_LINES
 
 ENGLISH = "\n\n".join(document(corpus, 0, number) for number in range(60) for corpus in ("stories", "maths"))
 README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")

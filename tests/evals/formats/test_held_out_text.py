@@ -12,7 +12,7 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.sources.separators import parse_separators
+from braidlm.data.sources.text import parse_separators
 from braidlm.data.tokenizing.build import bytes_tokenizer, load_tokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.formats.held_out_text import read_text

@@ -7,8 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.maths.arithmetic import arithmetic_row
-from braidlm.data.sources.fields import document_of
-from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.format import ReadOptions, document_of
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.evals.evaluate import evaluate
 from braidlm.evals.formats.maths_problems import MathsProblems

@@ -13,11 +13,27 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import cut_at
-from braidlm.data.loading.document_rows import document_rows
-from braidlm.data.loading.seeding import random_integer, random_permutation
-from braidlm.data.loading.streams import TokenStream
+from braidlm.data.loading.streams import TokenStream, random_integer, random_permutation
 from braidlm.model.config.ranges import Count
 from braidlm.model.config.registry import Registry
+
+
+def document_rows(bounds: np.ndarray, length: int) -> np.ndarray:
+    """Where rows of at most `length` tokens begin, for documents between `bounds` [documents + 1], in their order.
+
+    A row ends where the next begins. A document that is longer than a row is cut into pieces of `length` tokens.
+    """
+    sizes = np.diff(bounds)
+    pieces = np.maximum(-(-sizes // length), 1)
+    within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    edges = np.append(np.repeat(bounds[:-1], pieces) + within * length, bounds[-1])
+    furthest = (np.searchsorted(edges, edges + length, side="right") - 1).tolist()
+    rows, edge = [], 0
+    while edge < len(edges) - 1:
+        rows.append(edge)
+        edge = furthest[edge]
+    return np.asarray(edges[rows])
+
 
 chunkings = Registry("chunking")
 
@@ -95,7 +111,7 @@ class ShuffledChunking(Chunking):
         return starts[: _chunks_for(self.words_per_epoch, stream, starts, length)]
 
     def trained_lengths(self, stream: TokenStream, starts: np.ndarray, length: int) -> np.ndarray:
-        """Of the last chunk, the positions up to the word that completes the epoch's words."""
+        """All positions, but in the last chunk only those up to the word that completes the epoch's words."""
         lengths = super().trained_lengths(stream, starts, length)
         if self.words_per_epoch is not None:
             before = sum(int(words.sum()) for words in _words_of(stream, starts[:-1], length))

@@ -1,6 +1,6 @@
 """A recipe's data section: named data sets, how they are mixed and cut, and the tokenizer that they share."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from braidlm.data.loading.mixture import MixtureConfig
 from braidlm.data.loading.order import orders
 from braidlm.data.loading.streams import Subset
 from braidlm.data.sources.format import TEMPLATE, ReadOptions
-from braidlm.data.tokenizing.spaces import SpaceBefore
+from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Count, Length, Rate, Seed, VocabularySize
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import PartOf
@@ -114,19 +114,8 @@ class DataSetConfig:
 
     def read_options(self) -> ReadOptions:
         """How the source's documents are read."""
-        return ReadOptions(
-            fields=tuple(self.fields),
-            joiner=self.joiner,
-            answer=self.answer,
-            template=self.template,
-            separator=self.separator,
-            encoding=self.encoding,
-            errors=self.errors,
-            documents=self.documents,
-            seed=self.seed,
-            split=self.split,
-            subset=self.configuration,
-        )
+        shared = {each.name for each in fields(self)} & {each.name for each in fields(ReadOptions)} - {"subset"}
+        return ReadOptions(**{name: getattr(self, name) for name in shared}, subset=self.configuration)
 
 
 @dataclass

@@ -8,14 +8,57 @@ import numpy as np
 
 from braidlm.core.changes import changes, with_changes
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.batches import Batch, GlobalBatch, cut_at
-from braidlm.data.loading.check_streams import check_streams
+from braidlm.data.loading.batches import Batch, GlobalBatch, Pauses, cut_at
 from braidlm.data.loading.chunking import Chunking
 from braidlm.data.loading.mixture import Mixture, MixtureConfig, assign_rows
-from braidlm.data.loading.pauses import Pauses
-from braidlm.data.loading.position import LoaderPosition, Place, StreamPosition, saved_stream_position
 from braidlm.data.loading.streams import TokenStream
 from braidlm.model.config.strict import encode
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """The position in one data set."""
+
+    epoch: int = 0
+    """How many epochs were begun before, of whatever part."""
+    chunk: int = 0
+    """How many chunks of this epoch have been trained."""
+    part: int = 0
+    """The part of the data set that this epoch reads; see `TokenStream.parts`."""
+    before: float = 0.0
+    """How often the data set was trained before this epoch."""
+
+
+@dataclass(frozen=True)
+class LoaderPosition:
+    """The position of the loader between two draws of chunks, with an entry per data set."""
+
+    streams: list[StreamPosition]
+    credits: list[float]
+    """See `assign_rows`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The next row of the chunks that were drawn, or that are drawn next."""
+
+    row_length: int
+    """Tokens of a row: a chunk is one, or several in turn."""
+    progress: float = 0.0
+    """The progress of the training when the chunks were drawn, which decides their mixture."""
+    column: int = 0
+    """The position in every chunk at which its next row begins."""
+    offset: int = 0
+    """How many trained positions of the next batch were trained before a mark."""
+
+    @property
+    def begins_a_draw(self) -> bool:
+        return not self.column and not self.offset
+
+
+def saved_stream_position(epoch: int, chunk: int, part: int = 0, before: float | None = None) -> StreamPosition:
+    """A saved position; earlier versions, which knew no parts, saved the first two."""
+    return StreamPosition(epoch, chunk, part, float(epoch) if before is None else before)
 
 
 @dataclass(frozen=True)
@@ -24,14 +67,11 @@ class _Epoch:
 
     stream: TokenStream
     share: float
-    """Of the data set."""
+    """The share of the data set's tokens in this part."""
     starts: np.ndarray
-    """The starts of its chunks, in order."""
+    """Where the chunks start, in order."""
     trained_lengths: np.ndarray
     """How many positions of each chunk are trained."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
 
 @dataclass(frozen=True)
@@ -245,7 +285,7 @@ class Loader:
             trained_lengths[taken : taken + len(starts)] = trained
             taken += len(starts)
             position = replace(position, chunk=position.chunk + len(starts))
-            if position.chunk == len(epoch):
+            if position.chunk == len(epoch.starts):
                 after = self.streams[index].part_after(part)
                 position = StreamPosition(position.epoch + 1, 0, after, self._trained(index, position))
         return _Chunks(np.concatenate(positions), trained_lengths, continues), position
@@ -256,7 +296,7 @@ class Loader:
     def _trained(self, index: int, position: StreamPosition) -> float:
         """How often the data set was trained up to a position."""
         epoch = self._epoch(index, position)
-        return position.before + epoch.share * position.chunk / len(epoch)
+        return position.before + epoch.share * position.chunk / len(epoch.starts)
 
     def _epoch(self, index: int, position: StreamPosition) -> _Epoch:
         epochs, number = self._epochs[index], position.epoch
@@ -285,3 +325,41 @@ class Loader:
             "mix": encode(self._mix_config),
             "data": {stream.name: stream.fingerprint() for stream in self.streams},
         }
+
+
+def check_streams(streams: Sequence[TokenStream], chunking: Chunking, length: int) -> None:
+    """Refuse no stream at all, two of one name, streams that are too short, and different tokenizers."""
+    if not streams:
+        raise BraidError("there is no data set to load", todo="Name at least one packed data set.")
+    names = [stream.name for stream in streams]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        raise BraidError(f"two data sets are called '{name}'", todo="Give each a name of its own.")
+    first = streams[0]
+    for stream in streams:
+        chunking.check(stream, length)
+        _check_parts(stream, chunking, length)
+        if stream.data.manifest.tokenizer != first.data.manifest.tokenizer:
+            raise BraidError(
+                f"data sets '{first.name}' and '{stream.name}' were prepared with different tokenizers",
+                todo="Prepare them with one tokenizer: `braid prepare SOURCE --tokenizer DIR --out DIR`.",
+            )
+
+
+def _check_parts(stream: TokenStream, chunking: Chunking, length: int) -> None:
+    """Refuse an order that leaves too little for a chunk, or an epoch that is no part of it."""
+    if len(stream.parts) == 1:
+        return
+    if chunking.words_per_epoch is not None:
+        raise BraidError(
+            "an order of documents is read to its end, and `words_per_epoch` ends epochs before",
+            "data.chunking",
+            "Leave it out, or use data.order=shuffled.",
+        )
+    for number, part in enumerate(stream.parts, 1):
+        if len(part) < length + 1:
+            raise BraidError(
+                f"part {number} of {len(stream.parts)} in the order of documents has {len(part)} tokens, but a chunk "
+                f"of length {length} needs {length + 1}",
+                f"data set '{stream.name}'",
+                "Divide it into fewer parts (`data.order.pacing`), or begin with a larger one.",
+            )

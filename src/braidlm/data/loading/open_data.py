@@ -13,16 +13,13 @@ from braidlm.core.console import say, warn
 from braidlm.core.errors import BraidError, errors_at
 from braidlm.core.locks import locked_folder
 from braidlm.data.loading.config import DataConfig, DataSetConfig, TokenizerConfig
-from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
-from braidlm.data.loading.streams import Subset, TokenStream
+from braidlm.data.loading.streams import BLOCK_BYTES, Half, Subset, TokenStream, documents_of_half
 from braidlm.data.packing.packed_data import PackedData, is_packed
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE
+from braidlm.data.packing.tokenizer_choice import DEFAULT_VOCAB_SIZE, beginning
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents, plan_shards
-from braidlm.data.tokenizing.build import load_tokenizer
-from braidlm.data.tokenizing.sampling import beginning
+from braidlm.data.tokenizing.build import load_tokenizer, train_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer, SpecialTokens, differences
-from braidlm.data.tokenizing.training import train_bpe_on_sample
 from braidlm.model.config.strict import encode
 
 SAMPLE_CHARACTERS = 32_000_000
@@ -168,13 +165,7 @@ def _train_tokenizer(config: DataConfig, plans: dict[str, ShardPlan]) -> BraidTo
         for name, plan in plans.items():
             yield from _sample(name, plan, config.sets[name].read_options(), characters // len(plans))
 
-    backend = train_bpe_on_sample(sample, SAMPLE_CHARACTERS, size, special.order, spec.space_before)
-    tokenizer = BraidTokenizer(backend, special)
-    if spec.begin:
-        tokenizer.begin_texts()
-    if tokenizer.vocab_size < size:
-        warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {size:,} asked for")
-    return tokenizer
+    return train_tokenizer(sample, SAMPLE_CHARACTERS, size, special, spec.begin, spec.space_before)
 
 
 def _sample(name: str, plan: ShardPlan, options: ReadOptions, characters: int) -> Iterator[str]:

@@ -20,10 +20,8 @@ from braidlm.core.console import say
 from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import write_json, write_text
 from braidlm.core.reading import read_json, read_text
-from braidlm.data.loading.order import Order, orders
-from braidlm.data.loading.pacing import Pacing, pacings
-from braidlm.data.loading.seeding import random_permutation
-from braidlm.data.loading.streams import TokenStream
+from braidlm.data.loading.order import Order, Pacing, orders, pacings
+from braidlm.data.loading.streams import TokenStream, random_permutation
 from braidlm.model.config.registry import Choice
 from braidlm.model.config.strict import encode
 

@@ -1,15 +1,58 @@
 """One packed data set, or a subset of its documents, as one circular stream of tokens."""
 
+import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.seeding import random_permutation
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.model.config.ranges import Seed, Share
+
+Key = str | int | float
+
+
+def raw_bits(count: int, *key: Key) -> np.ndarray:
+    """`count` random uint64 for a key, from a stable hash of it."""
+    digest = hashlib.sha256(json.dumps(key).encode()).digest()
+    # NumPy guarantees that a bit generator's raw stream never changes, but not the results of permutation().
+    return np.random.PCG64(int.from_bytes(digest, "little")).random_raw(count)
+
+
+def random_permutation(count: int, *key: Key) -> np.ndarray:
+    """The numbers 0 .. count - 1 in a random order."""
+    return np.argsort(raw_bits(count, *key), kind="stable")
+
+
+def random_integer(bound: int, *key: Key) -> int:
+    """A random number in [0, bound)."""
+    return int(raw_bits(1, *key)[0]) % bound
+
+
+Half = Literal["choose", "report"]
+BLOCK_BYTES = 16_384
+"""The least bytes of a block; only the last one may have fewer."""
+
+
+def documents_of_half(sizes: Iterable[int], half: Half, where: str) -> list[int]:
+    """The numbers of the documents of a half, for the bytes of all documents in their order."""
+    turn, filled, turns = 0, 0, []
+    for size in sizes:
+        turns.append(turn)
+        filled += size
+        if filled >= BLOCK_BYTES:
+            turn, filled = 1 - turn, 0
+    if len(set(turns)) < 2:
+        raise BraidError(
+            f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn",
+            where,
+            "Hold out more text, or leave out `half`.",
+        )
+    return [number for number, turn in enumerate(turns) if turn == get_args(Half).index(half)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import IGNORED
-from braidlm.data.loading.document_rows import document_rows
+from braidlm.data.loading.chunking import document_rows
 from braidlm.data.loading.streams import TokenStream
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,20 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from braidlm.core.console import count, progress, say, warn
-from braidlm.core.errors import BraidError
+from braidlm.core.errors import BraidError, check_folder_name
 from braidlm.core.files import explained_disk_errors
 from braidlm.core.reading import given_path
 from braidlm.data.packing.assembly import Limit, assemble
 from braidlm.data.packing.packed_data import FORMAT, PackedData, is_packed, token_dtype
 from braidlm.data.packing.shards import ShardCounts, finished_shard, remove_scratch_files
 from braidlm.data.packing.tokenizer_choice import MEGABYTE, TokenizerChoice, choose_tokenizer, make_tokenizer
-from braidlm.data.packing.work_folder import work_folder
-from braidlm.data.packing.workers import Job, pack_all
-from braidlm.data.sources.format import TEMPLATE
+from braidlm.data.packing.workers import Job, pack_all, work_folder
 from braidlm.data.sources.plan import ReadOptions, ShardPlan, check_answers, check_utf8, no_documents, plan_shards
-from braidlm.data.sources.separators import Separator, check_separator, unmatched_patterns
+from braidlm.data.sources.text import check_separator, unmatched_patterns
 from braidlm.data.tokenizing.build import BraidTokenizer
-from braidlm.data.tokenizing.spaces import SpaceBefore
+from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Workers
 from braidlm.model.config.strict import decode
 
@@ -46,19 +45,6 @@ def prepare(
     special_tokens: Mapping[str, str] | Sequence[str] | None = None,
     begin: bool = False,
     space_before: SpaceBefore = "nothing",
-    fields: str | Sequence[str] = ("text",),
-    joiner: str = "\n",
-    answer: str | None = None,
-    template: str = TEMPLATE,
-    separator: Separator = "blank",
-    section_bytes: int | None = None,
-    encoding: str = "utf-8",
-    errors: str = "strict",
-    documents: int = 10_000,
-    first: int = 0,
-    seed: int = 0,
-    split: str = "train",
-    subset: str | None = None,
     limit_documents: int | None = None,
     limit_words: int | None = None,
     sample_mb: float = 64,
@@ -66,37 +52,25 @@ def prepare(
     replace: bool = False,
     shard_mb: float | None = None,
     wait: bool = False,
+    **reading: Any,
 ) -> PackedData:
     """Pack sources (files, folders, globs, built-in corpora, `hub:NAME`) into the folder `out`.
 
     `tokenizer` is `bpe` (train one of `vocab_size` on a sample of `sample_mb` spread over this data), `bytes`, a
     folder or file, or a name on the Hub; with `begin` a trained one puts the token that ends a text before every text
-    too, `space_before` a space. See `ReadOptions` for how documents are read. With a limit, only documents within
-    it are read, also for training the tokenizer. Where another process prepares this folder, `wait` waits for it and
-    takes what it made.
+    too, `space_before` a space. `reading` is how documents are read: the fields of `ReadOptions`. With a limit, only
+    documents within it are read, also for training the tokenizer. Where another process prepares this folder, `wait`
+    waits for it and takes what it made.
     """
-    options = ReadOptions(
-        fields=(fields,) if isinstance(fields, str) else tuple(fields),
-        joiner=joiner,
-        answer=answer,
-        template=template,
-        separator=separator,
-        section_bytes=section_bytes,
-        encoding=encoding,
-        errors=errors,
-        documents=documents,
-        first=first,
-        seed=seed,
-        split=split,
-        subset=subset,
-    )
+    options = ReadOptions(**reading)
     _check(options, workers)
     source_list = [sources] if isinstance(sources, str | Path) else list(sources)
     out = given_path(out)
     for text in (str(out.absolute()), name or "", *map(str, source_list)):
         check_utf8(text)
     choice = choose_tokenizer(tokenizer, vocab_size, special_tokens, sample_mb, begin, space_before)
-    plan = _plan(source_list, options, shard_mb)
+    plan = plan_shards(source_list, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
+    check_answers(plan, options)
     limit = Limit(limit_documents, limit_words)
     work = Work(name or out.resolve().name, source_list, options, choice, plan, limit)
     if (finished := _finished(out, work.key, replace)) is not None:
@@ -139,12 +113,6 @@ class Work:
     def origin(self) -> dict[str, Any]:
         """What the data set's manifest tells of where it is from."""
         return {"sources": [str(source) for source in self.sources], "reading": self.options.facts(), "key": self.key}
-
-
-def _plan(sources: list[str | Path], options: ReadOptions, shard_mb: float | None) -> ShardPlan:
-    plan = plan_shards(sources, options, None if shard_mb is None else max(1, int(shard_mb * MEGABYTE)))
-    check_answers(plan, options)
-    return plan
 
 
 def _pack_into(out: Path, work: Work, folder: Path, workers: int) -> None:
@@ -252,3 +220,51 @@ def _report(shards: Sequence[ShardCounts], tokenizer: BraidTokenizer, sources: S
         )
     if tokenizer.eos_id is None:
         warn("the tokenizer has no end-of-text token: documents follow each other without a mark")
+
+
+NAMED = re.compile(r"([\w-]+)=(.+)", re.DOTALL)
+
+
+def named_sources(sources: Sequence[str]) -> dict[str, list[str]] | None:
+    """The sources of each set if they are given as NAME=SOURCE; None if they are sources of one set."""
+    matches = [None if Path(source).exists() else NAMED.fullmatch(source) for source in sources]
+    if not any(matches):
+        return None
+    sets: dict[str, list[str]] = {}
+    for source, match in zip(sources, matches, strict=True):
+        if match is None:
+            raise BraidError(
+                "this source has no name, and others have",
+                source,
+                "Give every source as NAME=SOURCE to make several data sets, or none to make one.",
+            )
+        sets.setdefault(match[1], []).append(match[2])
+    return sets
+
+
+def prepare_sets(
+    sets: Mapping[str, str | Path | Sequence[str | Path]],
+    out: str | Path,
+    *,
+    tokenizer: str | Path = "bpe",
+    **options: Any,
+) -> dict[str, PackedData]:
+    """Pack each set into a folder of its name in `out`.
+
+    A tokenizer is trained on the first set only, since it should not see the text that the others hold out. `options`
+    are those of `prepare`.
+    """
+    out = Path(out).expanduser()
+    if is_packed(out):
+        raise BraidError(
+            "this is one data set, and several were to be put into it", str(out), "Choose another `--out`."
+        )
+    for name in sets:
+        check_folder_name("the name of a data set", name)
+    packed: dict[str, PackedData] = {}
+    for name, sources in sets.items():
+        packed[name] = prepare(sources, out / name, tokenizer=tokenizer, **options)
+        tokenizer = packed[name].tokenizer_folder
+        # All are of the first set's tokenizer.
+        options |= {"vocab_size": None, "special_tokens": None, "begin": False, "space_before": "nothing"}
+    return packed

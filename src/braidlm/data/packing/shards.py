@@ -15,8 +15,7 @@ from braidlm.core.reading import read_json
 from braidlm.data.packing.packed_data import token_dtype
 from braidlm.data.sources.format import Piece, by_document, from_first_word
 from braidlm.data.tokenizing.cutting import Cutter
-from braidlm.data.tokenizing.spaces import AddedSpaces
-from braidlm.data.tokenizing.tokenizer import BraidTokenizer
+from braidlm.data.tokenizing.tokenizer import AddedSpaces, BraidTokenizer
 from braidlm.data.tokenizing.words import TextBatch
 from braidlm.model.config.ranges import CountOrZero
 from braidlm.model.config.strict import decode
@@ -29,7 +28,7 @@ FILES = ("tokens", "words", "documents")
 TARGETS = "targets"
 """The file of a shard in which only some tokens are targets."""
 COLUMNS = 4
-"""Of the documents' file: tokens, words, bytes, and the bytes of targets."""
+"""The numbers of each document in the documents' file: tokens, words, bytes, and the bytes of targets."""
 
 
 @dataclass

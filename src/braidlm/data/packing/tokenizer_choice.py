@@ -6,14 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from braidlm.core.console import progress, say, warn
+from braidlm.core.console import progress, say
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.assembly import Limit
-from braidlm.data.sources.plan import ReadOptions, ShardPlan, no_documents
-from braidlm.data.tokenizing.build import BraidTokenizer, SpecialTokens, bytes_tokenizer, load_tokenizer
-from braidlm.data.tokenizing.sampling import beginning, beginning_and_words, documents_with_words
-from braidlm.data.tokenizing.spaces import SpaceBefore
-from braidlm.data.tokenizing.training import train_bpe_on_sample
+from braidlm.data.sources.format import by_document, from_first_word
+from braidlm.data.sources.plan import ReadOptions, Shard, ShardPlan, no_documents, place_of, read_pieces
+from braidlm.data.tokenizing.build import (
+    BraidTokenizer,
+    SpecialTokens,
+    bytes_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
+from braidlm.data.tokenizing.tokenizer import SpaceBefore
 from braidlm.model.config.ranges import Positive, VocabularySize
 from braidlm.model.config.strict import decode
 
@@ -86,19 +91,15 @@ def make_tokenizer(
     if tokenizer is None:
         started, total = time.monotonic(), round(min(choice.sample_bytes, plan.size) / MEGABYTE, 1)
         with progress("reading for the tokenizer", total, "MB") as advance:
-            backend = train_bpe_on_sample(
+            tokenizer = train_tokenizer(
                 lambda characters: _counted(_sample(plan, options, limit, characters), advance),
                 choice.sample_bytes,
                 choice.vocab_size,
-                choice.special.order,
+                choice.special,
+                choice.begin,
                 choice.space_before,
             )
-        tokenizer = BraidTokenizer(backend, choice.special)
-        if choice.begin:
-            tokenizer.begin_texts()
         say(f"trained a tokenizer of {tokenizer.vocab_size:,} tokens in {time.monotonic() - started:.1f} s")
-        if tokenizer.vocab_size < choice.vocab_size:
-            warn(f"the text gives a vocabulary of only {tokenizer.vocab_size} of the {choice.vocab_size} asked for")
     tokenizer.save(saved)
     return tokenizer
 
@@ -153,3 +154,34 @@ def _counted(texts: Iterator[str], advance: Any) -> Iterator[str]:
         yield text
     if not seen:
         raise no_documents()
+
+
+def documents_with_words(shard: Shard, options: ReadOptions) -> Iterator[Iterator[str]]:
+    """The texts of each document's pieces, without documents that are blank."""
+    for document in by_document(read_pieces(shard, options)):
+        texts = from_first_word(document.texts, place_of(shard))
+        if texts is not None:
+            yield texts
+
+
+def beginning(shard: Shard, options: ReadOptions, characters: int) -> Iterator[str]:
+    """Texts from the beginning of a shard, until they have so many characters."""
+    for document in documents_with_words(shard, options):
+        for text in document:
+            yield text
+            characters -= len(text)
+            if characters <= 0:
+                return
+
+
+def beginning_and_words(document: Iterator[str], characters: int) -> tuple[list[str], int]:
+    """The first pieces of a document, until they have so many characters, and the number of words in all of it."""
+    kept: list[str] = []
+    words, within_word = 0, False
+    for text in document:
+        words += len(text.split()) - (within_word and not text[:1].isspace() and bool(text))
+        within_word = not text[-1].isspace() if text else within_word
+        if characters > 0:
+            kept.append(text)
+            characters -= len(text)
+    return kept, words

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,75 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from braidlm.core.errors import BraidError
-from braidlm.core.files import write_json
+from braidlm.core.files import make_folder, write_json, write_text
 from braidlm.core.interruptions import INTERRUPTIONS
-from braidlm.core.reading import read_json
+from braidlm.core.locks import lock_or_refuse, lock_or_wait
+from braidlm.core.reading import read_json, system_error
 from braidlm.data.packing.shards import Packer, ShardCounts, pack_shard
 from braidlm.data.sources.plan import ReadOptions, Shard, place_of, read_pieces
 from braidlm.data.tokenizing.build import load_tokenizer
+
+KEY, LOCK = "key", "lock"
+
+
+@contextlib.contextmanager
+def work_folder(out: Path, key: str, wait: bool = False) -> Iterator[Path]:
+    """`OUT.part`, with the work of an earlier run of the same key; removed when the block succeeds.
+
+    It is removed too after a user's error if it contains no finished shard yet. Where another process is at work in
+    it, `wait` waits for that one to end; otherwise it is an error.
+    """
+    folder = out.with_name(out.name + ".part")
+    with _locked(folder, wait):
+        if not (folder / KEY).is_file() or (folder / KEY).read_bytes() != key.encode():
+            _clear(folder)
+            write_text(folder / KEY, key)
+        try:
+            yield folder
+        except BraidError:
+            if not any(folder.glob("shards/*.json")):
+                _remove(folder)
+            raise
+        _remove(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
+    """Make the folder and hold its lock; the process that held it before may remove it at any moment until then."""
+    while True:
+        make_folder(folder)
+        path = folder / LOCK
+        try:
+            lock = open(path, "w")  # noqa: SIM115
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.is_symlink():
+                continue
+            raise system_error(error, path) from error
+        with lock:
+            if wait:
+                lock_or_wait(lock.fileno(), folder)
+            else:
+                lock_or_refuse(lock.fileno(), folder, "prepare", "`--out`")
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                yield
+                return
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, and last its lock; it stays if another process locks it anew at this moment."""
+    _clear(folder)
+    (folder / LOCK).unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    for item in folder.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        elif item.name != LOCK:
+            item.unlink()
+
 
 JOB = "job.json"
 
@@ -43,8 +107,7 @@ class Job:
     @classmethod
     def load(cls, folder: Path) -> "Job":
         job = read_json(folder / JOB)
-        options = ReadOptions(**{**job["reading"], "fields": tuple(job["reading"]["fields"])})
-        return cls(folder, options, [Shard(*values) for values in job["shards"]])
+        return cls(folder, ReadOptions(**job["reading"]), [Shard(*values) for values in job["shards"]])
 
     @property
     def results(self) -> Path:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.corpora.builtin import WITH_FIELDS, document
-from braidlm.data.sources.fields import document_of
-from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard
+from braidlm.data.corpora.builtin import CORPORA, WITH_FIELDS, document
+from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, document_of
 
 SAMPLED = 16
 """Documents whose length estimates that of the others."""
@@ -17,6 +16,7 @@ SAMPLED = 16
 class BuiltIn(Format):
     """`stories`, `maths` and `arithmetic`: a shard is a range of document numbers."""
 
+    names = tuple(CORPORA)
     start_unit = "document"
 
     def has_fields(self, source: str) -> bool:

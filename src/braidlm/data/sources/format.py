@@ -1,19 +1,20 @@
-"""What every source has in common: options for reading, shards, and the registry of formats."""
+"""What every source has in common: options for reading, shards, fields of rows, and the registry of formats."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from braidlm.core.errors import BraidError
-from braidlm.data.sources.separators import Separator
+from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
 from braidlm.model.config.registry import Registry
 from braidlm.model.config.strict import decode
 
 FORMATS = Registry("source format")
+Separator = str | dict[str, str]
+"""`blank` (lines), `lines`, `file` or any other text; or these by patterns of file names, of which the first counts."""
 MAX_ROW_BYTES = 32_000_000
 """A row with fields is held in memory as a whole; a text file may have documents of any length."""
 
@@ -76,6 +77,9 @@ class ReadOptions:
     """Hub: which configuration of the data set, where it has several."""
 
     def __post_init__(self) -> None:
+        # One field may be given as a text, several as any sequence.
+        fields = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+        object.__setattr__(self, "fields", fields)
         decode(ReadOptions, self)
         if self.template.count(QUESTION) != 1 or self.template.find(ANSWER) != len(self.template) - len(ANSWER):
             raise BraidError(
@@ -108,11 +112,18 @@ class Format(ABC):
     """One kind of source. A new one is a file in this folder with a class under `@FORMATS.register`."""
 
     extensions: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Sources that are no files, by their names."""
     start_unit = "byte"
     """What `Shard.start` counts."""
 
+    @classmethod
+    def named(cls, source: str) -> str | None:
+        """The source that a word on the command line names, if it is one of this format and no file."""
+        return source if source in cls.names else None
+
     def has_fields(self, source: str) -> bool:
-        """Whether its documents are made from named fields, one of which may be an answer."""
+        """Whether documents are made from named fields, one of which may be an answer."""
         return False
 
     @abstractmethod
@@ -124,7 +135,7 @@ class Format(ABC):
         """The documents of one shard, in order."""
 
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        """The same in pieces; a format whose documents may be longer than memory makes them here."""
+        """The documents in pieces; a format whose documents may be longer than memory makes them here."""
         return (Piece(text, True) for text in self.documents(shard, options))
 
     def fingerprint(self, source: str, options: ReadOptions) -> dict[str, Any]:
@@ -144,7 +155,7 @@ class RowFormat(Format):
 
     @abstractmethod
     def pieces(self, shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-        """The documents of one shard, in order, each in one piece; see `fields.document_of`."""
+        """The documents of one shard, in order, each in one piece; see `document_of`."""
 
 
 def by_document(pieces: Iterable[Piece]) -> Iterator[Document]:
@@ -191,3 +202,86 @@ def row_too_long(where: str) -> BraidError:
 def missing_package(package: str, purpose: str) -> BraidError:
     """The error for an optional package that is not installed."""
     return BraidError(f"{purpose} needs the package '{package}'", todo="pip install 'braidlm[data]'")
+
+
+def document_of(row: Mapping[str, Any], options: ReadOptions, where: str) -> Piece:
+    """The chosen fields of a row, joined; with an answer, as the template says. A null counts as nothing.
+
+    A question without an answer, or an answer without a question, is an empty document.
+    """
+    parts = [_text_of(row, name, options, where) for name in options.fields]
+    text = options.joiner.join(part for part in parts if part)
+    if options.answer is None:
+        return Piece(text, True)
+    question, answer = text.strip(), _text_of(row, options.answer, options, where).strip()
+    if not question or not answer:
+        return Piece("", True)
+    prompt = options.template.removesuffix(ANSWER).replace(QUESTION, question)
+    return Piece(prompt + answer, True, len(prompt))
+
+
+def check_columns(columns: list[str], options: ReadOptions, where: str) -> list[str]:
+    """The top-level columns that the fields need, or an error that names those that exist."""
+    needed = []
+    for name in (*options.fields, *filter(None, [options.answer])):
+        top = name if name in columns else name.split(".")[0]
+        if top not in columns:
+            raise _unknown(name, columns, where)
+        needed.append(top)
+    return list(dict.fromkeys(needed))
+
+
+def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
+    if name in row:  # a name with a dot in it comes before a path
+        return row[name]
+    value: Any = row
+    for step in name.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or step not in value:
+            raise _unknown(name, value if isinstance(value, Mapping) else (), where, step)
+        value = value[step]
+    return value
+
+
+def _unknown(name: str, known: Any, where: str, step: str | None = None) -> BraidError:
+    names = [str(item) for item in known]
+    listed = f" It has: {', '.join(names)}." if names else ""
+    hint = did_you_mean(step or name, names) if names else ""
+    return BraidError(
+        f"there is no field '{name}'.{hint if 'Did you' in hint else ''}{listed}",
+        where,
+        "Choose with `--field NAME` (several: `--field A --field B`; inside an object: `--field A.B`), an answer with "
+        "`--answer NAME`.",
+    )
+
+
+def _text_of(row: Mapping[str, Any], name: str, options: ReadOptions, where: str) -> str:
+    return _as_text(_field(row, name, where), name, options, where)
+
+
+def _as_text(value: Any, name: str, options: ReadOptions, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value if value.isascii() else _without_surrogates(value, options, where)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    inside = f" Its fields: {', '.join(map(str, value))}." if isinstance(value, Mapping) else ""
+    kind = {dict: "an object", list: "a list", bool: "true or false"}.get(type(value), type(value).__name__)
+    raise BraidError(
+        f"the field '{name}' holds {kind}, not text.{inside}", where, "Choose another with `--field NAME`."
+    )
+
+
+def _without_surrogates(text: str, options: ReadOptions, where: str) -> str:
+    """Handle a lone surrogate, which JSON can contain (\\ud83d alone) and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        if options.errors == "strict":
+            raise BraidError(
+                "a text holds half a character (a lone surrogate)", where, "`--errors replace` puts � in its place."
+            ) from None
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", options.errors)
+    return text

@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.data.sources.fields import check_columns, document_of
-from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, RowFormat, Shard, missing_package
+from braidlm.data.sources.format import (
+    FORMATS,
+    Piece,
+    ReadOptions,
+    RowFormat,
+    Shard,
+    check_columns,
+    document_of,
+    missing_package,
+)
 
 PREFIX = "hub:"
 ASSUMED_FILE_BYTES = 32 << 20
@@ -20,6 +28,10 @@ class Hub(RowFormat):
     """A Hub data set; a shard is one of its files."""
 
     start_unit = "file"
+
+    @classmethod
+    def named(cls, source: str) -> str | None:
+        return source.removeprefix(PREFIX) if source.startswith(PREFIX) else None
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
         data = _open(source, options)

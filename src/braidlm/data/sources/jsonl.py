@@ -4,9 +4,17 @@ from collections.abc import Iterator
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import parse_row
-from braidlm.data.sources.fields import document_of
 from braidlm.data.sources.files import Decoder, after_newline, file_shards, is_divisible, lines, open_bytes
-from braidlm.data.sources.format import FORMATS, MAX_ROW_BYTES, Piece, ReadOptions, RowFormat, Shard, row_too_long
+from braidlm.data.sources.format import (
+    FORMATS,
+    MAX_ROW_BYTES,
+    Piece,
+    ReadOptions,
+    RowFormat,
+    Shard,
+    document_of,
+    row_too_long,
+)
 
 REPAIR = 'Repair or remove the line: each line of JSONL is one object, such as {"text": "..."}.'
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import explained_system_errors
-from braidlm.data.sources.fields import check_columns, document_of
 from braidlm.data.sources.format import (
     FORMATS,
     MAX_ROW_BYTES,
@@ -14,6 +13,8 @@ from braidlm.data.sources.format import (
     ReadOptions,
     RowFormat,
     Shard,
+    check_columns,
+    document_of,
     missing_package,
     row_too_long,
 )

@@ -14,15 +14,9 @@ from typing import Any
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.runs import HISTORY, RECIPE
 from braidlm.core.reading import explained_system_errors, given_path
-from braidlm.data.corpora.builtin import CORPORA
-from braidlm.data.sources.compression import COMPRESSIONS
-from braidlm.data.sources.files import extension
+from braidlm.data.sources.files import COMPRESSIONS, extension
 from braidlm.data.sources.format import FORMATS, Piece, ReadOptions, Shard
-from braidlm.data.sources.hub import PREFIX
-from braidlm.data.sources.standard_library import PYTHON
 from braidlm.model.config.registry import import_files
-
-__all__ = ["FORMATS", "ReadOptions", "Shard", "ShardPlan", "place_of", "plan_shards", "read_documents", "read_pieces"]
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES, TARGET_SHARDS = 4 << 20, 64 << 20, 512
 
@@ -81,7 +75,7 @@ def read_documents(shard: Shard, options: ReadOptions) -> Iterator[str]:
 
 
 def read_pieces(shard: Shard, options: ReadOptions) -> Iterator[Piece]:
-    """The same in pieces that fit into memory, however long a document is."""
+    """The documents of a shard in pieces that fit into memory, however long a document is."""
     return FORMATS[shard.kind]().pieces(shard, options)
 
 
@@ -93,12 +87,9 @@ def place_of(shard: Shard) -> str:
 
 def _expand(source: str, skipped: list[str]) -> list[tuple[str, str]]:
     """The (format, source) pairs that a file, folder, glob or name stands for; `skipped` gets files of other kinds."""
-    if source.startswith(PREFIX):
-        return [("hub", source.removeprefix(PREFIX))]
-    if source in CORPORA:
-        return [("builtin", source)]
-    if source == PYTHON:
-        return [(PYTHON, source)]
+    for kind in FORMATS:
+        if (name := FORMATS[kind].named(source)) is not None:
+            return [(kind, name)]
     with explained_system_errors(source):
         pairs = _expand_path(source, skipped)
     for _, path in pairs:
@@ -122,12 +113,12 @@ def _expand_path(source: str, skipped: list[str]) -> list[tuple[str, str]]:
         return [(_format_of(path), str(path))]
     if glob.has_magic(source):
         return _known_files([Path(file) for file in sorted(glob.glob(str(path), recursive=True))], source, skipped)
+    names = [name for kind in FORMATS for name in FORMATS[kind].names]
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     raise BraidError(
-        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *CORPORA, PYTHON]) if near else ''}",
+        f"there is no such file, folder or corpus.{did_you_mean(path.name, [*near, *names]) if near else ''}",
         source,
-        f"Sources are files, folders, globs, {PREFIX}NAME for a Hub data set, and the corpora "
-        f"{', '.join([*CORPORA, PYTHON])}.",
+        f"Sources are files, folders, globs, hub:NAME for a Hub data set, and the corpora {', '.join(names)}.",
     )
 
 

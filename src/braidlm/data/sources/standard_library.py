@@ -12,16 +12,15 @@ from typing import Any
 from braidlm.core.errors import BraidError
 from braidlm.data.sources.format import FORMATS, Format, ReadOptions, Shard
 
-PYTHON = "python"
-"""The source's name."""
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 """Other packages, and tests, which not every installation has."""
 
 
-@FORMATS.register(PYTHON)
+@FORMATS.register("python")
 class StandardLibrary(Format):
     """`python`: a shard is a range of files in the order of their names."""
 
+    names = ("python",)
     start_unit = "file"
 
     def shards(self, source: str, options: ReadOptions, shard_bytes: int) -> list[Shard]:
@@ -31,7 +30,7 @@ class StandardLibrary(Format):
         for number, end in enumerate(ends, 1):
             begin = ends[start - 1] if start else 0
             if end - begin >= shard_bytes or number == len(ends):
-                shards.append(Shard(PYTHON, source, start, number, end - begin))
+                shards.append(Shard("python", source, start, number, end - begin))
                 start = number
         return shards
 

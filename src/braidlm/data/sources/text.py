@@ -1,10 +1,13 @@
 """Plain text files: documents separated by blank lines or by a marker, one per line, or one per file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from braidlm.core.errors import BraidError
 from braidlm.data.sources.files import (
     BLOCK,
     Decoder,
@@ -15,9 +18,10 @@ from braidlm.data.sources.files import (
     lines,
     open_bytes,
 )
-from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Shard, by_document
-from braidlm.data.sources.sections import in_sections
-from braidlm.data.sources.separators import separator_of
+from braidlm.data.sources.format import FORMATS, Format, Piece, ReadOptions, Separator, Shard, by_document
+
+DEFAULT = "blank"
+"""What separates the documents of a file that no pattern matches."""
 
 
 @FORMATS.register("text")
@@ -198,3 +202,76 @@ def _after_marker(file: BinaryIO, at: int, size: int, marker: bytes) -> int:
         position += len(block)
         tail = (tail + block)[-len(marker) + 1 :] if len(marker) > 1 else b""
     return size
+
+
+def in_sections(pieces: Iterable[Piece], size: int) -> Iterator[Piece]:
+    """The pieces of the text with a document for each section: `size` bytes and the rest of their line.
+
+    Blank lines stay with the text before them, because a document without a word would be dropped.
+    """
+    section, written, has_words, is_full = "", 0, False, False
+    for text, ends, prompt in pieces:
+        for line in text.splitlines(keepends=True):
+            if is_full and not line.isspace():
+                end = section.rfind("\n") + 1  # the beginning of this line may have been in the piece before
+                yield Piece(section[:end], True)
+                section, has_words, is_full = section[end:], False, False
+                written = len(section.encode())
+            section += line
+            written += len(line.encode())
+            has_words = has_words or not line.isspace()
+            is_full = is_full or (written >= size and has_words and line.endswith("\n"))
+        if ends or (section and not is_full):
+            yield Piece(section, ends, prompt)
+            section = ""
+        if ends:
+            written, has_words, is_full = 0, False, False
+
+
+def separator_of(path: Path | str, separator: Separator) -> str:
+    """The rule for one file."""
+    if isinstance(separator, str):
+        return separator
+    return next((rule for pattern, rule in separator.items() if _matches(path, pattern)), DEFAULT)
+
+
+def parse_separators(items: Sequence[str]) -> Separator:
+    """From `S` or several `PATTERN=S`, as options of a command; \\n and \\t stand for what a shell cannot easily pass.
+
+    A pattern has a dot or a star in it, so that `===` is a text and `*.txt====` that text for some files.
+    """
+    rules: dict[str, str] = {}
+    for item in items:
+        pattern, equals, rule = item.partition("=")
+        named = equals and ("." in pattern or "*" in pattern)
+        rules[pattern if named else "*"] = unescaped(rule if named else item)
+    # A rule for all files comes last, wherever it was given.
+    every = rules.pop("*", None)
+    if not rules:
+        return DEFAULT if every is None else every
+    return rules | ({} if every is None else {"*": every})
+
+
+def check_separator(separator: Separator) -> None:
+    """Refuse a separator that is empty."""
+    for rule in [separator] if isinstance(separator, str) else separator.values():
+        if not rule:
+            raise BraidError("the separator is empty", todo="Choose blank, lines, file, or any text.")
+
+
+def unmatched_patterns(separator: Separator, paths: Sequence[str]) -> list[str]:
+    """The patterns that no file has, which are most probably misspelled."""
+    patterns = [] if isinstance(separator, str) else [pattern for pattern in separator if pattern != "*"]
+    return [pattern for pattern in patterns if not any(_matches(path, pattern) for path in paths)]
+
+
+def unescaped(text: str) -> str:
+    """A text with \\n and \\t replaced."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _matches(path: Path | str, pattern: str) -> bool:
+    """By the file's name, or the end of its path if the pattern has folders; with or without a last suffix (`.gz`)."""
+    path = Path(path)
+    names = (path.as_posix(), path.with_suffix("").as_posix())
+    return any(fnmatch(name, f"*/{pattern}") or name == pattern for name in names)

@@ -1,17 +1,25 @@
 """Where tokenizers come from: train a byte-level BPE, plain bytes, or any Hugging Face fast tokenizer."""
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from braidlm.core.console import warn
 from braidlm.core.errors import BraidError
 from braidlm.core.reading import given_path, read_json
-from braidlm.data.tokenizing.tokenizer import ROLES, BraidTokenizer, SpecialTokens, byte_characters, differences
-from braidlm.data.tokenizing.training import train_bpe
-
-__all__ = ["BraidTokenizer", "SpecialTokens", "bytes_tokenizer", "differences", "load_tokenizer", "train_bpe"]
+from braidlm.data.tokenizing.cutting import PART_CHARS, word_ends
+from braidlm.data.tokenizing.tokenizer import (
+    BETWEEN_LINES,
+    ROLES,
+    BraidTokenizer,
+    SpaceBefore,
+    SpecialTokens,
+    byte_characters,
+)
 
 COMMON_NAMES = {
     "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]", "[SEP]"),
@@ -20,7 +28,13 @@ COMMON_NAMES = {
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-"""For files that do not say which token has which role."""
+"""The names of special tokens by role, for files that do not say which token has which role."""
+MAX_WORD_CHARS = 1024
+"""Longer words are cut: the trainer's time grows with the square of a word's length."""
+MAX_DISTINCT_BYTES = 4_000_000
+"""The bytes of all different words of a sample. The trainer keeps every different word, at up to 150 bytes of memory
+for each byte: about 600 MB. 64 MB of English have 3 to 4 million; text without spaces, or of random names, has more.
+"""
 
 
 def bytes_tokenizer(special: SpecialTokens | None = None) -> "BraidTokenizer":
@@ -76,8 +90,7 @@ def _from_file(path: Path, config: Path) -> BraidTokenizer:
             str(path),
             "If it is damaged, use another copy; the same `braid train` command repairs the last checkpoint of a run.",
         ) from None
-    settings = read_json(config) if config.is_file() else {}
-    return BraidTokenizer(backend, _roles(backend, settings), settings)
+    return _with_settings(backend, config)
 
 
 def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidTokenizer:
@@ -91,6 +104,10 @@ def _from_vocab_and_merges(vocab: Path, merges: Path, config: Path) -> BraidToke
     names = {name for common in COMMON_NAMES.values() for name in common}
     special = sorted((backend.token_to_id(name), name) for name in names if backend.token_to_id(name) is not None)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for _, name in special])
+    return _with_settings(backend, config)
+
+
+def _with_settings(backend: Tokenizer, config: Path) -> BraidTokenizer:
     settings = read_json(config) if config.is_file() else {}
     return BraidTokenizer(backend, _roles(backend, settings), settings)
 
@@ -157,3 +174,94 @@ def _from_hub(name: str) -> BraidTokenizer:
             todo="Convert it with transformers: `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`.",
         )
     return _from_vocab_and_merges(vocab, merges, config or vocab.with_name("none"))
+
+
+class _TooManyWordsError(Exception):
+    """A sample has more different words than the trainer can hold; says after how many characters."""
+
+    def __init__(self, characters: int):
+        self.characters = characters
+
+
+def train_bpe(
+    texts: Iterable[str],
+    vocab_size: int,
+    special_tokens: Sequence[str] = SpecialTokens.order,
+    max_distinct_bytes: float = math.inf,
+    space_before: SpaceBefore = "nothing",
+) -> Tokenizer:
+    """A byte-level BPE with GPT-2's pattern; special tokens get the first ids, in the order given.
+
+    `space_before` puts a space before every text that has none, or before every line too; decoding takes the spaces
+    between lines away again.
+    """
+    min_size = 256 + len(special_tokens)
+    if vocab_size < min_size:
+        raise BraidError(
+            f"a vocabulary of {vocab_size} is too small for a byte-level BPE",
+            todo=f"Choose at least {min_size}: 256 bytes and {len(special_tokens)} special tokens.",
+        )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space_before != "nothing", use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    if space_before == "lines":
+        backend.normalizer = normalizers.Replace(*BETWEEN_LINES)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(*reversed(BETWEEN_LINES))])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(_parts(texts, max_distinct_bytes), trainer)
+    return backend
+
+
+def train_tokenizer(
+    sample: Callable[[int], Iterable[str]],
+    characters: int,
+    vocab_size: int,
+    special: SpecialTokens,
+    begin: bool = False,
+    space_before: SpaceBefore = "nothing",
+) -> BraidTokenizer:
+    """A BPE of `sample(characters)`, or of a smaller sample if that one has too many different words.
+
+    With `begin`, texts begin with the token that ends one.
+    """
+    asked, backend = characters, None
+    while backend is None:
+        try:
+            backend = train_bpe(sample(characters), vocab_size, special.order, MAX_DISTINCT_BYTES, space_before)
+        except _TooManyWordsError as error:
+            # A smaller sample is spread over the data in the same way, and may have a few more words than this part.
+            characters = max(1, int(0.8 * min(characters, error.characters)))
+    if characters < asked:
+        size = f"{characters / 1e6:.1f} MB"
+        warn(f"the tokenizer was trained on only {size} of the text, because it has so many different words")
+    tokenizer = BraidTokenizer(backend, special)
+    if begin:
+        tokenizer.begin_texts()
+    if tokenizer.vocab_size < vocab_size:
+        warn(f"the text gives a vocabulary of only {tokenizer.vocab_size:,} of the {vocab_size:,} asked for")
+    return tokenizer
+
+
+def _parts(texts: Iterable[str], max_distinct_bytes: float) -> Iterator[str]:
+    """Texts short enough for the trainer's buffer, without words that are too long for it, while it can hold them."""
+    seen: set[str] = set()
+    characters = distinct_bytes = 0
+    for part in (part for text in texts for part in word_ends(text, PART_CHARS)):
+        words = part.split()
+        pieces = [part]
+        # A run of spaces is a word to the trainer too.
+        if max(map(len, words), default=0) > MAX_WORD_CHARS or 4 * sum(map(len, words)) < len(part):
+            pieces = [part[at : at + MAX_WORD_CHARS] for at in range(0, len(part), MAX_WORD_CHARS)]
+            words = [word for piece in pieces for word in piece.split()]
+        unseen = set(words) - seen
+        seen |= unseen
+        characters, distinct_bytes = characters + len(part), distinct_bytes + len("".join(unseen).encode())
+        if distinct_bytes > max_distinct_bytes and characters > PART_CHARS:
+            raise _TooManyWordsError(characters)
+        yield from pieces

@@ -38,7 +38,7 @@ class TextBatch:
         self.word_chars = np.flatnonzero(begins)
         """The positions at which words begin, in code points of the whole batch."""
         self.word_bytes = byte_at[self.word_chars]
-        """The same in bytes."""
+        """The positions at which words begin, in bytes of the whole batch."""
         ends = np.append(self.first_char[1:], len(points) + 1)
         self.words = np.searchsorted(self.word_chars, ends) - np.searchsorted(self.word_chars, self.first_char)
 
@@ -54,7 +54,7 @@ class TextBatch:
         return _count(self.word_bytes, starts)
 
     def words_by_offset(self, offsets: Sequence[np.ndarray]) -> np.ndarray:
-        """The same from the code point at which each token begins, for tokenizers that change the text.
+        """Words that begin in each token, from the code point at which it begins: for tokenizers that change the text.
 
         A word that no token covers counts for the token before it, so that the sum stays exact.
         """

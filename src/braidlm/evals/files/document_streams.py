@@ -11,13 +11,12 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
-from braidlm.data.loading.streams import Subset
+from braidlm.data.loading.streams import BLOCK_BYTES, Half, Subset, documents_of_half
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import Piece, by_document
 from braidlm.data.sources.plan import ReadOptions, check_answers, plan_shards, read_pieces
-from braidlm.data.sources.separators import check_separator, parse_separators, unescaped
+from braidlm.data.sources.text import check_separator, parse_separators, unescaped
 from braidlm.data.tokenizing.build import load_tokenizer
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import Settings

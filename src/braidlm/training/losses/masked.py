@@ -13,7 +13,7 @@ from torch import Tensor
 
 from braidlm.core.errors import BraidError
 from braidlm.data.loading.batches import Batch
-from braidlm.data.loading.seeding import raw_bits
+from braidlm.data.loading.streams import raw_bits
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.model.config.ranges import Probability, Range
 from braidlm.model.heads.losses import IGNORED

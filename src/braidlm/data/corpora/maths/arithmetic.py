@@ -36,7 +36,7 @@ def arithmetic_text(seed: int, index: int) -> str:
 
 
 def arithmetic_row(seed: int, index: int) -> dict[str, str]:
-    """The same as fields."""
+    """Problem `index` as the fields question and answer."""
     return one_step_problem(seed, index, held_out=False).row
 
 

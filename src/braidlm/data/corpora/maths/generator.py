@@ -37,7 +37,7 @@ def problem_text(seed: int, index: int) -> str:
 
 
 def problem_row(seed: int, index: int) -> dict[str, str]:
-    """The same as fields: question and answer."""
+    """Problem `index` as the fields question and answer."""
     return generate_problem(seed, index).row
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from braidlm.core.errors import BraidError
-from braidlm.data.packing.work_folder import work_folder
+from braidlm.data.packing.workers import work_folder
 
 pytest.importorskip("fcntl")
 
@@ -71,7 +71,7 @@ def test_a_folder_that_its_holder_removed_is_locked_anew(tmp_path: Path) -> None
 
 
 def test_a_killed_holder_is_not_waited_for(tmp_path: Path) -> None:
-    holder = "import os, sys; from pathlib import Path; from braidlm.data.packing.work_folder import work_folder\n"
+    holder = "import os, sys; from pathlib import Path; from braidlm.data.packing.workers import work_folder\n"
     holder += f"with work_folder(Path(sys.argv[1]), 'key'): os.kill(os.getpid(), {signal.SIGKILL:d})"
     out = tmp_path / "out"
     assert subprocess.run([sys.executable, "-c", holder, str(out)]).returncode == -signal.SIGKILL

@@ -8,8 +8,7 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.data.corpora.builtin import WITH_FIELDS, document
 from braidlm.data.packing.prepare import prepare
-from braidlm.data.sources.fields import document_of
-from braidlm.data.sources.format import ReadOptions
+from braidlm.data.sources.format import ReadOptions, document_of
 from braidlm.data.sources.plan import plan_shards, read_documents, read_pieces
 
 ROW = {"story": "Tom has 2 {answer}.", "ask": " How many? ", "solution": "\n2\n", "none": None}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from braidlm.data.sources.format import Piece, ReadOptions, by_document
 from braidlm.data.sources.plan import plan_shards, read_pieces
-from braidlm.data.sources.sections import in_sections
+from braidlm.data.sources.text import in_sections
 
 documents = st.lists(st.lists(st.text("aü \n\r", max_size=20), min_size=1, max_size=4), min_size=1, max_size=4)
 

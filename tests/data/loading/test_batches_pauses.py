@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.batches import IGNORED, Batch
+from braidlm.data.loading.batches import IGNORED, Batch, Pauses, make_pauses
 from braidlm.data.loading.chunking import Contiguous
 from braidlm.data.loading.loader import Loader
-from braidlm.data.loading.pauses import Pauses, make_pauses
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.data.tokenizing.tokenizer import PAUSE, SpecialTokens
 from tests.data.packed_sets import stream

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braidlm.data.loading.batches import IGNORED
-from braidlm.data.loading.chunking import Contiguous, Documents
-from braidlm.data.loading.document_rows import document_rows
+from braidlm.data.loading.chunking import Contiguous, Documents, document_rows
 from braidlm.data.loading.loader import Loader
 from braidlm.data.loading.streams import Subset, TokenStream
 from braidlm.data.loading.validation import validation_windows

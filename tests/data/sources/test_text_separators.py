@@ -7,7 +7,7 @@ import pytest
 from braidlm.core.errors import BraidError
 from braidlm.data.packing.prepare import prepare
 from braidlm.data.sources.plan import ReadOptions, plan_shards, read_documents
-from braidlm.data.sources.separators import parse_separators, separator_of, unmatched_patterns
+from braidlm.data.sources.text import parse_separators, separator_of, unmatched_patterns
 
 
 def test_options_of_a_command() -> None:

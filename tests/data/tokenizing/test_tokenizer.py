@@ -13,11 +13,10 @@ from braidlm.data.tokenizing.build import (
     BraidTokenizer,
     SpecialTokens,
     bytes_tokenizer,
-    differences,
     load_tokenizer,
     train_bpe,
 )
-from braidlm.data.tokenizing.spaces import SpaceBefore
+from braidlm.data.tokenizing.tokenizer import SpaceBefore, differences
 
 TEXTS = ["Once upon a time there was a little fox.", "The fox said: it's 25 o'clock!\n\nÜber 你好."] * 5
 MOEP = ["unk=<unk>", "bos=<s>", "eos=</s>", "pad=<pad>", "mask=<mask>"]
