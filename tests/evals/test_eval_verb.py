@@ -226,7 +226,7 @@ def test_data_from_the_environment(runs: Path, data: Path, monkeypatch: pytest.M
         (["{tmp}/runs", "blimp_fast", "--data", "{data}", "--all-checkpoints"], ["there are no checkpoints here"]),
         (
             ["{one}", "blimp_fast", "--data", "{data}", "--out", "{tmp}"],
-            ["{tmp}: this exists already and is not a folder of `braid eval`"],
+            ["{tmp}: this exists already and is not a report of `braid eval`"],
         ),
     ],
 )

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from braidlm.cli.numbers import number
 from braidlm.cli.pruning import APART, add_pruning, pruning_options, show_curves
 from braidlm.cli.settings import add_settings, add_switches, settings_from
-from braidlm.core.console import show, show_json, table
+from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.names import find_sources
 from braidlm.model.config.ranges import CountOrZero, Layers
 
 if TYPE_CHECKING:
     from braidlm.evals.babylm.predictions import WrittenFiles
-    from braidlm.evals.results import Evaluation
 
 HELP = "score models on tasks; with --all-checkpoints, how a run learned them"
 EPILOG = """examples:
@@ -77,9 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, then show the results as a table or as JSON."""
+    from braidlm.core.report.text import show_report
     from braidlm.evals.babylm.predictions import write_babylm_results
     from braidlm.evals.evaluate import evaluate
     from braidlm.evals.evaluated_model import Settings
+    from braidlm.evals.reports.scores import short_report
 
     harness = [name for name in (args.harness or "").split(",") if name]
     models, tasks = _models_and_tasks(args.words, bool(harness))
@@ -109,24 +110,23 @@ def run(args: argparse.Namespace) -> None:
     if args.leaderboard:
         written = write_babylm_results(evaluation, args.leaderboard, ewok_text=args.ewok_text)
     show_json(evaluation.facts())
-    _show(evaluation, args.out)
+    show_report(short_report(evaluation))
+    show(f"{args.out}/{'dynamics' if evaluation.runs else 'results'}.html")
     if written is not None:
         _show_leaderboard(written, args.ewok_text)
 
 
 def _show_exits(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> None:
     """Score the models after each layer, then show the points as a table or as JSON."""
-    from rich.markup import escape
-
+    from braidlm.core.report.text import show_report
     from braidlm.evals.exit_curve import exit_curve
-    from braidlm.evals.reports.exit_curve import EXIT_PAGE
 
     if mixed := [name for name in APART if getattr(args, name)]:
         raise BraidError(f"--exits cannot be combined with --{mixed[0].replace('_', '-')}")
     curves = exit_curve(models, tasks, args.exits or None, **options)
     show_json(curves.facts())
-    table(curves.columns, [[*map(escape, row)] for row in curves.rows()], keep=2)
-    show(f"{options['out']}/{EXIT_PAGE}")
+    show_report(curves.table())
+    show(f"{options['out']}/{curves.name}.html")
 
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:
@@ -204,35 +204,3 @@ def _shortened(missing: list[str]) -> list[str]:
         return others + checkpoints
     first, last = (name.removeprefix("checkpoint ") for name in (checkpoints[0], checkpoints[-1]))
     return [*others, f"{len(checkpoints)} checkpoints ({first} to {last})"]
-
-
-def _show(evaluation: "Evaluation", out: str) -> None:
-    from rich.markup import escape
-
-    from braidlm.core.report.page import Strong
-    from braidlm.evals.babylm.averages import averages
-    from braidlm.evals.reports.dynamics import run_dynamics
-    from braidlm.evals.reports.dynamics_page import best_sentence
-    from braidlm.evals.reports.folder import COMPARISON, PAGE
-    from braidlm.evals.reports.tables import FIXED, MARKED, columns, rows, run_columns, run_rows, too_long_lines
-
-    def marked_up(cell: str) -> str:
-        return f"[bold]{escape(cell)} *[/bold]" if isinstance(cell, Strong) else escape(cell)
-
-    heading = columns(evaluation)
-    kept = len(heading) - len(evaluation.tasks) - len(averages(evaluation)) if evaluation.runs else FIXED
-    table(
-        [escape(name) for name in heading], [[marked_up(cell) for cell in row] for row in rows(evaluation)], keep=kept
-    )
-    if any(verdict.clear for verdict in evaluation.verdicts.values()):
-        show(f"* {MARKED}")
-    for average in averages(evaluation):
-        show(f"{average.label}: {average.note}")
-    for line in too_long_lines(evaluation):
-        show(line)
-    if evaluation.over_runs:
-        show("over all checkpoints:")
-        table([escape(name) for name in run_columns(evaluation)], run_rows(evaluation))
-    for name, checkpoints in evaluation.runs.items():
-        show(best_sentence(run_dynamics(name, checkpoints)).replace("`", ""))
-    show(f"{out}/{PAGE if evaluation.runs else COMPARISON}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from braidlm.cli.settings import add_settings, given_settings
-from braidlm.core.console import show, show_json, table
+from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ def show_curves(
     models: Sequence[str], tasks: Sequence[str], pruning: "PruningOptions", options: dict[str, Any]
 ) -> None:
     """Score the pruned models, then show the points as a table or as JSON."""
-    from rich.markup import escape
-
+    from braidlm.core.report.text import show_report
     from braidlm.studies.pruning.curve import prune_curve
-    from braidlm.studies.pruning.report import PAGE, curve_columns, curve_rows
 
     curves = prune_curve(models, tasks, pruning, **options)
     show_json(curves.facts())
-    table([escape(name) for name in curve_columns(curves)], [[*map(escape, row)] for row in curve_rows(curves)], keep=2)
-    show(f"{options['out']}/{PAGE}")
+    show_report(curves.table())
+    show(f"{options['out']}/{curves.name}.html")

@@ -16,13 +16,14 @@ from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import versions
 from braidlm.core.models.names import StrPath
+from braidlm.core.report.write import check_out, write
 from braidlm.evals.babylm.averages import babylm_averages, facts_of
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
 from braidlm.evals.harness.tasks import PREFIX, open_harness
 from braidlm.evals.model_folders import ModelFolder, open_model_folders
-from braidlm.evals.reports.folder import check_out, write_folder
-from braidlm.evals.reports.result_cache import ResultCache
-from braidlm.evals.results import Evaluation, ModelResults, TaskResult
+from braidlm.evals.reports.dynamics_report import dynamics_report
+from braidlm.evals.reports.scores import scores_report
+from braidlm.evals.results import CACHE, Evaluation, ModelResults, ResultCache, TaskResult
 from braidlm.evals.run_scores import check_runs, run_scores
 from braidlm.evals.scoring.scorer import Scorer
 from braidlm.evals.statistics.significance import compare_best
@@ -111,7 +112,7 @@ def evaluate_opened(
     if dtype not in DTYPES:
         raise BraidError(f"scores are computed in {' or '.join(DTYPES)}, not in {dtype}")
     if out is not None:
-        check_out(Path(out), draws=draws)
+        check_out(out, "braid eval", "results.json", CACHE, draws=draws)
     folders = open_models()
     check_runs([task.name for task in opened if task.name in TASKS], folders)
     cache = None if out is None else ResultCache(Path(out))
@@ -121,7 +122,9 @@ def evaluate_opened(
     evaluation.verdicts = compare_best(evaluation.models)
     evaluation.averages = facts_of(babylm_averages(evaluation))
     if out is not None:
-        write_folder(evaluation, Path(out))
+        write(scores_report(evaluation), out, "results", ("md",) if evaluation.runs else ("html", "md"))
+        if evaluation.runs:
+            write(dynamics_report(evaluation), out, "dynamics")
     return evaluation
 
 

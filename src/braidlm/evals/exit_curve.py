@@ -2,19 +2,52 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from braidlm.core.decoding.exits import leave_after
 from braidlm.core.errors import BraidError
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.folders import load_config
 from braidlm.core.models.names import StrPath
-from braidlm.core.report import figures
+from braidlm.core.report.report import Report
+from braidlm.core.report.write import check_drawing, write
 from braidlm.evals.evaluate import evaluate_opened
 from braidlm.evals.model_folders import ModelFolder, open_model_folders
-from braidlm.evals.reports.exit_curve import ExitCurves, ExitPoint, write_exit_curves
+from braidlm.evals.reports.curves import Curves, Point
 from braidlm.model.layer_skip import check_exit, exit_layers
+
+
+@dataclass
+class ExitPoint(Point):
+    """A model that is left after a layer."""
+
+    layer: int
+
+
+class ExitCurves(Curves[ExitPoint]):
+    """A curve for each model: its scores after each layer."""
+
+    name: ClassVar[str] = "exits"
+    x_label: ClassVar[str] = "left after layer"
+
+    def x(self, point: ExitPoint) -> float:
+        return point.layer
+
+    def cells(self, point: ExitPoint) -> dict[str, Any]:
+        return {"model": point.curve, "layer": point.layer}
+
+    data = cells
+
+    def whole_report(self) -> Report:
+        """The charts, the table and how they were made."""
+        report = self.report("Quality against the layer that a model is left after", ", ".join(self.curves))
+        return self.add_points(
+            report,
+            "Every layer",
+            "At each point the last norm and the head read the stream after that layer, and later layers are not run. "
+            "`braid generate --exit-layer N` writes text in this way; with `--speculate` such a layer drafts, and the "
+            "text is the whole model's.",
+        )
 
 
 @dataclass
@@ -42,25 +75,21 @@ def exit_curve(
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
     if out is not None:
-        figures.check_drawing()
-    points: list[ExitPoint] = []
+        check_drawing()
+    curves = ExitCurves([])
 
     def open_models() -> list[ModelFolder]:
         opened: list[ModelFolder] = []
         for folder in open_model_folders(models):
             for exit in _exits(folder, layers):
                 opened.append(exit)
-                points.append(ExitPoint(folder.name, exit.name, exit.layer))
+                curves.points.append(ExitPoint(folder.name, exit.name, exit.layer))
         return opened
 
     scored = evaluate_opened(open_models, tasks, out=out, **evaluation)
-    for point in points:
-        for task, result in scored.of(point.model).tasks.items():
-            point.scores[task], point.standard_errors[task] = result.score, result.standard_error
-    metrics = {task: result.metric for task, result in scored.models[0].tasks.items()}
-    curves = ExitCurves(points, metrics)
+    curves.score(scored)
     if out is not None:
-        write_exit_curves(curves, Path(out))
+        write(curves.whole_report(), out, curves.name)
     return curves
 
 

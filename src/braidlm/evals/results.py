@@ -1,11 +1,20 @@
-"""The results of an evaluation as plain data, for tables, pages and programs."""
+"""The results of an evaluation as plain data, for reports and programs, and their cache."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from braidlm.core.errors import BraidError
-from braidlm.core.report.notebook import html_table
+from braidlm.core.files import write_json
+from braidlm.core.reading import read_json
+from braidlm.core.report.html import notebook
+from braidlm.core.report.report import Table
+
+CACHE = "kept"
+"""The folder of cached results in the folder of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ class Evaluation:
             for model in self.models
         ]
         notes = [f"{task}: {facts['metric']}; data {facts['data']}" for task, facts in self.tasks.items()]
-        return html_table(("model", *self.tasks), rows, notes)
+        return notebook(Table(("model", *self.tasks), rows), notes)
 
     def facts(self) -> dict[str, Any]:
         """Plain data, as `results.json` holds it."""
@@ -144,3 +153,28 @@ class Evaluation:
             for result in results.values():
                 del result["items"]
         return facts
+
+
+class ResultCache:
+    """A folder of results, each under the hash of what it depends on, so that nothing is scored twice."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / CACHE
+
+    def find(self, key: dict[str, Any]) -> TaskResult | None:
+        """The result for exactly this key; a damaged file counts as missing."""
+        path = self._path(key)
+        if not path.is_file():
+            return None
+        try:
+            return TaskResult.from_facts(read_json(path)["result"])
+        except (BraidError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, key: dict[str, Any], result: TaskResult) -> None:
+        """Write a result, atomically."""
+        write_json(self._path(key), {"of": key, "result": result.facts()})
+
+    def _path(self, key: dict[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{key['task']}-{digest[:24]}.json"

@@ -18,7 +18,8 @@ from braidlm.core.models.adapters import check_peft
 from braidlm.core.models.folders import check_vocabulary, read_tokenizer
 from braidlm.core.models.memory import check_training_fits
 from braidlm.core.models.runs import last_records
-from braidlm.core.report.notebook import html_table
+from braidlm.core.report.html import notebook
+from braidlm.core.report.report import Table
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.ordered import FOLDER as ORDER
 from braidlm.data.loading.ordered import order_streams, record_orders
@@ -79,7 +80,7 @@ class Run:
             "loss": last.get("train", {}).get("loss"),
             "bits per byte": last.get("validation", {}).get("bits_per_byte"),
         }
-        return html_table(("run", self.folder.name), list(figures.items()))
+        return notebook(Table(("run", self.folder.name), list(figures.items())))
 
 
 def train(

@@ -4,7 +4,7 @@ import pytest
 
 from braidlm.core.report.charts import Bars
 from braidlm.core.report.report import Mark, Report, Strong, Table
-from braidlm.core.report.text import csv_text, markdown, show, table_markdown
+from braidlm.core.report.text import csv_text, markdown, show_report, table_markdown
 
 
 def small_report() -> Report:
@@ -36,7 +36,7 @@ def test_a_table_alone_is_under_its_title() -> None:
 
 
 def test_the_terminal_gets_texts_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    show(small_report())
+    show_report(small_report())
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert {"The first is better.", "n_items: 1,234", "All", "A caption.", "    Once, two", "    a note"} <= set(lines)
     assert any(line.split() == ["x", "1", "±", "2", "*"] for line in lines)
@@ -44,7 +44,7 @@ def test_the_terminal_gets_texts_and_tables(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_names_of_users_are_no_markup_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Report("t").table(Table(["[red]a"], [["[/b]"], [Strong("[x]")]])))
+    show_report(Report("t").table(Table(["[red]a"], [["[/b]"], [Strong("[x]")]])))
     assert "[red]a" in (out := capsys.readouterr().out)
     assert "[/b]" in out
     assert "[x] *" in out

@@ -2,8 +2,7 @@
 
 import pytest
 
-from braidlm.evals.reports.dynamics import compare_runs, run_dynamics, smooth
-from braidlm.evals.reports.dynamics_page import best_sentence
+from braidlm.evals.reports.dynamics import best_sentence, compare_runs, run_dynamics, smooth
 from braidlm.evals.results import ModelResults, TaskResult
 
 

@@ -127,11 +127,11 @@ def _(part: Links) -> str:
     return "\n".join(f"- [{plain(name)}]({file.replace(' ', '%20')})" for name, file in part.files.items())
 
 
-def show(report: Report) -> None:
-    """Print the verdict, the texts and the tables of a report in the terminal."""
-    for paragraph in [report.verdict] if report.verdict else []:
-        console.show(paragraph.replace("`", ""))
-    for part in report.parts:
+def show_report(report: Report | Table) -> None:
+    """Print the verdict, the texts and the tables of a report, or one table, in the terminal."""
+    if isinstance(report, Table):
+        report = Report("", parts=[report])
+    for part in [*([Text(report.verdict)] if report.verdict else []), *report.parts]:
         _show(part)
 
 

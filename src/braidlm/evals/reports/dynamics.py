@@ -23,7 +23,7 @@ UNITS = ("words", "tokens", "steps")
 
 @dataclass(frozen=True)
 class Dynamics:
-    """One run."""
+    """The learning dynamics of one run."""
 
     run: str
     unit: str
@@ -45,7 +45,7 @@ class Dynamics:
 
     @property
     def best(self) -> int:
-        """The checkpoint where that is highest; of equal ones, as two alone always are, that with the best scores."""
+        """The checkpoint with the highest mean; of equal ones, as two always are, the one with the best scores."""
         own = np.mean(list(self.deviations.values()), axis=0)
         return int(np.argmax(np.where(np.isclose(self.mean, max(self.mean)), own, -np.inf)))
 
@@ -95,6 +95,26 @@ def smooth(values: Sequence[float], width: int = SMOOTHING) -> list[float]:
     """A centred moving average; at the ends over as many as there are."""
     half = width // 2
     return [float(np.mean(values[max(0, at - half) : at + half + 1])) for at in range(len(values))]
+
+
+def best_sentence(run: Dynamics) -> str:
+    """Which checkpoint is best, in words."""
+    at = run.best
+    over = f"{len(run.names)} checkpoints and {len(run.scores)} task{'s' if len(run.scores) > 1 else ''}"
+    scores = ", ".join(f"{task} {values[at]:.4g}" for task, values in run.scores.items())
+    where = f" ({run.amounts[at]:,.0f} {run.unit})" if run.unit != "checkpoint" else ""
+    return f"`{run.run}`: the best of {over} is `{run.names[at]}`{where}: {scores}." + _caution(run)
+
+
+def _caution(run: Dynamics) -> str:
+    """A note on tasks whose differences between checkpoints are within the noise."""
+    if not run.noisy:
+        return ""
+    tasks = ", ".join(f"`{task}` ({spread:.2g} and {error:.2g})" for task, (spread, error) in run.noisy.items())
+    return (
+        f" Mind that much is chance where the standard deviation over the checkpoints is not much more than the "
+        f"standard error of one score: {tasks}."
+    )
 
 
 def _noisy(checkpoints: Sequence[ModelResults]) -> dict[str, tuple[float, float]]:

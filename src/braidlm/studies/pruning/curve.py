@@ -7,9 +7,9 @@ and the measured use are kept in the folder of the results, so that an interrupt
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +21,9 @@ from braidlm.core.files import write_json
 from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import StrPath
 from braidlm.core.reading import read_json
-from braidlm.core.report import figures
+from braidlm.core.report.charts import Lines
+from braidlm.core.report.report import Report
+from braidlm.core.report.write import check_drawing, write
 from braidlm.edits.assembly import assemble
 from braidlm.edits.edit import SOURCE, EditPlan
 from braidlm.edits.modules import layers_of, modules_of
@@ -30,13 +32,75 @@ from braidlm.edits.sources import Source, open_source
 from braidlm.edits.usage import Calibration, Usage, all_modules, calibration_texts, measure_usage
 from braidlm.evals.evaluate import evaluate_opened
 from braidlm.evals.model_folders import ModelFolder, open_model_folders
-from braidlm.evals.reports.result_cache import FOLDER
+from braidlm.evals.reports.curves import Curves, Point
+from braidlm.evals.results import CACHE
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.studies.pruning.options import PruningOptions
-from braidlm.studies.pruning.points import Point, PruningCurves
-from braidlm.studies.pruning.report import write_curves
 
 WHOLE = "as it is"
+
+
+@dataclass
+class PrunedPoint(Point):
+    """One model of a curve, whole or pruned."""
+
+    pruned: str
+    """In words: `threshold 0.1`, `keep 0.8`, or `as it is`."""
+    parameters: int
+    share: float
+    """The parameters as a share of those of the first model as it is."""
+    modules: int
+    """How many modules are left, over all layers."""
+    threshold: float | None = None
+    keep: float | None = None
+
+
+@dataclass
+class PruningCurves(Curves[PrunedPoint]):
+    """The points of all curves, those with most parameters first."""
+
+    options: PruningOptions
+    name: ClassVar[str] = "pruning"
+    x_label: ClassVar[str] = "remaining parameters (%)"
+
+    @property
+    def curves(self) -> dict[str, list[PrunedPoint]]:
+        return {name: sorted(points, key=lambda point: -point.parameters) for name, points in super().curves.items()}
+
+    def x(self, point: PrunedPoint) -> float:
+        return 100 * point.share
+
+    def cells(self, point: PrunedPoint) -> dict[str, Any]:
+        size = {"parameters": f"{point.parameters:,}", "remaining": f"{point.share:.1%}", "modules": point.modules}
+        return {"curve": point.curve, "pruned": point.pruned, **size}
+
+    def data(self, point: PrunedPoint) -> dict[str, Any]:
+        columns = ("curve", "model", "pruned", "threshold", "keep", "parameters", "share", "modules")
+        return {name: getattr(point, name) for name in columns} | {"share": f"{point.share:.6g}"}
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"options": asdict(self.options)}
+
+    def whole_report(self) -> Report:
+        """The charts, the table and how they were made."""
+        subtitle = f"{', '.join(self.curves)}, pruned to several sizes"
+        report = self.report("Quality against remaining parameters", subtitle)
+        lines = {}
+        for name, points in self.curves.items():
+            left = sorted((p.threshold, 100 * p.share) for p in points if p.threshold is not None)
+            if len(left) > 1:
+                lines[name] = [threshold for threshold, _ in left], [share for _, share in left]
+        if lines:
+            report.heading("What a threshold leaves")
+            report.chart(Lines(lines, "threshold", self.x_label), name="pruning-thresholds")
+        return self.add_points(
+            report,
+            "Every point",
+            f"The use of every module was measured on {self.options.tokens:,} tokens of `{self.options.text}` at most. "
+            "At each point the least used modules are left out, in memory, and the rest is scored without more "
+            "training; curves beside are of models that were pruned before. Remaining parameters are shares of those "
+            "of the first model. `braid edit prune` with the same options writes the model of a point.",
+        )
 
 
 @dataclass
@@ -66,9 +130,9 @@ def prune_curve(
     `out` is a folder for the results of `braid eval` and for the curves; `evaluation` are options of `braid.eval`.
     """
     if out is not None:
-        figures.check_drawing()
+        check_drawing()
     series = options.series()
-    points: list[Point] = []
+    curves = PruningCurves([], options)
 
     def open_models() -> list[ModelFolder]:
         opened = list(_pruned_models(models, options, None if out is None else Path(out)))
@@ -76,24 +140,19 @@ def prune_curve(
         size = opened[0][1].parameters
         for _, point in opened:
             point.share = point.parameters / size
-            points.append(point)
+            curves.points.append(point)
         return list({folder.name: folder for folder, _ in opened}.values())
 
     scored = evaluate_opened(open_models, tasks, out=out, **evaluation)
-    for point in points:
-        for task, result in scored.of(point.model).tasks.items():
-            point.scores |= {task: result.score, **{f"{task}.{name}": value for name, value in result.also.items()}}
-            point.standard_errors[task] = result.standard_error
-    metrics = {task: result.metric for task, result in scored.models[0].tasks.items()}
-    curves = PruningCurves(points, metrics, options, scored)
+    curves.score(scored)
     if out is not None:
-        write_curves(curves, Path(out))
+        write(curves.whole_report(), out, curves.name)
     return curves
 
 
 def _pruned_models(
     models: StrPath | Sequence[StrPath], options: PruningOptions, out: Path | None
-) -> Iterator[tuple[ModelFolder, Point]]:
+) -> Iterator[tuple[ModelFolder, PrunedPoint]]:
     """Every model as it is and at every point of its curves."""
     folders = open_model_folders(models)
     curves = [(criterion, by) for criterion in options.criterion for by in options.normalise]
@@ -127,7 +186,7 @@ def _pruned(folder: ModelFolder, name: str, plan: EditPlan, source: Source) -> P
     return PrunedModel(name, folder.path, None, folder.tokenizer, sha256, plan=plan, source=source)
 
 
-def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[ModelFolder, Point]]:
+def _models_beside(series: dict[str, list[str]]) -> Iterator[tuple[ModelFolder, PrunedPoint]]:
     for curve, names in series.items():
         for folder in open_model_folders(names):
             folder.name = f"{curve}, {folder.name}"
@@ -141,18 +200,18 @@ def _point(
     config: BraidConfig,
     threshold: float | None = None,
     keep: float | None = None,
-) -> Point:
+) -> PrunedPoint:
     info = ModelInfo(config)
     size = sum(tensor.numel() for tensor in info.tensors.values())
     modules = sum(len(one.names) for layer in layers_of(info) for one in modules_of(layer))
-    return Point(curve, model, pruned, size, 1.0, modules, threshold, keep)
+    return PrunedPoint(curve, model, pruned, size, 1.0, modules, threshold, keep)
 
 
 def _usage(source: Source, sha256: str, texts: list[Sequence[int]], criterion: Any, out: Path | None) -> Usage:
-    """The use of a model's modules on texts; what was measured before is read from the folder of the results."""
+    """The use of a model's modules on texts; a measurement from before is read from the folder of the results."""
     known = {"model": sha256, "texts": [list(text) for text in texts], "criterion": criterion}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    path = None if out is None else out / FOLDER / f"usage-{digest[:24]}.json"
+    path = None if out is None else out / CACHE / f"usage-{digest[:24]}.json"
     if path is not None and path.is_file():
         try:
             return {address: torch.tensor(used, dtype=torch.float64) for address, used in read_json(path).items()}

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import braidlm
-from braidlm.core.report.page import Strong
+from braidlm.core.report.html import html
+from braidlm.core.report.report import Strong
+from braidlm.core.report.text import csv_text
+from braidlm.core.report.text import markdown as as_markdown
 from braidlm.evals.babylm.averages import averages, babylm_average, facts_of
-from braidlm.evals.reports.comparison_page import comparison_page
-from braidlm.evals.reports.dynamics_figures import dynamics_figures
-from braidlm.evals.reports.dynamics_page import dynamics_page
-from braidlm.evals.reports.result_cache import ResultCache
-from braidlm.evals.reports.tables import columns, long_csv, markdown, rows, too_long_lines
-from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.reports.dynamics_report import dynamics_report
+from braidlm.evals.reports.scores import explanations, long_table, score_table, scores_report
+from braidlm.evals.results import Evaluation, ModelResults, Part, ResultCache, TaskResult
 from braidlm.evals.statistics.significance import compare_best
 from tests.outcome import Outcome
 
@@ -37,9 +37,17 @@ def evaluation(scores: dict[str, tuple[float, float]], **more: Any) -> Evaluatio
     return Evaluation(models, tasks, "float32", {"braidlm": "9.9", "torch": "2"}, verdicts=compare_best(models))
 
 
+def markdown(evaluation: Evaluation) -> str:
+    return as_markdown(scores_report(evaluation))
+
+
+def rows(evaluation: Evaluation) -> list[Any]:
+    return list(score_table(evaluation).rows)
+
+
 def test_only_what_is_more_than_noise_is_bold() -> None:
     found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.49), "c": (50.0, 1.6)})
-    assert columns(found) == ["task", "items", "baseline", "a", "b", "c"]
+    assert score_table(found).columns == ["task", "items", "baseline", "a", "b", "c"]
     known, other = rows(found)
     assert known == ["known", "1,200", "25.00", "60.00 ± 1.00", "70.00 ± 1.00", "50.00 ± 1.00"]
     assert [isinstance(cell, Strong) for cell in known] == [False] * 4 + [True, False]
@@ -57,11 +65,11 @@ def test_markdown_says_what_was_measured_and_with_what() -> None:
     found.tasks["known"]["settings"] = {"seeds": 3, "rate": None}
     text = markdown(found)
     line = (
-        "What | it is. Score: accuracy, % with seeds 3; 1,200 items in all; version 3; licence: MIT; "
+        "What \\| it is. Score: accuracy, % with seeds 3; 1,200 items in all; version 3; licence: MIT; "
         "SHA-256 of the data kkk"
     )
-    assert f"- `known`: {line}" in text
-    assert "- `a`: aaaaaaaaaaaa, active paths: stories" in text
+    assert f"| `known` | {line}" in text
+    assert "| a | stories | none | `aaaaaaaaaaaa` |" in text
     assert "Computed in float32, with braidlm 9.9, torch 2." in text
     assert "baseline: what guessing gives" in text
 
@@ -75,30 +83,30 @@ def test_a_table_counts_the_items_that_were_scored() -> None:
 def test_items_that_are_too_long_are_told() -> None:
     found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, notes={"shortened": 21, "in windows": 0})
     said = "known: of 1,200 items some are longer than the context: 21 read without their beginning"
-    assert too_long_lines(found) == [said]
+    assert explanations(found)[2:] == [f"{said}."]
     assert f"\n{said}.\n" in markdown(found)
     other = found.models[1].tasks
     other["known"] = replace(other["known"], notes={"shortened": 0, "in windows": 1_100})
-    windows = "known: of 1,200 items some are longer than the context: 1,100 scored in windows (b)"
-    assert too_long_lines(found) == [f"{said} (a)", windows]
-    assert too_long_lines(evaluation({"a": (60.0, 1.5)})) == []
+    windows = "known: of 1,200 items some are longer than the context: 1,100 scored in windows (b)."
+    assert explanations(found)[2:] == [f"{said} (a).", windows]
+    assert len(explanations(evaluation({"a": (60.0, 1.5)}))) == 1
 
 
 def test_a_task_of_few_parts_has_a_row_for_each() -> None:
     found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, parts={"stories": Part(0.3, 7), "maths": Part(12.0, 5)})
     assert [row[0] for row in rows(found)] == ["known", "- stories", "- maths", "other"]
-    assert list(rows(found))[1:3] == [
+    assert rows(found)[1:3] == [
         ["- stories", "7", "", "0.3000", "0.3000"],
         ["- maths", "5", "", "12.00", "12.00"],
     ]
     one = evaluation({"a": (60.0, 1.5)}, parts={"all of it": Part(60.0, 1200)})
     many = evaluation({"a": (60.0, 1.5)}, parts={str(number): Part(60.0, 9) for number in range(7)})
-    assert len(list(rows(one))) == len(list(rows(many))) == 2, "the one part is the whole; many are on the page"
+    assert len(rows(one)) == len(rows(many)) == 2, "the one part is the whole; many are on the page"
 
 
 def test_csv_has_everything_in_long_form() -> None:
     found = evaluation({"a": (60.0, 1.5), "b": (70.0, 1.4)}, parts={"easy": Part(90.0, 7)}, by=BY)
-    lines = list(csv.DictReader(io.StringIO(long_csv(found))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(long_table(found)))))
     mine = [line for line in lines if line["model"] == "b" and line["task"] == "known"]
     assert [(line["part"], line["measure"], line["score"], line["count"]) for line in mine] == [
         ("all", "accuracy, %", "70", "1200"),
@@ -120,7 +128,7 @@ def test_csv_has_everything_in_long_form() -> None:
 
 def test_the_page_shows_the_same() -> None:
     found = evaluation({"a": (60.0, 1.5), "<b>": (70.0, 1.49)}, parts={name: Part(1.0, 1) for name in "tuvwxyz"}, by=BY)
-    page = comparison_page(found).html()
+    page = html(scores_report(found))
     assert '<td class="number"><strong>70.00 ± 1.00</strong></td>' in page
     assert page.count("<strong>") == 1
     assert "&lt;b&gt;" in page
@@ -138,7 +146,7 @@ def test_the_best_checkpoint_is_bold_only_where_it_is_clear() -> None:
     found = evaluation({"run/a": (60.0, 1.5), "run/b": (61.0, 1.3), "run/c": (61.5, 1.2)})
     for at, model in enumerate(found.models):
         model.run, model.words, model.folder = "run", at + 1, model.name.replace("run", "checkpoints")
-    page = dynamics_page(found, dynamics_figures(found)).html()
+    page = html(dynamics_report(found))
     assert page.count("<strong>") == 1
     assert "<strong>1.2000 ± 0.0100</strong>" in page
     assert '<td class="number">61.50 ± 1.00</td>' in page, "half a point is noise"
@@ -156,8 +164,8 @@ def test_scores_of_whole_runs_are_shown() -> None:
         model.tasks["aoa"] = TaskResult("aoa", "surprisal", 5.0, 3, None)
     found.over_runs = {"run": {"aoa": TaskResult("aoa", "Pearson", 33.0, 3, 4.0)}}
     assert "| run | aoa |\n| --- | --- |\n| run | 33.00 ± 4.00 |" in markdown(found)
-    assert columns(found) == ["model", "words", "known (1,200)", "other (1,200)", "aoa (3)"]
-    last = list(csv.DictReader(io.StringIO(long_csv(found))))[-1]
+    assert score_table(found).columns == ["model", "words", "known (1,200)", "other (1,200)", "aoa (3)"]
+    last = list(csv.DictReader(io.StringIO(csv_text(long_table(found)))))[-1]
     assert (last["model"], last["run"], last["score"]) == ("", "run", "33")
 
 
@@ -176,7 +184,7 @@ def test_averages_stand_under_a_whole_suite_and_only_there() -> None:
     found = Evaluation(
         models, tasks, "float32", {}, averages=facts_of({m.name: babylm_average(m.tasks) for m in models})
     )
-    assert list(rows(found))[-2:] == [
+    assert rows(found)[-2:] == [
         ["BabyLM average", "", "", "40.00", "50.00"],
         ["BabyLM average by column", "", "", "40.00", "50.00"],
     ]
@@ -209,7 +217,7 @@ def test_blimp_by_field_and_phenomenon(runs: Path, sorted_pairs: Path, tmp_path:
         "npi": Part(100 * sum(hits[6:]) / 3, 3),
     }
     assert list(result.by["field"]) == ["semantics", "syntax"]
-    assert "`blimp` by phenomenon, in percent of the items:" in (out / "results.md").read_text()
+    assert "### `blimp` by phenomenon" in (out / "results.md").read_text()
     again = braidlm.eval(runs / "one", "blimp", **options)
     assert again.of("one").tasks["blimp"] == result, "and comes back from what was kept"
     with open(sorted_pairs / "w.jsonl", "a") as file:

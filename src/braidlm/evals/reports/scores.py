@@ -1,0 +1,287 @@
+"""The report of scores: results.html, results.md, results.csv and results.json, and the short one of the terminal.
+
+Models that are compared stand side by side, a task in each row; the checkpoints of runs are many, and stand below each
+other. A cell that is `Strong` is significantly the best of its task (`significance.py`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from braidlm.core.report.report import Report, Strong, Table
+from braidlm.evals.babylm.averages import Average, averages
+from braidlm.evals.reports.dynamics import best_sentence, run_dynamics
+from braidlm.evals.results import Evaluation, ModelResults, Part, TaskResult
+from braidlm.evals.scoring.windows import IN_WINDOWS, SHORTENED
+
+AMOUNTS = ("words", "tokens", "steps")
+FIXED = ("task", "items", "baseline")
+"""The columns before those of the models."""
+CSV_COLUMNS = (
+    *("task", "part", "measure", "score", "standard_error", "count", "baseline", "clearly_best"),
+    *("version", "data_sha256", "model_sha256"),
+)
+MARKED = (
+    "the best by more than two standard errors of its difference from the next (item by item where the task's items "
+    "allow, else of both scores' errors in quadrature)"
+)
+BASELINE = "baseline: what guessing gives, or always giving the most frequent answer"
+FEW_PARTS = 6
+"""A task of two to so many parts, such as texts of your own, has a row for each of them in the first table."""
+MAX_PARTS = 12
+"""The largest number of parts for which a task has a table; others are in the files only."""
+SHORT = 12
+"""Characters of a hash that are shown."""
+
+
+def scores_report(evaluation: Evaluation) -> Report:
+    """The table, differences between models, parts of tasks, then tasks, models and versions."""
+    names = ", ".join(model.name for model in evaluation.models)
+    tasks = f"{len(evaluation.tasks)} task{'s' if len(evaluation.tasks) > 1 else ''}"
+    report = Report("Scores", f"{names} on {tasks}", tables=[long_table(evaluation)])
+    report.data = {"babylm": evaluation.averages} if evaluation.averages else {}
+    report.data["results"] = evaluation.facts()
+    report.table(score_table(evaluation))
+    if evaluation.over_runs:
+        report.table(run_table(evaluation))
+    for line in explanations(evaluation):
+        report.text(line)
+    if evaluation.verdicts and not evaluation.runs:
+        report.heading("Differences").table(_difference_table(evaluation))
+    for task in evaluation.tasks if not evaluation.runs else ():
+        _add_parts(report, evaluation, task)
+    report.heading("What was measured").table(task_table(evaluation))
+    rows = [
+        [model.name, _listed(model.paths, "all"), _listed(model.without, "none"), f"`{model.sha256[:SHORT]}`"]
+        for model in evaluation.models
+    ]
+    report.table(Table(["model", "active paths", "modules switched off", "SHA-256 begins with"], rows))
+    report.text(f"Computed in {evaluation.dtype}, with {versions_line(evaluation)}.")
+    return report.text("Every part of every task is in `results.json` and `results.csv` beside this page.")
+
+
+def short_report(evaluation: Evaluation) -> Report:
+    """The report for the terminal: the table, what it needs to be read, and the best checkpoint of each run."""
+    report = Report("Scores").table(score_table(evaluation))
+    for line in explanations(evaluation, strong="*"):
+        report.text(line)
+    if evaluation.over_runs:
+        report.table(run_table(evaluation))
+    for name, checkpoints in evaluation.runs.items():
+        report.text(best_sentence(run_dynamics(name, checkpoints)))
+    return report
+
+
+def score_table(evaluation: Evaluation) -> Table:
+    """Scores with standard errors, the baseline, where it is known, and averages, where a suite has some."""
+    if not evaluation.runs:
+        columns = [*FIXED, *(model.name for model in evaluation.models)]
+        return Table(columns, list(_task_rows(evaluation)), keep=len(FIXED))
+    first = ["model", *_amounts(evaluation)]
+    tasks = (f"{name} ({_scored(evaluation, name):,})" for name in evaluation.tasks)
+    columns = [*first, *tasks, *(average.label for average in averages(evaluation))]
+    return Table(columns, list(_checkpoint_rows(evaluation)), keep=len(first))
+
+
+def run_table(evaluation: Evaluation) -> Table:
+    """The scores that only whole runs have."""
+    rows = [[run, *(one.shown for one in results.values())] for run, results in evaluation.over_runs.items()]
+    columns = ["run", *next(iter(evaluation.over_runs.values()), {})]
+    return Table(columns, rows, "What only all checkpoints of a run together have.")
+
+
+def score_cell(evaluation: Evaluation, model: ModelResults, task: str) -> str:
+    """A score with its standard error; `Strong` where it is clearly the best."""
+    shown = model.tasks[task].shown
+    return Strong(shown) if _is_best(evaluation, model, task) else shown
+
+
+def explanations(evaluation: Evaluation, strong: str = "Bold:") -> list[str]:
+    """The notes below the table; `strong` is how the best score is marked."""
+    lines = ["± is one standard error" + (f"; {BASELINE}" if any(_chances(evaluation)) else "") + "."]
+    if any(verdict.clear for verdict in evaluation.verdicts.values()):
+        lines.append(f"{strong} {MARKED}.")
+    lines += [f"{average.label}: {average.note}." for average in averages(evaluation)]
+    return lines + [line for task in evaluation.tasks for line in _too_long(evaluation, task)]
+
+
+def _too_long(evaluation: Evaluation, task: str) -> Iterator[str]:
+    """How many items of a task are longer than the context, and were truncated or scored in windows."""
+    by_counts: dict[tuple[int, int], list[str]] = {}
+    for model in evaluation.models:
+        notes = model.tasks[task].notes
+        by_counts.setdefault((notes.get(SHORTENED, 0), notes.get(IN_WINDOWS, 0)), []).append(model.name)
+    for (shortened, in_windows), models in by_counts.items():
+        treated = [f"{shortened:,} read without their beginning"] if shortened else []
+        treated += [f"{in_windows:,} scored in windows"] if in_windows else []
+        if treated:
+            which = "" if len(by_counts) == 1 else f" ({', '.join(models)})"
+            items = f"{task}: of {_scored(evaluation, task):,} items some are longer than the context"
+            yield f"{items}: {', '.join(treated)}{which}."
+
+
+def task_table(evaluation: Evaluation) -> Table:
+    """What each task is."""
+    return Table(["task", "what it is"], [[f"`{name}`", _task_line(facts)] for name, facts in evaluation.tasks.items()])
+
+
+def _task_line(facts: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in facts.get("settings", {}).items() if value is not None)
+    with_settings = f" with {settings}" if settings else ""
+    return (
+        f"{sentence(facts['description'])} Score: {facts['metric']}{with_settings}; {facts['count']:,} items in all; "
+        f"version {facts['version']}; licence: {facts['licence']}; SHA-256 of the data {facts['sha256'][:SHORT]}."
+    )
+
+
+def sentence(text: str) -> str:
+    """A description with a full stop, unless it is a question."""
+    return text if text[-1] in ".?!" else f"{text}."
+
+
+def versions_line(evaluation: Evaluation) -> str:
+    """The versions of the packages."""
+    return ", ".join(f"{package} {version}" for package, version in evaluation.versions.items())
+
+
+def _difference_table(evaluation: Evaluation) -> Table:
+    rows = [
+        [
+            *(f"`{task}`", verdict.best, verdict.next, *_with_error(verdict.difference, verdict.standard_error)),
+            *("paired" if verdict.paired else "apart", verdict.clear),
+        ]
+        for task, verdict in evaluation.verdicts.items()
+    ]
+    return Table(
+        ["task", "best", "next", "difference", "standard error", "items", "clear"],
+        rows,
+        "Clear: more than two standard errors of the difference. Paired: the error is that of the differences item by "
+        "item; apart: both scores' errors in quadrature.",
+    )
+
+
+def _with_error(difference: float, error: float | None) -> tuple[str, str]:
+    """Both rounded to two significant digits of the error."""
+    if not error:  # the difference of equal sums is a rounding error
+        return f"{round(difference, 9):.4g}", "–" if error is None else "0"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{difference:.{digits}f}", f"{error:.{digits}f}"
+
+
+def _add_parts(report: Report, evaluation: Evaluation, task: str) -> None:
+    """The partitions of a task by attributes of the data, the task by other measures, and its parts."""
+    results = [model.tasks[task] for model in evaluation.models]
+    models = [model.name for model in evaluation.models]
+    for kind, groups in results[0].by.items():
+        scores = {name: [_score(result.by.get(kind, {}).get(name)) for result in results] for name in groups}
+        rows = [[name, part.count, *_formatted(scores[name], digits=2)] for name, part in groups.items()]
+        caption = "Percent of the items that are right."
+        report.heading(f"`{task}` by {kind}", 3).table(Table([kind, "items", *models], rows, caption))
+    if also := results[0].also:
+        rows = [[name, *_formatted([result.also.get(name) for result in results])] for name in also]
+        report.heading(f"`{task}` by other measures", 3).table(Table(["measure", *models], rows))
+    parts = results[0].parts
+    if FEW_PARTS < len(parts) <= MAX_PARTS:  # few stand in the first table
+        cells = iter(_formatted([_score(result.parts.get(name)) for name in parts for result in results]))
+        rows = [[name, part.count, *(next(cells) for _ in results)] for name, part in parts.items()]
+        report.heading(f"Parts of `{task}`", 3).table(Table(["part", "items", *models], rows))
+
+
+def _score(part: Part | None) -> float | None:
+    return None if part is None else part.score
+
+
+def _formatted(numbers: Sequence[float | None], digits: int | None = None) -> list[str]:
+    """Numbers with as many decimals as suit the largest of them."""
+    largest = max((abs(number) for number in numbers if number is not None), default=0.0)
+    digits = digits if digits is not None else 0 if largest >= 10_000 else 2 if largest >= 10 else 4
+    return ["–" if number is None else f"{number:,.{digits}f}" for number in numbers]
+
+
+def _listed(names: Sequence[str] | None, otherwise: str) -> str:
+    return otherwise if names is None else ", ".join(names)
+
+
+def long_table(evaluation: Evaluation) -> Table:
+    """A row for each model, task and part of it, the whole task first; then other metrics, and scores of runs."""
+    rows: list[list[Any]] = []
+
+    def add(identity: list[Any], results: Mapping[str, TaskResult], sha256: str, best: Sequence[str]) -> None:
+        for name, result in results.items():
+            about = [evaluation.tasks[name]["version"], evaluation.tasks[name]["sha256"], sha256]
+            rows.extend([*identity, *line, *about] for line in _csv_lines(name, result, name in best))
+
+    for model in evaluation.models:
+        best = [task for task in model.tasks if _is_best(evaluation, model, task)]
+        amounts = [getattr(model, unit) for unit in AMOUNTS]
+        add([model.name, model.run, *amounts], model.tasks, model.sha256, best)
+    for run, results in evaluation.over_runs.items():
+        add([None, run, *(None for _ in AMOUNTS)], results, "", ())
+    return Table(["model", "run", *AMOUNTS, *CSV_COLUMNS], rows, name="results")
+
+
+def _csv_lines(task: str, result: TaskResult, best: bool) -> Iterator[list[Any]]:
+    """The cells from `task` to `clearly_best`."""
+    measure, error = result.metric, result.standard_error
+    known = [None if number is None else f"{number:.6g}" for number in (error, result.chance)]
+    whole = f"{result.score:.8g}"
+    yield [task, "all", measure, whole, known[0], result.count, known[1], "yes" if best else None]
+    parts = result.parts | {f"{kind}: {name}": part for kind, each in result.by.items() for name, part in each.items()}
+    for name, part in parts.items():
+        yield [task, name, measure, f"{part.score:.8g}", None, part.count, None, None]
+    for name, score in result.also.items():
+        yield [task, "all", name, f"{score:.8g}", None, result.count, None, None]
+
+
+def _task_rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    for task, chance in zip(evaluation.tasks, _chances(evaluation), strict=True):
+        scores = (score_cell(evaluation, model, task) for model in evaluation.models)
+        yield [task, f"{_scored(evaluation, task):,}", chance or "-", *scores]
+        results = [model.tasks[task] for model in evaluation.models]
+        if 1 < len(results[0].parts) <= FEW_PARTS:
+            for name, part in results[0].parts.items():
+                yield [f"- {name}", f"{part.count:,}", "", *(_rounded(result.parts.get(name)) for result in results)]
+    for average in averages(evaluation):
+        yield [average.label, "", "", *(_average(average, model) for model in evaluation.models)]
+
+
+def _rounded(part: Part | None) -> str:
+    if part is None:
+        return "-"
+    return f"{part.score:.2f}" if abs(part.score) >= 10 else f"{part.score:.4f}"
+
+
+def _scored(evaluation: Evaluation, task: str) -> int:
+    """How many items were scored: settings may leave some out."""
+    return max((model.tasks[task].count for model in evaluation.models), default=evaluation.tasks[task]["count"])
+
+
+def _checkpoint_rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    amounts, means = _amounts(evaluation), averages(evaluation)
+    for model in evaluation.models:
+        trained = (f"{getattr(model, unit):,}" for unit in amounts)
+        scores = (score_cell(evaluation, model, task) for task in evaluation.tasks)
+        yield [model.name, *trained, *scores, *(_average(average, model) for average in means)]
+    if any(_chances(evaluation)):
+        shown = (chance or "-" for chance in _chances(evaluation))
+        yield ["baseline", *("" for _ in amounts), *shown, *("" for _ in means)]
+
+
+def _chances(evaluation: Evaluation) -> list[str]:
+    """The baseline of each task; empty where it is not known."""
+    chances = [evaluation.models[0].tasks[task].chance for task in evaluation.tasks]
+    return ["" if chance is None else f"{chance:.2f}" for chance in chances]
+
+
+def _is_best(evaluation: Evaluation, model: ModelResults, task: str) -> bool:
+    verdict = evaluation.verdicts.get(task)
+    return verdict is not None and verdict.clear and verdict.best == model.name
+
+
+def _average(average: Average, model: ModelResults) -> str:
+    return f"{average.scores[model.name]:.2f}" if model.name in average.scores else "-"
+
+
+def _amounts(evaluation: Evaluation) -> list[str]:
+    """The first unit in which the training of all checkpoints is known."""
+    return [unit for unit in AMOUNTS if all(getattr(model, unit) for model in evaluation.models)][:1]
