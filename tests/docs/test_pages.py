@@ -53,3 +53,17 @@ def test_the_page_of_sizes_has_every_presets_count() -> None:
         if name.startswith("models/"):
             counted = model_cost(skeleton(config_from(name, vocab_size=50_257))).parameters
             assert re.search(rf"^\| `{name}` \|.*\| {counted:,} \|", text, re.MULTILINE), f"{name}: {counted:,}"
+
+
+def sections(page: Path) -> dict[str, list[str]]:
+    """The lines of each section of a page, by its heading."""
+    _, *parts = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part.split("\n", 1)[0]: part.rstrip().splitlines() for part in parts}
+
+
+def test_entries_of_the_log_have_at_most_ten_lines() -> None:
+    assert not {title: len(lines) for title, lines in sections(ROOT / "LOG.md").items() if len(lines) > 10}
+
+
+def test_each_question_of_the_results_fits_on_a_screen() -> None:
+    assert not {title: len(lines) for title, lines in sections(ROOT / "docs" / "results.md").items() if len(lines) > 24}
