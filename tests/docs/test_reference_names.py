@@ -1,0 +1,25 @@
+"""Every verb, option, key, part, edit, task and recipe of version 0.1.0 is there today, or its absence is explained."""
+
+import re
+from pathlib import Path
+
+from tests.docs.reference_names import names_of
+
+ROOT = Path(__file__).parents[2]
+OLD = Path(__file__).with_name("reference-0.1.0.txt")
+GONE: dict[str, str] = {}
+"""Patterns of names that version 0.1.0 had, with why they are gone and what is written now."""
+NEW: dict[str, str] = {}
+"""Patterns of names that came since, with what they are for."""
+
+
+def unexplained(names: set[str], explained: dict[str, str]) -> list[str]:
+    return sorted(name for name in names if not any(re.fullmatch(pattern, name) for pattern in explained))
+
+
+def test_nothing_that_users_write_is_lost_without_a_word() -> None:
+    before, today = set(OLD.read_text(encoding="utf-8").splitlines()), set(names_of(ROOT / "docs" / "reference.md"))
+    assert not unexplained(before - today, GONE)
+    assert not unexplained(today - before, NEW)
+    assert all(any(re.fullmatch(pattern, name) for name in before - today) for pattern in GONE), "it is back"
+    assert all(any(re.fullmatch(pattern, name) for name in today - before) for pattern in NEW), "it is gone again"
