@@ -13,7 +13,7 @@ _HOMES = {
     "eval": "braidlm.evals.evaluate",
     "exit_curve": "braidlm.evals.exit_curve",
     "prune_curve": "braidlm.studies.pruning.curve",
-    "routes": "braidlm.routes.routes",
+    "routes": "braidlm.inspection.routes",
     "generate": "braidlm.serving.generate",
     "compare": "braidlm.studies.comparing.compare",
     "convert": "braidlm.bridges.convert",

@@ -22,7 +22,7 @@ FLOORS = {
     "decoders": 4,
     "training": 5,
     "evals": 5,
-    "routes": 5,
+    "inspection": 5,
     "serving": 5,
     "edits": 6,
     "studies": 7,
@@ -112,7 +112,7 @@ def test_this_test_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    from braidlm.training.loop import train\n"
         "import braidlm.cli.main\n"
         "from braidlm import serving\n"
-        "from ..routes import report\n"
+        "from ..inspection import results\n"
         "import torch\n"
     )
     assert [line.split(": ")[0].rsplit(":", 1)[1] for line in sorted(upward(path))] == ["5", "6", "7", "8"]

@@ -13,11 +13,10 @@ from braidlm.core.errors import BraidError
 from braidlm.edits.criteria import Criterion
 from braidlm.edits.modules import Modules, layers_of, modules_of
 from braidlm.edits.sources import Source
+from braidlm.inspection.texts import DataSource, windows_of
 from braidlm.model.attention.routed import span_for_scope
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
-from braidlm.routes.texts import DataSource
-from braidlm.routes.windows import windows_of
 
 Usage = dict[str, Tensor]
 """By a routed part's address, a number for each of its modules."""

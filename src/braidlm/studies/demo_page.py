@@ -6,11 +6,12 @@ from pathlib import Path
 
 from braidlm.core.console import count, duration
 from braidlm.core.report import figures
+from braidlm.core.report.drawing import draw
 from braidlm.core.report.page import Page
 from braidlm.data.corpora.maths.generator import generate_problem
-from braidlm.routes.report import RoutingReport, percent, verdicts
-from braidlm.routes.report_files import PAGE as ROUTES_PAGE
-from braidlm.routes.report_files import share_figure
+from braidlm.inspection.charts import share_chart
+from braidlm.inspection.results import RoutingReport, percent, verdicts
+from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
 from braidlm.serving.generate import Continuation
 from braidlm.studies.charts import comparison_chart, learning_chart
 from braidlm.studies.results import ROUTES, Bits, ModelResult, StudyResults
@@ -103,7 +104,7 @@ def _verdict(page: Page, facts: DemoFacts, folder: Path) -> None:
         "of it says as much as the whole: what owners gain by text that others keep shows on real text only. "
         "`docs/results.md` has more."
     )
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"} if facts.routes else {})
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"} if facts.routes else {})
 
 
 def _key_figures(facts: DemoFacts) -> Iterator[tuple[str, str]]:
@@ -206,14 +207,14 @@ def _routing(page: Page, facts: DemoFacts, folder: Path) -> None:
     if facts.routes is None:
         page.text("The composed model has no layer in which the path of a token could be read.")
         return
-    chart = share_figure(facts.routes)
+    chart = draw(share_chart(facts.routes))
     figures.save_png(chart, folder / "routes.png")
     routed = any(layer.read_by == "router" for model in facts.routes.models for layer in model.layers)
     page.text(ROUTED if routed else UNROUTED)
     page.figure(figures.to_svg(chart), "Held-out documents of each domain, and where their tokens go.")
     for sentence in [s for model in facts.routes.models for s in (*verdicts(model), *model.findings)]:
         page.text(sentence)
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"})
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"})
 
 
 def _withdrawing(page: Page, results: StudyResults) -> None:

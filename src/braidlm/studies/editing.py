@@ -14,7 +14,7 @@ from braidlm.core.models.folders import load_lineage
 from braidlm.core.models.integrity import model_hash
 from braidlm.core.models.runs import is_run, newest_checkpoint
 from braidlm.edits.edit import edit
-from braidlm.routes.texts import DataSource
+from braidlm.inspection.texts import DataSource
 from braidlm.studies.models import errors_of
 from braidlm.studies.phases import EditStep, edit_step
 from braidlm.studies.study import Study

@@ -6,12 +6,13 @@ from pathlib import Path
 from braidlm.core import console
 from braidlm.core.files import write_json
 from braidlm.core.report import figures
+from braidlm.core.report.drawing import draw
 from braidlm.core.report.page import Page
 from braidlm.data.loading.open_data import open_data
+from braidlm.inspection.charts import share_chart
+from braidlm.inspection.results import RoutingReport, verdicts
+from braidlm.inspection.routes_report import PAGE as ROUTES_PAGE
 from braidlm.model.config.strict import encode
-from braidlm.routes.report import RoutingReport, verdicts
-from braidlm.routes.report_files import PAGE as ROUTES_PAGE
-from braidlm.routes.report_files import share_figure
 from braidlm.studies.charts import (
     joins_models_of_two_domains,
     learning_chart,
@@ -119,10 +120,10 @@ def _variants(page: Page, results: StudyResults, folder: Path) -> None:
 
 def _routing(page: Page, routed: RoutingReport, folder: Path) -> None:
     page.heading("Who goes where")
-    chart = share_figure(routed)
+    chart = draw(share_chart(routed))
     figures.save_png(chart, folder / "routes.png")
     page.figure(figures.to_svg(chart), "Held-out documents of each domain.")
-    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}"})
+    page.links({"Every layer, and texts token by token": f"{ROUTES}/{ROUTES_PAGE}.html"})
     for model in routed.models:
         for sentence in (*verdicts(model), *model.findings):
             page.text(f"{model.name}: {sentence}")

@@ -15,11 +15,11 @@ from braidlm.core.models.runs import read_metrics, training_seconds
 from braidlm.data.loading.open_data import OpenData, open_data
 from braidlm.data.loading.streams import Half
 from braidlm.data.loading.validation import ValidationSet, validation_windows
+from braidlm.inspection.layers import find_layers
+from braidlm.inspection.results import RoutingReport
+from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.layers import find_layers
-from braidlm.routes.report import RoutingReport
-from braidlm.routes.routes import routes
 from braidlm.studies.members import path_of_domains
 from braidlm.studies.models import Kind
 from braidlm.studies.study import Study

@@ -8,7 +8,7 @@ import braidlm
 from braidlm.cli.main import main
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import load_config, load_lineage, load_model
-from braidlm.routes.layers import find_layers
+from braidlm.inspection.layers import find_layers
 from braidlm.training.train import train
 from tests.edits.composed_paths import EXPERTS, JOINS, saved_path
 

@@ -131,7 +131,9 @@ def show_report(report: Report | Table) -> None:
     """Print the verdict, the texts and the tables of a report, or one table, in the terminal."""
     if isinstance(report, Table):
         report = Report("", parts=[report])
-    for part in [*([Text(report.verdict)] if report.verdict else []), *report.parts]:
+    for number, part in enumerate([*([Text(report.verdict)] if report.verdict else []), *report.parts]):
+        if number and isinstance(part, Heading):
+            console.show("")
         _show(part)
 
 
@@ -142,7 +144,7 @@ def _show(part: Any) -> None:
 
 @_show.register
 def _(part: Heading) -> None:
-    console.show(f"\n{part.text.replace('`', '')}")
+    console.show(part.text.replace("`", ""))
 
 
 @_show.register

@@ -10,12 +10,12 @@ from braidlm.edits.assembly import STARTS
 from braidlm.edits.composing.layout import Layout, lay_out
 from braidlm.edits.composing.path_models import PathModel, aligned_sections
 from braidlm.edits.composing.tensor_origins import account_for
+from braidlm.inspection.layers import routing_modules
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.registry import Choice
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import Join
 from braidlm.model.paths.parallel import ParallelLayer, ParallelStage, blocks_in_layer
-from braidlm.routes.layers import routing_modules
 
 TRAINED_BYTES = 12
 """Of a trained parameter, beside its own four: the gradient and AdamW's two moments in float32."""

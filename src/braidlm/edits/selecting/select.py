@@ -30,11 +30,11 @@ from braidlm.edits.selecting.selection import Selection, check_equal, logits_wit
 from braidlm.edits.sources import Source
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
+from braidlm.inspection.texts import DataSource
 from braidlm.model.config.braid_config import BraidConfig
 from braidlm.model.config.ranges import Count, LayersOrZero, Rate
 from braidlm.model.config.strict import encode
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.routes.texts import DataSource
 
 LORA_FILES = (LORA_CONFIG, "adapter_model.safetensors")
 """Adapters that may stand beside the gates of a decoder, and stay as they are."""

@@ -18,8 +18,8 @@ from braidlm.edits.gate import layer_ranges
 from braidlm.edits.selecting.quality import Quality, quality
 from braidlm.edits.selecting.rules import Rule, Verdict, judge
 from braidlm.evals.formats.held_out_text import HeldOutText
-from braidlm.routes.gate_lens import LayerLens, gate_lens
-from braidlm.routes.gates import context_limit
+from braidlm.inspection.gate_lens import LayerLens, gate_lens
+from braidlm.inspection.gates import context_limit
 
 PROBE = 64
 """Tokens at which logits are compared."""

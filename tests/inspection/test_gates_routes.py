@@ -15,7 +15,7 @@ from braidlm.decoders.adapter import save_adapter, weights_sha256
 from braidlm.decoders.gating import attach, gates_of
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from tests.routes.path_models import saved
+from tests.inspection.path_models import saved
 from tests.tiny_models import randomised, tiny_model
 
 VOCABULARY = bytes_tokenizer().vocab_size

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from braidlm.core.errors import BraidError
+from braidlm.inspection.collect import NO_CHOICE, closest_path, collect_choices
+from braidlm.inspection.layers import find_layers, record_joins
+from braidlm.inspection.texts import Text
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.collect import NO_CHOICE, closest_path, collect_choices
-from braidlm.routes.layers import find_layers, record_joins
-from braidlm.routes.texts import Text
-from tests.routes.path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
+from tests.inspection.path_models import PATHS, TOKENIZER, always, by_character, joins, passing, path_model
 from tests.tiny_models import tiny_model
 
 

@@ -15,14 +15,14 @@ from braidlm.core.models.names import StrPath, model_folder, name_sources
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.loading import OpenDecoder
 from braidlm.decoders.opening import open_folder
+from braidlm.inspection.collect import NO_CHOICE, TokenChoices, collect_choices
+from braidlm.inspection.gates import ModelGates, kind_of_gates, measure_gates
+from braidlm.inspection.layers import Layer, find_layers, routing_modules
+from braidlm.inspection.measures import counts_of, load_of, named_shares, tally, typical_tokens
+from braidlm.inspection.results import PASSED_BY, DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
+from braidlm.inspection.texts import Text, Texts
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.switches import path_names, switch_off_modules, use_paths
-from braidlm.routes.collect import NO_CHOICE, TokenChoices, collect_choices
-from braidlm.routes.gates import ModelGates, kind_of_gates, measure_gates
-from braidlm.routes.layers import Layer, find_layers, routing_modules
-from braidlm.routes.measures import counts_of, load_of, named_shares, tally, typical_tokens
-from braidlm.routes.report import PASSED_BY, DataRoutes, ModelRoutes, PromptRoutes, TokenView, degenerate
-from braidlm.routes.texts import Text, Texts
 
 SHOWN = 120
 """Tokens of a data set that are shown one by one."""

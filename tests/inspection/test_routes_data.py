@@ -10,9 +10,9 @@ from braidlm.core.errors import BraidError
 from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import PackedData
 from braidlm.data.packing.prepare import prepare
-from braidlm.routes.routes import routes
-from braidlm.routes.texts import DataSource
-from tests.routes.path_models import TOKENIZER
+from braidlm.inspection.routes import routes
+from braidlm.inspection.texts import DataSource
+from tests.inspection.path_models import TOKENIZER
 
 DOCUMENTS = [f"tale number {'abcdefgh'[n % 8]} " * (1 + n % 3) + "end" for n in range(20)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from braidlm.routes.measures import (
+from braidlm.inspection.measures import (
     accuracy,
     accuracy_by_chance,
     entropy,

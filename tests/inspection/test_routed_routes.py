@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from braidlm.core.decoding.prompts import Prompt
+from braidlm.inspection.charts import load_chart
+from braidlm.inspection.collect import NO_CHOICE, collect_choices
+from braidlm.inspection.layers import Layer, find_layers
+from braidlm.inspection.results import degenerate
+from braidlm.inspection.routes import routes
+from braidlm.inspection.texts import Text
 from braidlm.model.paths.switches import use_paths
-from braidlm.routes.collect import NO_CHOICE, collect_choices
-from braidlm.routes.layers import Layer, find_layers
-from braidlm.routes.report import degenerate
-from braidlm.routes.report_files import load_figure
-from braidlm.routes.routes import routes
-from braidlm.routes.texts import Text
-from tests.routes.path_models import TOKENIZER, saved
-from tests.routes.routed_path_models import FOUR, expert_model, routed_model, routers, routers_by_character
+from tests.inspection.path_models import TOKENIZER, saved
+from tests.inspection.routed_path_models import FOUR, expert_model, routed_model, routers, routers_by_character
 from tests.tiny_models import tiny_model
 
 EXPERTS = ["expert_1", "expert_2", "expert_3", "expert_4"]
@@ -198,16 +198,14 @@ def test_the_tokens_that_each_choice_is_taken_for(folder: Path) -> None:
 
 def test_many_experts_in_many_layers_stay_readable(tmp_path: Path) -> None:
     """Heat maps in place of bars, some layers token by token, and all of it in the tables."""
-    figures = pytest.importorskip("matplotlib.figure")
+    pytest.importorskip("matplotlib")
     bank = {"experts": {"names": 12, "router": {"top_k": 2}}}
     block = {"layers": 10, "feed": {"kind": "mlp", "hidden": 8, **bank}, "attention": {"heads": 2, **bank}}
     model = tiny_model(vocab_size=TOKENIZER.vocab_size, context=64, stages=[{"block": block}])
     report = routes(saved(model, tmp_path / "m"), [Prompt("ab", "x"), Prompt("12", "y")], out=tmp_path / "report")
-    drawn = load_figure(report)
-    assert isinstance(drawn, figures.Figure)
-    titles = [axes.get_title(loc="left") for axes in drawn.axes]
-    assert titles[:4] == ["attention: x", "attention: y", "feed: x", "feed: y"]
-    assert drawn.axes[0].images[0].get_array().shape == (10, 12)
+    (attention, feed) = load_chart(report).maps
+    assert [one.title for one in (*attention, *feed)] == ["attention: x", "attention: y", "feed: x", "feed: y"]
+    assert (len(attention[0].rows), len(attention[0].columns)) == (10, 12)
     page = (tmp_path / "report" / "routes.html").read_text()
     assert "Some of the layers are shown" in page
     assert page.count("<dt>layer 1 attention</dt>") == page.count("<dt>layer 10 feed</dt>") == 2

@@ -9,14 +9,14 @@ import pytest
 import braidlm
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
-from braidlm.routes import measures
-from braidlm.routes.collect import TokenChoices
-from braidlm.routes.layers import Layer
-from braidlm.routes.measures import Tally, tally
-from braidlm.routes.report import ModelRoutes, RoutingReport, degenerate, percent, verdicts
-from braidlm.routes.routes import routes
-from braidlm.routes.texts import Text
-from tests.routes.path_models import always, path_model, saved
+from braidlm.inspection import measures
+from braidlm.inspection.collect import TokenChoices
+from braidlm.inspection.layers import Layer
+from braidlm.inspection.measures import Tally, tally
+from braidlm.inspection.results import ModelRoutes, RoutingReport, degenerate, percent, verdicts
+from braidlm.inspection.routes import routes
+from braidlm.inspection.texts import Text
+from tests.inspection.path_models import always, path_model, saved
 
 TABLE_6 = {
     "gumbel_1": "221 222 221 222 221 211 212 212 111 211 112 111 111 112 122 112 122 132 211 222",
@@ -202,11 +202,17 @@ def test_a_path_switched_off_in_the_folder_stays_off(tmp_path: Path) -> None:
     assert routes(saved(model, tmp_path / "m"), [Prompt("ab")]).models[0].active == ["maths"]
 
 
-def test_the_package_can_be_called_like_its_verb(folders: dict[str, Path]) -> None:
-    assert not callable(measures)
-    assert sys.modules["braidlm.routes"] is braidlm.routes  # the package, since its modules have been imported
+def test_the_verb_is_a_function_also_when_its_package_has_been_imported(folders: dict[str, Path]) -> None:
+    assert braidlm.routes is routes
     report = braidlm.routes(folders["letters"], prompts=["a", "1"])
     assert [prompt.chosen[0] for prompt in report.models[0].prompts] == ["stories", "maths"]
+
+
+def test_a_notebook_shows_the_models() -> None:
+    model = ModelRoutes("moep", "runs/moep", ["a"], ["a"], {}, [], findings=["layer 1 never takes 'a'"])
+    html = RoutingReport([model])._repr_html_()
+    assert '<th scope="col">moep</th>' in html
+    assert "layer 1 never takes" in html
 
 
 def test_domains_of_other_names(folders: dict[str, Path]) -> None:

@@ -1,17 +1,16 @@
-"""The results of `braid routes` as plain data, for tables, pages and programs."""
+"""The results of `braid routes` as plain data, for reports and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from braidlm.core.report.notebook import html_table
-from braidlm.routes.gates import ModelGates
-from braidlm.routes.gates_report import gate_columns, gate_rows
-from braidlm.routes.layers import Layer
-from braidlm.routes.measures import Tally
+from braidlm.core.report.html import notebook
+from braidlm.core.report.report import Table
+from braidlm.inspection.gates import ModelGates
+from braidlm.inspection.gates_report import gate_table
+from braidlm.inspection.layers import Layer
+from braidlm.inspection.measures import LayerTally, Tally
 
-MANY = 10
-"""With more choices than this in a layer, loads are drawn as heat maps and not as bars, and colours repeat."""
 PASSED_BY = "none"
 """Where a token has no choice, because it passes by the layer that would choose."""
 JSON_KEYS = {"active": "heard", "read_by": "how", "p_value": "luck"}
@@ -92,6 +91,12 @@ class ModelRoutes:
     notes: list[str] = field(default_factory=list)
     """What limits the reading."""
 
+    def read(self, at: int = -1) -> Iterator[tuple[Layer, LayerTally]]:
+        """The layers that can be read, with what tally `at` has of them; the last tally has most tokens."""
+        for layer, one in zip(self.layers, self.tallies[at].layers, strict=True):
+            if one is not None:
+                yield layer, one
+
 
 @dataclass
 class RoutingReport:
@@ -132,12 +137,12 @@ class RoutingReport:
         """In a notebook: the share of every choice over all layers, what gates do, and what it means."""
         notes = [f"{model.name}: {text}" for model in self.models for text in (*verdicts(model), *model.findings)]
         tallies = self.models[0].tallies if self.models else []
-        rows = [(tally.what, *row) for at, tally in enumerate(tallies) for row in share_rows(self, at)]
+        rows = [[tally.what, *row] for at, tally in enumerate(tallies) for row in share_table(self, at).rows]
         columns = ("over", "choice", *(model.name for model in self.models))
-        tables = [html_table(columns, rows, notes)] if rows or notes else []
+        tables = [notebook(Table(columns, rows), notes)] if rows or notes else []
         for gates in self.gated:
             found = [f"{gates.name}: {finding}" for finding in gates.findings]
-            tables.append(html_table(gate_columns(gates), gate_rows(gates), found))
+            tables.append(notebook(gate_table(gates), found))
         return "".join(tables)
 
     def facts(self) -> dict[str, Any]:
@@ -160,15 +165,16 @@ def percent(share: float | None) -> str:
     return f"{min(max(share, 0.001), 0.999) if 0 < share < 1 else share:.{digits}%}"
 
 
-def share_rows(report: RoutingReport, at: int) -> list[list[str]]:
-    """Of tally `at`, a column for each model: the share of each choice; empty where layers have different experts."""
-    tallies = [model.tallies[at] for model in report.models]
-    named = [name for name in report.choices if any(name in tally.shares for tally in tallies)]
+def share_table(result: RoutingReport, at: int) -> Table:
+    """The share of each choice in tally `at`, a column for each model; no rows where layers have different experts."""
+    tallies = [model.tallies[at] for model in result.models]
+    named = [name for name in result.choices if any(name in tally.shares for tally in tallies)]
     rows = [[name, *(percent(tally.shares.get(name)) for tally in tallies)] for name in named]
     if named and any(tally.accuracy is not None for tally in tallies):
         rows.append(["right", *(percent(tally.accuracy) for tally in tallies)])
         rows.append(["right by chance", *(percent(tally.accuracy_by_chance) for tally in tallies)])
-    return rows
+    caption = f"What each choice has over all layers: {tallies[0].what}."
+    return Table(["", *(model.name for model in result.models)], rows, caption)
 
 
 def verdicts(model: ModelRoutes) -> list[str]:

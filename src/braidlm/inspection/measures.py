@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from braidlm.routes.collect import NO_CHOICE, TokenChoices
-from braidlm.routes.layers import Layer
-from braidlm.routes.texts import Text
+from braidlm.inspection.collect import NO_CHOICE, TokenChoices
+from braidlm.inspection.layers import Layer
+from braidlm.inspection.texts import Text
 
 SHUFFLES = 499
 """Permutations of the domains in the permutation test."""

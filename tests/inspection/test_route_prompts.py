@@ -6,7 +6,7 @@ import pytest
 
 from braidlm.core.decoding.prompts import Prompt, read_prompts
 from braidlm.core.errors import BraidError
-from braidlm.routes.texts import check_domains, right_paths
+from braidlm.inspection.texts import check_domains, right_paths
 
 
 def written(folder: Path, name: str, text: str) -> Path:

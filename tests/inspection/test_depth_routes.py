@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from braidlm.core.decoding.prompts import Prompt
+from braidlm.inspection.layers import find_layers
+from braidlm.inspection.routes import routes
 from braidlm.model.modeling_braid import BraidForCausalLM
-from braidlm.routes.layers import find_layers
-from braidlm.routes.routes import routes
-from tests.routes.path_models import saved
-from tests.routes.routed_path_models import by_hand
+from tests.inspection.path_models import saved
+from tests.inspection.routed_path_models import by_hand
 
 NAMES = ("stages.0.layers.1.router", "stages.0.layers.1.block.feed.router")
 

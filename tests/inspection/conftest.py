@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from braidlm.cli.main import main
+from tests.inspection.path_models import always, by_character, passing, path_model, saved
 from tests.outcome import Outcome
-from tests.routes.path_models import always, by_character, passing, path_model, saved
 from tests.tiny_models import tiny_model
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from braidlm.inspection.layers import JoinRecords, Layer, record_joins, routing_modules, weighs_tokens
+from braidlm.inspection.texts import Text, Windows, windows_of
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.paths.joins import Join
 from braidlm.model.routing.routing import Routing
-from braidlm.routes.layers import JoinRecords, Layer, record_joins, routing_modules, weighs_tokens
-from braidlm.routes.texts import Text
-from braidlm.routes.windows import Windows, windows_of
 
 NO_CHOICE = -1
 """The index in a layer that cannot be read, where it takes fewer choices than others, and of tokens that pass it by."""

@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 
 from braidlm.core.errors import BraidError
 from braidlm.decoders.gating import attach, gates_of, without
+from braidlm.inspection import gates as gates_module
+from braidlm.inspection.gate_lens import LayerLens, gate_lens, perplexity
+from braidlm.inspection.gates import GateActivity, ModelGates, gain_of, measure_gates
 from braidlm.model.config.strict import decode
 from braidlm.model.gates import GatesConfig
-from braidlm.routes import gates as gates_module
-from braidlm.routes.gate_lens import LayerLens, gate_lens, perplexity
-from braidlm.routes.gates import GateActivity, ModelGates, gain_of, measure_gates
 from tests.tiny_models import randomised, tiny_model
 
 SIZES = {

@@ -6,7 +6,7 @@ import torch
 
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.model.routing.router import TopKRouter
-from tests.routes.path_models import TOKENIZER
+from tests.inspection.path_models import TOKENIZER
 from tests.tiny_models import tiny_model
 
 FOUR = ["stories", "maths", "signs", "spare"]

@@ -7,10 +7,11 @@ from braidlm.core.decoding.prompts import DEFAULT_PROMPTS, Prompt, read_prompts
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import StrPath
-from braidlm.routes.analysis import analyse, open_models
-from braidlm.routes.report import RoutingReport
-from braidlm.routes.report_files import check_out, write_folder
-from braidlm.routes.texts import Texts, check_domains, data_sources, prompt_texts, right_paths
+from braidlm.core.report.write import check_out, write
+from braidlm.inspection.analysis import analyse, open_models
+from braidlm.inspection.results import RoutingReport
+from braidlm.inspection.routes_report import PAGE, routes_report
+from braidlm.inspection.texts import Texts, check_domains, data_sources, prompt_texts, right_paths
 
 TOKENS = 20_000
 """Of each data set, by default."""
@@ -41,7 +42,7 @@ def routes(
     path_of = dict(domains or {})
     opened = open_models(models, paths, without)
     if out is not None:
-        check_out(out)
+        check_out(out, "braid routes", f"{PAGE}.html", fresh=True)
     loaded = _prompts(prompts, with_data=bool(data))
     sources = data_sources(data, tokens, held_out)
     if not loaded and not sources:
@@ -63,7 +64,7 @@ def routes(
         report.models += [] if chosen is None else [chosen]
         report.gated += [] if gates is None else [gates]
     if out is not None:
-        write_folder(report, out, back)
+        write(routes_report(report, back), out, PAGE, fresh=True)
     return report
 
 

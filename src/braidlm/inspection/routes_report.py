@@ -1,0 +1,381 @@
+"""Who goes where, as a report: routes.html with its charts, and the short one of the terminal."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from braidlm.core.report.charts import Bars
+from braidlm.core.report.report import Mark, Report, Table, listed
+from braidlm.inspection.charts import information_chart, load_chart, share_chart
+from braidlm.inspection.data_tables import data_tables
+from braidlm.inspection.gates_report import add_gates, gate_table
+from braidlm.inspection.layers import Layer
+from braidlm.inspection.results import (
+    ModelRoutes,
+    PromptRoutes,
+    RoutingReport,
+    TokenView,
+    capital,
+    percent,
+    share_table,
+    verdicts,
+)
+
+PAGE = "routes"
+"""The name of the page's file, without its suffix."""
+MANY = 10
+"""With more choices than this in a layer, loads are drawn as heat maps and not as bars, and colours repeat."""
+MAX_NAMES = 50
+"""With names of choices that together are longer, the terminal shows only the most and the least used of a layer."""
+VIEWS = 2
+"""Prompts of each domain that are shown token by token where there is no data to show."""
+WIDE = 4
+"""With more columns of choices than this they are numbered, as in the paper, and not named."""
+MAX_ROWS = 16
+"""Layers of a text that are shown token by token; of more, FEW are."""
+FEW = 6
+"""Of many choices or layers, how many are shown."""
+READ_BY = {"router": "its router", "cosine": "cosine", "shares": "the largest share", "": "cannot be read"}
+
+
+def routes_report(result: RoutingReport, back: str = "") -> Report:
+    """The whole report, from the main results to the method; `back` is the page that it belongs to."""
+    if result.models:
+        report = Report("Who goes where", f"Which path the tokens of a text take in {_names(result.models)}")
+    else:
+        report = Report("What gates do", f"The gated layers of {_names(result.gated)}")
+    report.tables = data_tables(result)
+    if back:
+        report.links({"Back to the report": back})
+    if result.models:
+        _add_routes(report, result)
+    if result.gated:
+        if result.models:
+            report.heading("Gates")
+        add_gates(report, result.gated)
+    if result.models:
+        report.heading("How this was read")
+        _method(report, result)
+    return report
+
+
+def _add_routes(report: Report, result: RoutingReport) -> None:
+    _opening(report, result)
+    what = result.models[0].tallies[-1].what
+    report.heading("Layer by layer")
+    if result.most_choices > MANY:
+        caption = "How often each choice is taken: a row for each layer, a column for each choice"
+        report.chart(load_chart(result), f"{caption}: {what}.", name="shares")
+    else:
+        caption = "The weight that routers give to each choice" if _top_k(result) else "How often each path is taken"
+        report.chart(share_chart(result), f"{caption}: {what}.", name="shares")
+    if _top_k(result):
+        _loads(report, result)
+    if any(model.prompts for model in result.models):
+        report.heading("Prompt by prompt")
+        _grid(report, result)
+    if (bits := information_chart(result)) is not None:
+        report.heading(f"Does the {'path' if _has_paths(result) else 'choice'} tell what the text is about?")
+        _information(report, result, bits)
+    if not _has_paths(result):
+        report.heading("What each takes")
+        _typical(report, result)
+    report.heading("Token by token")
+    _token_views(report, result)
+
+
+def _names(models: Any) -> str:
+    return listed([model.name for model in models])
+
+
+def _top_k(result: RoutingReport) -> bool:
+    """Whether a token takes several choices in any layer."""
+    return any(layer.top_k > 1 for model in result.models for layer in model.layers)
+
+
+def _has_paths(result: RoutingReport) -> bool:
+    return all(layer.of_paths for model in result.models for layer in model.layers)
+
+
+def _opening(report: Report, result: RoutingReport) -> None:
+    first = result.models[0]
+    looked_at = [f"{len(first.prompts)} prompts"] if first.prompts else []
+    looked_at += [f"{data.tokens:,} tokens of {data.name}" for data in first.data]
+    what = "In each parallel layer a token takes one of several paths."
+    if _top_k(result) or not _has_paths(result):
+        what = "Routers choose for each token a few of several paths or experts."
+    report.text(
+        f"{what} Here is which, for {', '.join(looked_at)}, and whether that has anything to do with what a text is "
+        "about."
+    )
+    if len(result.models) == 1:
+        report.facts(dict(_key_figures(first)))
+    elif (table := share_table(result, 0)).rows:
+        # The foot of PaPaformer's Table 6: a column for each model.
+        report.table(table)
+    for model in result.models:
+        if len(result.models) > 1:
+            report.heading(model.name, 3)
+        text = "\n\n".join(verdicts(model)) or "The texts have no domains, so there is nothing to judge this by."
+        report.text(_with_code(text))
+        if model.findings:
+            report.text(" ".join(f"{_with_code(finding)}." for finding in model.findings))
+
+
+def _key_figures(model: ModelRoutes) -> Iterator[tuple[str, Any]]:
+    """The numbers of the tally with most tokens; the shares of paths are in the chart below."""
+    tally = model.tallies[-1]
+    yield "decisions", tally.decisions
+    if tally.accuracy is not None:
+        yield "for the domain's path", percent(tally.accuracy)
+        yield "would be by chance", percent(tally.accuracy_by_chance)
+    if (used := _least_used(model)) is not None:
+        yield "of an even share, least used", percent(used)
+    for name, share in tally.shares.items():
+        if name not in model.paths:
+            yield f"for all paths {name}", percent(share)
+    if (best := tally.most_informative) is not None:
+        yield f"of {best.domain_entropy:.2f} bits of the domain", f"{best.information:.2f}"
+
+
+def _least_used(model: ModelRoutes) -> float | None:
+    """With top-k above 1: the smallest load of any choice in any layer, as a share of an even load."""
+    smallest = [
+        min(one.load[name] for name in _active_choices(model, layer)) * len(_active_choices(model, layer))
+        for layer, one in model.read()
+        if layer.top_k > 1
+    ]
+    return min(smallest, default=None)
+
+
+def _active_choices(model: ModelRoutes, layer: Layer) -> list[str]:
+    """The choices of a layer that can be taken, without combinations of paths."""
+    return [name for name in layer.active if not layer.of_paths or name in model.paths]
+
+
+def _loads(report: Report, result: RoutingReport) -> None:
+    """The choices of each layer that are used most and least."""
+    report.text(
+        "Where a token takes several choices, load is a choice's share of all picks, and weight its share of the "
+        "router's weights. The picture shows weights."
+    )
+    columns = ["", "choices", "even load", "most used", "load", "weight", "least used", "load", "weight"]
+    rows = [row for model in result.models for row in _load_rows(result, model)]
+    caption = f"{capital(result.models[0].tallies[-1].what)}; `shares.csv` has every choice."
+    report.table(Table(columns, rows, caption))
+
+
+def _load_rows(result: RoutingReport, model: ModelRoutes) -> Iterator[list[str]]:
+    for layer, one in model.read():
+        if layer.top_k > 1:
+            names = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
+            ends = ((name, percent(one.load[name]), percent(one.weight[name])) for name in (names[0], names[-1]))
+            number = f"{layer.top_k} of {len(layer.choices)}"
+            label = _label(result, model, layer)
+            yield [label, number, percent(1 / len(names)), *(cell for end in ends for cell in end)]
+
+
+def _label(result: RoutingReport, model: ModelRoutes, layer: Layer) -> str:
+    return f"{model.name}, {layer.label}" if len(result.models) > 1 else layer.label
+
+
+def _grid(report: Report, result: RoutingReport) -> None:
+    """PaPaformer's Table 6: a row for each prompt, a column for each layer of each model."""
+    models = result.models
+    cells = [(model, at) for model in models for at in range(len(model.layers))]
+    names = {name: name if len(cells) <= WIDE else str(number) for number, name in enumerate(result.choices, 1)}
+    legend = ", ".join(f"{short} {name}" for name, short in names.items() if short != name)
+    report.text(
+        "The choice at the last token of each prompt, which predicts the next, layer by layer: ✓ the path of the "
+        f"prompt's domain, ✗ another path, unmarked what is neither.{f' ({legend})' if legend else ''}"
+    )
+    columns = ["prompt", "domain", *(model.layers[at].label.removeprefix("layer ") for model, at in cells)]
+    rows = [
+        [prompt.name, prompt.domain, *(_choice(model, model.prompts[number], at, names) for model, at in cells)]
+        for number, prompt in enumerate(models[0].prompts)
+    ]
+    report.table(Table(columns, rows, groups=[("", 2), *((model.name, len(model.layers)) for model in models)]))
+
+
+def _choice(model: ModelRoutes, prompt: PromptRoutes, at: int, names: Mapping[str, str]) -> Mark | None:
+    chosen = prompt.chosen[at]
+    if chosen is None:
+        return None
+    hint = f"{chosen}, {model.layers[at].name}"
+    if prompt.path is None or chosen not in model.paths:
+        return Mark(names[chosen], "neither", hint)
+    return Mark(names[chosen], "right" if chosen == prompt.path else "wrong", hint)
+
+
+def _information(report: Report, result: RoutingReport, bits: Bars) -> None:
+    report.text(
+        "Mutual information says how many bits the path taken gives about the domain of the text. It is 0 when paths "
+        "and domains have nothing to do with each other, and all the bits of the domain (1 for two domains alike) when "
+        "the path determines it. Estimated from few decisions it is too high; so the table also has its mean when the "
+        "domains are permuted at random among the texts, and the p-value: how probable it is that such a permutation "
+        "gives as much."
+    )
+    report.chart(bits, name="information")
+    columns = ["", "entropy", "right", "by chance", "bits", "by chance", "p-value"]
+    # The tally over all tokens of the prompts adds little to the one over the last tokens; the files have both.
+    for at in dict.fromkeys((0, len(result.models[0].tallies) - 1)):
+        rows = [row for model in result.models for row in _layer_rows(result, model, at)]
+        report.table(Table(columns, rows, f"{capital(result.models[0].tallies[at].what)}."))
+
+
+def _layer_rows(result: RoutingReport, model: ModelRoutes, at: int) -> Iterator[list[str]]:
+    for layer, one in model.read(at):
+        bits = (one.information, one.information_by_chance)
+        yield [
+            _label(result, model, layer),
+            f"{one.entropy:.2f}",
+            *(percent(share) for share in (one.accuracy, one.accuracy_by_chance)),
+            *("-" if number is None else f"{number:.3f}" for number in bits),
+            percent(one.p_value),
+        ]
+
+
+def _typical(report: Report, result: RoutingReport) -> None:
+    report.text(
+        "The tokens that a choice is taken for most often, beyond what its load and their frequency would give. Of "
+        "many choices the most used are here; `typical.csv` has all."
+    )
+    rows = []
+    for model in result.models:
+        for layer, one, typical in zip(model.layers, model.tallies[-1].layers, model.typical, strict=True):
+            if one is None or typical is None or layer.of_paths:
+                continue
+            used = sorted(_active_choices(model, layer), key=lambda name: -one.load[name])
+            label = _label(result, model, layer)
+            shown = used[: FEW if len(model.layers) <= MAX_ROWS else 1]
+            rows += [[label, name, percent(one.load[name]), _codes(typical[name])] for name in shown]
+    report.table(Table(["", "choice", "load", "tokens"], rows))
+
+
+def _codes(tokens: list[str]) -> str:
+    return " ".join(f"`{shown}`" for token in tokens if (shown := repr(token)[1:-1].replace("`", "'")).strip())
+
+
+def _token_views(report: Report, result: RoutingReport) -> None:
+    report.text(
+        "Each text once for every layer, its tokens in the colour of the path they took there."
+        if not _top_k(result) and _has_paths(result)
+        else "Each text once for every layer, its tokens in the colour of the choice with the largest weight there."
+    )
+    if result.most_choices > MANY:
+        report.text("There are more choices than colours: hold the pointer over a token for the name of its choice.")
+    if any(len(model.layers) > MAX_ROWS for model in result.models):
+        report.text("Some of the layers are shown; `tokens.csv` has all.")
+    for model in result.models:
+        if len(result.models) > 1:
+            report.heading(model.name, 3)
+        for name, view in _views(model):
+            report.tokens(_token_rows(model, view), result.choices, result.no_paths, name)
+
+
+def _views(model: ModelRoutes) -> list[tuple[str, TokenView]]:
+    """The beginnings of the data sets, else the longest prompts of each domain."""
+    if model.data:
+        return [(f"The first document of {data.name}.", data.sample) for data in model.data]
+    chosen: list[PromptRoutes] = []
+    for domain in dict.fromkeys(prompt.domain for prompt in model.prompts):
+        of_domain = [prompt for prompt in model.prompts if prompt.domain == domain]
+        chosen += sorted(of_domain, key=lambda prompt: -len(prompt.view.tokens))[:VIEWS]
+    return [(f"A prompt of {prompt.domain}." if prompt.domain else "", prompt.view) for prompt in chosen]
+
+
+def _token_rows(model: ModelRoutes, view: TokenView) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A row for each layer; of many, those of layers evenly spread from the first to the last."""
+    rows = [
+        (layer.label, list(zip(view.tokens, chosen, strict=True)))
+        for layer, chosen in zip(model.layers, view.chosen, strict=True)
+        if chosen is not None
+    ]
+    if len(rows) <= MAX_ROWS:
+        return rows
+    return [rows[round(at * (len(rows) - 1) / (FEW - 1))] for at in range(FEW)]
+
+
+def _method(report: Report, result: RoutingReport) -> None:
+    report.text(
+        "Where there is a router, the routing that the model returns is read: the choice with the largest weight is a "
+        "token's decision, also where it takes several. A decision is right when it is for the path of the text's "
+        "domain; a combination of paths is never right. “By chance” is what choices with the same frequencies would "
+        "get right without looking at the text. "
+        "Entropy is that of the shares (with several choices for a token: of the load), in bits: 0 when one choice has "
+        "everything."
+    )
+    for model in result.models:
+        rows = [[layer.label, f"`{layer.name}`", ", ".join(layer.choices), _read_by(layer)] for layer in model.layers]
+        report.table(Table(["", "where", "choices", "read by"], rows, f"`{model.folder}`"))
+        for note in model.notes:
+            report.text(f"{_with_code(note) if note.startswith('stages.') else capital(note)}.")
+
+
+def _read_by(layer: Layer) -> str:
+    return READ_BY[layer.read_by] + (f", top {layer.top_k}" if layer.top_k > 1 else "")
+
+
+def _with_code(text: str) -> str:
+    """The addresses of joins as code."""
+    return re.sub(r"\bstages\.[\w.]*\w", r"`\g<0>`", text)
+
+
+def short_report(result: RoutingReport) -> Report:
+    """The report for the terminal: prompts by number, shares, every layer, and what gates do."""
+    report = Report("Who goes where")
+    if result.models and result.models[0].prompts:
+        report.heading("The choice at the last token of each prompt, layer by layer, and how many are right")
+        numbers = {name: str(number) for number, name in enumerate(result.choices, 1)}
+        report.text(f"({', '.join(f'{number} {name}' for name, number in numbers.items())})")
+        # PaPaformer's Table 6.
+        rows = [
+            [prompt.name[:40], prompt.domain or "-", *(_decisions(m.prompts[n], numbers) for m in result.models)]
+            for n, prompt in enumerate(result.models[0].prompts)
+        ]
+        report.table(Table(["prompt", "domain", *(model.name for model in result.models)], rows))
+    for at, tally in enumerate(result.models[0].tallies if result.models else ()):
+        if (table := share_table(result, at)).rows:
+            report.heading(f"{capital(tally.what)}, over all layers").table(Table(table.columns, table.rows))
+    for model in result.models:
+        _add_layers(report, model, RoutingReport([model]).choices)
+        for line in (*model.findings, *verdicts(model), *(f"note: {note}" for note in model.notes)):
+            report.text(line)
+    for gates in result.gated:
+        report.heading(f"{gates.name}: its gates ({gates.kind}) over {gates.tokens:,} tokens").text(
+            "(the size and the mean of activations after each layer, with and without its gate; the gate's output as a "
+            "share of the layer's, over all texts and by domain; by what factor the gate scales a random input)"
+        )
+        table = gate_table(gates)
+        report.table(Table(table.columns, table.rows))
+        for finding in gates.findings:
+            report.text(finding)
+    return report
+
+
+def _decisions(prompt: PromptRoutes, numbers: Mapping[str, str]) -> str:
+    chosen = " → ".join(numbers[choice] if choice else "·" for choice in prompt.chosen)
+    return chosen if prompt.right is None else f"{chosen}  {prompt.right}/{prompt.read}"
+
+
+def _add_layers(report: Report, model: ModelRoutes, choices: list[str]) -> None:
+    """What each layer did: the load of every choice, or of the most and least used of many."""
+    tally = model.tallies[-1]
+    top_k = any(layer.top_k > 1 for layer in model.layers)
+    many = sum(len(name) + 2 for name in choices) > MAX_NAMES
+    rows: list[list[str]] = []
+    for layer, one in zip(model.layers, tally.layers, strict=True):
+        name = layer.label if top_k else layer.name  # there are many columns
+        if one is None:
+            rows.append([name, *["-"] * (2 if many else len(choices)), "-", "-", "-"])
+            continue
+        ranked = sorted(one.load, key=lambda name: -one.load[name])
+        loads = [percent(one.load.get(choice)) for choice in choices]
+        if many:
+            loads = [f"{name} {percent(one.load[name])}" for name in (ranked[0], ranked[-1])]
+        information = "-" if one.information is None else f"{one.information:.2f} of {one.domain_entropy:.2f}"
+        rows.append([name, *loads, f"{one.entropy:.2f}", percent(one.accuracy), information])
+    loads_of = "load of each choice; " if top_k else ""
+    report.heading(f"{model.name}: {tally.what} ({loads_of}entropy in bits; bits that the path tells about the domain)")
+    names = ("most used", "least used") if many else choices
+    report.table(Table(["layer", *names, "entropy", "right", "bits"], rows))
