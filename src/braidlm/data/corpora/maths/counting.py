@@ -17,11 +17,8 @@ def together(s: Scene) -> Parts:
         f"{a} {verb} {item.of(x)}. {b} {verb} {item.of(y)}.", f"{a} {verb} {item.of(x)} and {b} {verb} {item.of(y)}."
     )
     total = s.choice(("together", "in all", "altogether"))
-    return (
-        f"{question} How many {item.many} {ask[verb]} {total}?",
-        f"Add the two: {x} + {y} = {x + y} {item.many}.",
-        x + y,
-    )
+    solution = f"Add the two: {x} + {y} = {x + y} {item.many}."
+    return f"{question} How many {item.many} {ask[verb]} {total}?", solution, x + y
 
 
 def more(s: Scene) -> Parts:
@@ -159,11 +156,8 @@ def rows(s: Scene) -> Parts:
     question = (
         f"{a} puts {thing} into {x} rows with {y} in each row. {b} adds {z} more. How many {thing} are there now?"
     )
-    return (
-        question,
-        f"The rows have {x} * {y} = {x * y} {thing}. Now there are {x * y} + {z} = {x * y + z} {thing}.",
-        x * y + z,
-    )
+    solution = f"The rows have {x} * {y} = {x * y} {thing}. Now there are {x * y} + {z} = {x * y + z} {thing}."
+    return question, solution, x * y + z
 
 
 COUNTING: tuple[ProblemKind, ...] = (

@@ -45,11 +45,10 @@ def saving(s: Scene) -> Parts:
         f"{a.He} saves {DOLLAR.of(x)} every week for {WEEK.of(weeks)}. How many more dollars does {a.he} need?"
     )
     saved = x * weeks
-    return (
-        question,
-        f"{a} saves {weeks} * {x} = {DOLLAR.of(saved)}. {a.He} needs {price} - {saved} = {DOLLAR.of(missing)} more.",
-        missing,
+    solution = (
+        f"{a} saves {weeks} * {x} = {DOLLAR.of(saved)}. {a.He} needs {price} - {saved} = {DOLLAR.of(missing)} more."
     )
+    return question, solution, missing
 
 
 def same_price(s: Scene) -> Parts:
@@ -178,11 +177,8 @@ def ages(s: Scene) -> Parts:
     """x + y + z."""
     a, b, x, y, z = s.a, s.b, s.randint(4, 40), s.randint(1, 15), s.randint(2, 20)
     question = f"{a} is {YEAR.of(x)} old. {b} is {YEAR.of(y)} older than {a}. How old will {b} be in {YEAR.of(z)}?"
-    return (
-        question,
-        f"Now {b} is {x} + {y} = {YEAR.of(x + y)} old. In {YEAR.of(z)}, {b} will be {x + y} + {z} = {x + y + z}.",
-        x + y + z,
-    )
+    solution = f"Now {b} is {x} + {y} = {YEAR.of(x + y)} old. In {YEAR.of(z)}, {b} will be {x + y} + {z} = {x + y + z}."
+    return question, solution, x + y + z
 
 
 def calendar(s: Scene) -> Parts:
@@ -192,11 +188,10 @@ def calendar(s: Scene) -> Parts:
     question = (
         f"{a} counts the days until {b}'s {event}. It is in {WEEK.of(weeks)} and {DAY.of(days)}. How many days is that?"
     )
-    return (
-        question,
-        f"The weeks have {weeks} * 7 = {weeks * 7} days. In all it is {weeks * 7} + {days} = {weeks * 7 + days} days.",
-        weeks * 7 + days,
+    solution = (
+        f"The weeks have {weeks} * 7 = {weeks * 7} days. In all it is {weeks * 7} + {days} = {weeks * 7 + days} days."
     )
+    return question, solution, weeks * 7 + days
 
 
 def clock(s: Scene) -> Parts:
@@ -222,11 +217,10 @@ def sequence(s: Scene) -> Parts:
         f"{a} writes down a pattern for {b}: {listed}. What number comes next?",
         f"{a} counts in equal steps: {listed}. {b} wants to say the next number. What is it?",
     )
-    return (
-        question,
-        f"Each step is {terms[1]} - {first} = {step}. The next number is {terms[-1]} + {step} = {terms[-1] + step}.",
-        terms[-1] + step,
+    solution = (
+        f"Each step is {terms[1]} - {first} = {step}. The next number is {terms[-1]} + {step} = {terms[-1] + step}."
     )
+    return question, solution, terms[-1] + step
 
 
 def doubling(s: Scene) -> Parts:
@@ -251,11 +245,10 @@ def teamwork(s: Scene) -> Parts:
         f"How many {item.many} can they {act} together in {HOUR.of(hours)}?"
     )
     both = x + y
-    return (
-        question,
-        f"In one hour they {act} {x} + {y} = {both}. In {HOUR.of(hours)} they {act} {both} * {hours} = {both * hours}.",
-        both * hours,
+    solution = (
+        f"In one hour they {act} {x} + {y} = {both}. In {HOUR.of(hours)} they {act} {both} * {hours} = {both * hours}."
     )
+    return question, solution, both * hours
 
 
 MEASURES: tuple[ProblemKind, ...] = (

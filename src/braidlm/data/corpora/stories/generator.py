@@ -10,7 +10,7 @@ from typing import Any
 from braidlm.data.corpora.names import FORMS, NAMES
 from braidlm.data.corpora.rng import Rng, spread
 from braidlm.data.corpora.stories import world
-from braidlm.data.corpora.stories.world import PLOTS, SLOTS, Character, Phrase, Plot, Thing, opening
+from braidlm.data.corpora.stories.world import PLOTS, SLOTS, TEXTS, Character, Phrase, Plot, Thing, opening
 
 MARK = re.compile(r"<([hfgc])\.(\w+)>")
 """The mark after a pronoun in a marked story: which character it means, and which form it is."""
@@ -69,7 +69,7 @@ def _words(rng: Rng, plot: Plot, first: int, second: int, marked: bool) -> dict[
         cast.append(Character(key, name, pronoun, kind, traits[number], marked))
     hero, friend = cast
     grown_up, pronoun = choice(world.GROWN_UPS)
-    hobby, hobby2 = rng.sample(world.HOBBIES, 2)
+    hobby, hobby2 = rng.sample(TEXTS["hobbies"], 2)
     words = {
         "h": hero,
         "f": friend,
@@ -78,9 +78,9 @@ def _words(rng: Rng, plot: Plot, first: int, second: int, marked: bool) -> dict[
         "t": Thing(choice(plot.looks), choice(plot.things)),
         "p": choice(world.PLACES),
         "both": f"{hero} and {friend}",
-        "When": choice(world.WHEN),
-        "home": choice(world.HOMES),
-        "near": choice(world.NEAR),
+        "When": choice(TEXTS["when"]),
+        "home": choice(TEXTS["homes"]),
+        "near": choice(TEXTS["near"]),
         "hobby": hobby,
         "hobby2": hobby2,
         "sad": choice(world.SAD),
@@ -97,7 +97,7 @@ def _templates(rng: Rng, plot: Plot) -> tuple[list[str], str]:
     skipped = {number for number in plot.optional if rng.random() < 0.5}
     problem = [choice(beat) for number, beat in enumerate(plot.problem) if number not in skipped]
     if plot.scenery and rng.random() < 0.3:
-        problem.insert(1, choice(world.SCENERY))
+        problem.insert(1, choice(TEXTS["scenery"]))
     ending = choice(plot.ends)
     solution = [choice(beat) for number, beat in enumerate(plot.solution, len(plot.problem)) if number not in skipped]
     breaks = choice(("  ", " \n", "\n ", "\n\n"))  # between opening and problem, and between problem and solution

@@ -1,4 +1,4 @@
-"""The material of the stories: characters, things, places, and the openings and scenery that all plots share."""
+"""The material of the stories: characters, things, places, and the texts of `world.txt` and `plots.txt`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,6 @@ class Place:
 Beat = tuple[str, ...]
 """Variants of one moment of a story, of which one is used."""
 
-
-def phrases(text: str) -> Beat:
-    """The phrases of a text with bars between them."""
-    return tuple(text.split(" | "))
-
-
 ANIMALS = words("rabbit bear fox mouse squirrel kitten puppy hedgehog badger otter raccoon beaver")
 CREATURES = words("bird duckling owl lamb goose deer swan foal turtle calf")
 TRAITS = words("kind happy curious friendly gentle cheerful quiet lively clever polite young sweet funny busy little")
@@ -102,60 +96,12 @@ PLACES = (
     *(Place(name, "by") for name in words("pond river lake")),
     *(Place(name, "on") for name in words("hill farm")),
 )
-HOMES = phrases(
-    "in a small house near the woods | in a little town by the sea | on a quiet street | in a house with a green door"
-    " | near a big river | at the edge of a village | on the top of a hill | next to an old bridge"
-    " | behind a tall hedge | in a house with many windows"
-)
-HOBBIES = phrases(
-    "sing songs | climb trees | draw pictures | look at the clouds | run in the grass | dance | tell stories | "
-    "pick flowers | jump in puddles | play outside | count the stars | collect stones | listen to the birds | "
-    "look at books | bake cookies | play hide and seek"
-)
-WHEN = phrases(
-    "One day | One morning | One sunny morning | One warm afternoon | One bright day | Early one morning | "
-    "One spring day | One summer day | On Saturday | On Sunday | After breakfast | After lunch"
-)
 SAD = ("sad", "upset", "unhappy")
 GLAD = ("happy", "glad", "cheerful", "joyful")
 
-OPENINGS = (
-    "Once upon a time, there was {h.a} named {h}.",
-    "Once there was {h.a} named {h} who lived {home}.",
-    "{h} was {h.a} who lived {home}.",
-    "A long time ago, {h.a} named {h} lived {home}.",
-    "There once was {h.a} called {h}.",
-    "In a house {near} lived {h.a} named {h}.",
-)
-LIKINGS = (
-    "{h.He} loved to {hobby}.",
-    "Every day, {h.he} liked to {hobby}.",
-    "{h} loved to {hobby} and to {hobby2}.",
-    "Most of all, {h.he} loved to {hobby}.",
-    "{h.He} liked to {hobby}, and {h.he} liked to {hobby2} even more.",
-    "When the sun was out, {h.he} loved to {hobby}.",
-)
-FRIENDS = (
-    "{h.His} best friend was {f.a} named {f}.",
-    "{h.He} had a good friend named {f}, {f.a}.",
-    "{h} and {h.his} friend {f}, {f.a}, played together almost every day.",
-    "{h.His} friend {f} was {f.a} who lived close by.",
-    "Next door to {h.him} lived {f.a} named {f}, and the two were good friends.",
-)
-NEAR = ("near the lake", "by the road", "under a big oak tree", "at the end of a long path", "between two hills")
-SCENERY = (
-    "The sky was blue and the birds were singing.",
-    "The sun was warm and a soft wind blew.",
-    "Bees flew from flower to flower.",
-    "White clouds moved slowly across the sky.",
-    "The air smelled of fresh grass.",
-    "A frog croaked and a duck answered.",
-    "The leaves danced in the wind.",
-    "Everything was green and bright.",
-    "Two butterflies flew by.",
-    "It was a lovely day.",
-    "Far away, a cow said moo.",
-)
+
+def _sections(file: str) -> list[str]:
+    return [part.strip() for part in Path(__file__).with_name(file).read_text("utf-8").split("\n== ")[1:]]
 
 
 @dataclass(frozen=True)
@@ -180,7 +126,7 @@ def read_plot(text: str) -> Plot:
     """A plot of `plots.txt`, which says how one is written."""
     (head, *problem), solution, (ends,) = (act.strip().split("\n\n") for act in text.split("\n--\n"))
     name, *lines = head.split("\n")
-    choices = {key: phrases(values) for key, _, values in (line.partition(": ") for line in lines)}
+    choices = {key: tuple(values.split(" | ")) for key, _, values in (line.partition(": ") for line in lines)}
     looks, things = choices.pop("t.look", LOOKS), choices.pop("t.noun", CARRIED)
     optional = tuple(number for number, beat in enumerate(problem + solution) if beat.startswith(OPTIONAL))
     return Plot(
@@ -201,10 +147,12 @@ def _variants(beat: str) -> Beat:
 
 
 OPTIONAL, SCENIC = "(optional)\n", "\n(scenery)"
-PLOTS = tuple(map(read_plot, Path(__file__).with_name("plots.txt").read_text("utf-8").split("\n== ")[1:]))
+PLOTS = tuple(map(read_plot, _sections("plots.txt")))
+TEXTS = {name: tuple(lines) for name, *lines in (section.split("\n") for section in _sections("world.txt"))}
+"""The variants of texts that all plots share."""
 
 
 def opening(rng: Rng) -> list[str]:
     """The templates that introduce the hero and the friend; the friend always comes after the hero."""
-    first, friend = rng.choice(OPENINGS), rng.choice(FRIENDS)
-    return [first, friend] if rng.random() < 0.4 else [first, rng.choice(LIKINGS), friend]
+    first, friend = rng.choice(TEXTS["openings"]), rng.choice(TEXTS["friends"])
+    return [first, friend] if rng.random() < 0.4 else [first, rng.choice(TEXTS["likings"]), friend]
