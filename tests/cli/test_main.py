@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import braidlm.cli
 from braidlm.cli import main as command
 
 SMALL = ["width=64", "block.attention.heads=4", "vocab_size=100"]
@@ -84,6 +85,28 @@ def test_a_broken_verb_does_not_break_the_others(braid, monkeypatch: pytest.Monk
     assert "does not load" in shown.out
     with pytest.raises(ModuleNotFoundError):
         braid("nonsense")
+
+
+VERB = '''
+HELP = "say hello"
+
+def add_arguments(parser):
+    parser.add_argument("who")
+
+def run(args):
+    from braidlm.core.console import show
+    show(f"Hello, {args.who}.")
+'''
+
+
+def test_a_verb_is_one_file(braid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "greet.py").write_text(VERB)
+    monkeypatch.setattr(braidlm.cli, "__path__", [*braidlm.cli.__path__, str(tmp_path)])
+    monkeypatch.setattr(command, "VERBS", command.find_verbs())
+    monkeypatch.delitem(sys.modules, "braidlm.cli.greet", raising=False)
+    assert command.VERBS[-2:] == ("completion", "greet")
+    assert "say hello" in braid().out
+    assert braid("greet", "Ada").out == "Hello, Ada.\n"
 
 
 def test_only_the_chosen_verb_is_imported(braid, monkeypatch: pytest.MonkeyPatch):

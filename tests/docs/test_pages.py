@@ -22,6 +22,7 @@ def test_the_reference_is_up_to_date() -> None:
     spec.loader.exec_module(script)
     written = script.TARGET.read_text(encoding="utf-8")
     assert written == script.reference(), "run: python docs/generate_reference.py"
+    assert "%(" not in written, "argparse fills in such a text only where it prints the help itself"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

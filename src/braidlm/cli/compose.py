@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import options_of
+from braidlm.cli.settings import number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Layers, LayersOrZero, Seed

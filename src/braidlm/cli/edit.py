@@ -2,8 +2,7 @@
 
 import argparse
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_settings, common_options, options_of
+from braidlm.cli.settings import add_settings, common_options, number, options_of
 from braidlm.core import console
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Seed

@@ -5,9 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from braidlm.cli.numbers import number
-from braidlm.cli.pruning import APART, add_pruning, pruning_options, show_curves
-from braidlm.cli.settings import add_settings, add_switches, settings_from
+from braidlm.cli.settings import add_settings, add_switches, given_settings, number, settings_from
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.models.names import find_sources
@@ -30,10 +28,14 @@ EPILOG = """examples:
 a word that is the name of a task, or of a suite of tasks (`braid list tasks`), is that; a model folder of such a name
 is ./NAME
 """
+PREFIX = "prune_"
+APART = ("paths", "without", "all_checkpoints", "leaderboard")
+"""Options that are of no use for curves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from braidlm.evals.evaluated_model import Settings
+    from braidlm.studies.pruning.options import PruningOptions
 
     add = parser.add_argument
     add("words", nargs="+", metavar="MODEL|TASK", help="model folders, runs or studies, and tasks or suites")
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default auto)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="what products are computed in (float32)")
     add_settings(parser, Settings, "settings of tasks that use them")
-    add_pruning(parser)
+    add_settings(parser, PruningOptions, "curves of pruned models", PREFIX)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -97,11 +99,10 @@ def run(args: argparse.Namespace) -> None:
         "device": args.device,
         "dtype": args.dtype,
     }
-    if (pruning := pruning_options(args)) is not None:
-        show_curves(models, tasks, pruning, options)
-        return
-    if args.exits is not None:
-        _show_exits(args, models, tasks, options)
+    if (curves := _curves(args, models, tasks, options)) is not None:
+        show_json(curves.facts())
+        show_report(curves.table())
+        show(f"{args.out}/{curves.name}.html")
         return
     evaluation = evaluate(
         models, tasks, all_checkpoints=args.all_checkpoints, paths=args.paths, without=args.without, **options
@@ -116,17 +117,23 @@ def run(args: argparse.Namespace) -> None:
         _show_leaderboard(written, args.ewok_text)
 
 
-def _show_exits(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> None:
-    """Score the models after each layer, then show the points as a table or as JSON."""
-    from braidlm.core.report.text import show_report
+def _curves(args: argparse.Namespace, models: list[str], tasks: list[str], options: dict[str, Any]) -> Any:
+    """The curves that the options ask for, of pruned models or of models after each layer; else None."""
     from braidlm.evals.exit_curve import exit_curve
+    from braidlm.studies.pruning.curve import prune_curve
+    from braidlm.studies.pruning.options import PruningOptions
 
+    pruning = given_settings(args, PruningOptions, PREFIX)
+    if not pruning and args.exits is None:
+        return None
+    if pruning and "text" not in pruning:
+        raise BraidError(f"this needs --prune-text, the text that modules are used on: --prune-{next(iter(pruning))}")
     if mixed := [name for name in APART if getattr(args, name)]:
-        raise BraidError(f"--exits cannot be combined with --{mixed[0].replace('_', '-')}")
-    curves = exit_curve(models, tasks, args.exits or None, **options)
-    show_json(curves.facts())
-    show_report(curves.table())
-    show(f"{options['out']}/{curves.name}.html")
+        asked = "--prune-text" if pruning else "--exits"
+        raise BraidError(f"{asked} cannot be combined with --{mixed[0].replace('_', '-')}")
+    if pruning:
+        return prune_curve(models, tasks, PruningOptions(**pruning), **options)
+    return exit_curve(models, tasks, args.exits or None, **options)
 
 
 def _models_and_tasks(words: list[str], harness: bool) -> tuple[list[str], list[str]]:

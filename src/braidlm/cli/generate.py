@@ -5,8 +5,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_switches, options_of
+from braidlm.cli.settings import add_switches, number, options_of
 from braidlm.core.console import say, show, show_json, table
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Choices, Count, CountOrZero, Layers, Length, Probability, Seed, Temperature

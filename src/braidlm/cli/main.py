@@ -4,7 +4,9 @@ import argparse
 import importlib
 import os
 import sys
+from pkgutil import iter_modules
 
+import braidlm.cli
 from braidlm import __version__
 from braidlm.cli.settings import common_options
 from braidlm.core import console
@@ -12,34 +14,34 @@ from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.core.interruptions import Terminated, exit_code, terminable
 from braidlm.core.reading import system_error
 
-VERBS = (
-    "demo",
-    "prepare",
-    "train",
-    "compose",
-    "edit",
-    "eval",
-    "routes",
-    "generate",
-    "compare",
-    "convert",
-    "show",
-    "list",
+ORDER = (
+    "demo", "prepare", "train", "compose", "edit", "eval", "routes", "generate", "compare", "convert", "show", "list",
     "completion",
-)
-"""In the usual order of work; `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
+)  # fmt: skip
+"""The usual order of work, in which the help names verbs; a verb that is not in it comes after these."""
+NO_VERBS = {"main", "settings"}
+
+
+def find_verbs() -> tuple[str, ...]:
+    """The files of this folder: `braid VERB` is `braidlm.cli.VERB`, imported only when it is needed."""
+    names = sorted({file.name for file in iter_modules(braidlm.cli.__path__)} - NO_VERBS)
+    return tuple(sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)))
+
+
+VERBS = find_verbs()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     console.print_any_name()
-    if (wrong := _unknown_verb(argv)) is not None:
-        console.error(
-            [f"there is no verb '{wrong}'.{did_you_mean(wrong, VERBS)}", "`braid --help` says what each does."]
-        )
-        return 2
-    verb = _verb_of(argv)
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb not in VERBS:
+        if argv[:1] == [verb]:
+            near = did_you_mean(argv[0], VERBS)
+            console.error([f"there is no verb '{verb}'.{near}", "`braid --help` says what each does."])
+            return 2
+        verb = None
     parser = make_parser(verb, arguments=verb is not None)
     args = _parse(parser, argv)
     if args.verb is None:
@@ -98,17 +100,6 @@ def make_parser(only: str | None = None, arguments: bool = True) -> argparse.Arg
             module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return parser
-
-
-def _verb_of(argv: list[str]) -> str | None:
-    """The verb of a command line, if it has one that exists."""
-    first = next((word for word in argv if not word.startswith("-")), None)
-    return first if first in VERBS else None
-
-
-def _unknown_verb(argv: list[str]) -> str | None:
-    """The first word, if it is neither a verb nor an option."""
-    return argv[0] if argv and not argv[0].startswith("-") and argv[0] not in VERBS else None
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -4,13 +4,10 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import options_of
+from braidlm.cli.settings import add_settings, number, options_of
 from braidlm.core.console import say, show_json, table
 from braidlm.core.errors import BraidError
-from braidlm.data.sources.format import TEMPLATE
-from braidlm.data.tokenizing.tokenizer import SpaceBefore
-from braidlm.model.config.ranges import Count, CountOrZero, Positive, Seed, VocabularySize, Workers
+from braidlm.model.config.ranges import Count, Positive, VocabularySize, Workers
 
 if TYPE_CHECKING:
     from braidlm.data.packing.packed_data import PackedData
@@ -24,10 +21,15 @@ EPILOG = """examples:
   braid prepare maths.jsonl --field question --answer solution --out data/answers
   braid prepare hub:roneneldan/TinyStories --limit-words 10000000 --out data/tiny
 """
+DERIVED = ("answer", "section_bytes", "encoding", "errors", "split", "subset", "documents", "first", "seed")
+"""The fields of `ReadOptions` that are options as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
+    from braidlm.data.sources.format import TEMPLATE, ReadOptions
+    from braidlm.data.tokenizing.tokenizer import SpaceBefore
+
     add = parser.add_argument
     add(
         "sources",
@@ -40,71 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="the data set's name (the folder's, unless given)")
     add("--replace", action="store_true", help="replace an existing data set")
     add("--workers", type=number(Workers), metavar="N", help="processes (all cores, unless given)")
+    add("--limit-documents", type=number(Count), metavar="N", help="take at most so many documents")
+    add("--limit-words", type=number(Count), metavar="N", help="take whole documents up to so many words")
 
-    group = parser.add_argument_group("tokenizer").add_argument
-    group("--tokenizer", default="bpe", metavar="T", help="bpe (train one), bytes, a folder or file, or a Hub name")
-    group("--vocab-size", type=number(VocabularySize), metavar="N", help="tokens of a trained one (16384)")
-    group(
-        "--special",
-        dest="special_tokens",
-        action="append",
-        metavar="[ROLE=]TOKEN",
-        help="a special token, in the order of ids; roles: eos, bos, pad, unk, mask",
-    )
-    group("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
+    add = parser.add_argument_group("tokenizer").add_argument
+    add("--tokenizer", default="bpe", metavar="T", help="bpe (train one), bytes, a folder or file, or a Hub name")
+    add("--vocab-size", type=number(VocabularySize), metavar="N", help="tokens of a trained one (16384)")
+    special = "a special token, in the order of ids; roles: eos, bos, pad, unk, mask"
+    add("--special", dest="special_tokens", action="append", metavar="[ROLE=]TOKEN", help=special)
+    add("--begin", action="store_true", help="a trained one begins every text with the token that ends one")
     choices = get_args(SpaceBefore)
-    group("--space-before", choices=choices, default=choices[0], help="where a trained one adds a space (%(default)s)")
-    group(
-        "--sample-mb",
-        type=number(Positive),
-        default=64,
-        metavar="MB",
-        help="text to train on, spread over the data (64)",
-    )
+    add("--space-before", choices=choices, default=choices[0], help=f"where a trained one adds a space ({choices[0]})")
+    sample = "text to train on, spread over the data (64)"
+    add("--sample-mb", type=number(Positive), default=64, metavar="MB", help=sample)
 
-    group = parser.add_argument_group("reading").add_argument
-    group(
-        "--field",
-        dest="fields",
-        action="append",
-        metavar="NAME",
-        help="JSONL, parquet, Hub: field with the text (text); several: joined",
-    )
-    group("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
-    group("--answer", metavar="NAME", help="field with the answer to the other fields; only answers are trained on")
-    group(
-        "--template",
-        default=TEMPLATE.replace("\n", "\\n"),
-        metavar="TEXT",
-        help="with an answer: the text of a document (%(default)s)",
-    )
-    group(
-        "--separator",
-        action="append",
-        metavar="[PATTERN=]S",
-        help="text files: blank (lines), lines, file, or a text (blank); several: by patterns of file names",
-    )
-    group(
-        "--section-bytes",
-        type=number(Count),
-        metavar="N",
-        help="text files: cut longer documents into several of this size, at the ends of lines",
-    )
-    group("--encoding", default="utf-8", help="text files, JSONL (utf-8)")
-    group("--errors", default="strict", choices=("strict", "replace", "ignore"), help="for bytes that are not text")
-    group("--split", default="train", help="Hub: split (train)")
-    group("--subset", help="Hub: configuration of the data set")
-    group("--documents", type=number(Count), default=10_000, metavar="N", help="built-in corpora: documents (10000)")
-    group(
-        "--first",
-        type=number(CountOrZero),
-        default=0,
-        metavar="N",
-        help="built-in corpora: number of the first document (0)",
-    )
-    group("--seed", type=number(Seed), default=0, metavar="N", help="built-in corpora: seed (0)")
-    group("--limit-documents", type=number(Count), metavar="N", help="take at most so many documents")
-    group("--limit-words", type=number(Count), metavar="N", help="take whole documents up to so many words")
+    add = parser.add_argument_group("reading").add_argument
+    fields = "JSONL, parquet, Hub: field with the text (text); several: joined"
+    add("--field", dest="fields", action="append", metavar="NAME", help=fields)
+    add("--joiner", default="\\n", metavar="TEXT", help="text between fields (\\n)")
+    template = TEMPLATE.replace("\n", "\\n")
+    add("--template", default=template, metavar="TEXT", help=f"with an answer: the text of a document ({template})")
+    separator = "text files: blank (lines), lines, file, or a text (blank); several: by patterns of file names"
+    add("--separator", action="append", metavar="[PATTERN=]S", help=separator)
+    add_settings(parser, ReadOptions, "reading by kind of source", only=DERIVED)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -145,13 +105,10 @@ def _show(data: "PackedData") -> None:
         ("words", f"{facts.words:,}"),
         ("tokens", f"{facts.tokens:,} ({facts.dtype})"),
         ("bytes", f"{facts.bytes:,}"),
-        *(
-            [("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes")]
-            if facts.targets is not None
-            else []
-        ),
         ("bytes per token", f"{facts.bytes / facts.tokens:.2f}"),
         ("tokenizer", f"{facts.vocab_size:,} tokens, {facts.tokenizer[:12]}"),
         ("folder", str(data.folder)),
     ]
+    if facts.targets is not None:
+        rows.insert(4, ("answers", f"{facts.targets.tokens:,} of the tokens, {facts.targets.bytes:,} bytes"))
     table((facts.name, ""), rows)

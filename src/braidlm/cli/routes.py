@@ -2,8 +2,7 @@
 
 import argparse
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import add_switches, options_of
+from braidlm.cli.settings import add_switches, number, options_of
 from braidlm.core.console import show, show_json
 from braidlm.core.errors import BraidError
 from braidlm.model.config.ranges import Count, Probability

@@ -1,14 +1,16 @@
 """Between command-line options and Python: options from the fields of a settings dataclass, arguments for a verb."""
 
 import argparse
+import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from braidlm.cli.numbers import number
-from braidlm.model.config.strict import plain_type
+from braidlm.core.catalogue import list_options
+from braidlm.core.errors import BraidError
+from braidlm.model.config.strict import decode, plain_type
 
 T = TypeVar("T")
 COMMON = ("verb", "run", "quiet", "debug", "json")
@@ -22,32 +24,46 @@ def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, [word for word in words if word not in names]
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type, title: str, prefix: str = "") -> None:
-    """An option for each field: flags for true and false, choices, numbers, texts and lists of these.
+def number(hint: Any) -> Callable[[str], Any]:
+    """argparse's `type` for a number with the range of a recipe key, such as `Count`; argparse names the option."""
+    kind = plain_type(hint)
+
+    def read(text: str) -> Any:
+        value: Any = text  # decoding explains a text that is no number
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+        try:
+            return decode(hint, value)
+        except BraidError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def add_settings(
+    parser: argparse.ArgumentParser,
+    settings: type,
+    title: str,
+    prefix: str = "",
+    only: Collection[str] | None = None,
+) -> None:
+    """An option for each field, or for some: flags for true and false, choices, numbers, texts and lists of these.
 
     With a `prefix`, it is before the names of the options and of their arguments, and all of them may be left out.
     """
-    from braidlm.core.attribute_docs import attribute_docs
-
-    docs, hints = attribute_docs(settings), get_type_hints(settings, include_extras=True)
+    hints = get_type_hints(settings, include_extras=True)
     add = parser.add_argument_group(title).add_argument
-    for field in dataclasses.fields(settings):
-        default = _default(field)
-        help_text = _help(docs.get(field.name, ""), default)
-        dest = f"{prefix}{field.name}"
-        name = dest.replace("_", "-")
-        if hints[field.name] is bool:
-            action = "store_false" if default else "store_true"
-            option = f"--no-{name}" if default else f"--{name}"
-            add(option, dest=dest, action=action, default=argparse.SUPPRESS, help=help_text)
+    for field in list_options(settings):
+        name, default = field["name"], field["default"]
+        if only is not None and name not in only:
+            continue
+        option = f"{prefix}{name}".replace("_", "-")
+        shared = {"default": argparse.SUPPRESS, "help": _help(field["about"], default)}
+        if hints[name] is bool:
+            flag = ("--no-" if default else "--") + option
+            add(flag, dest=f"{prefix}{name}", action="store_false" if default else "store_true", **shared)
         else:
-            add(
-                f"--{name}",
-                default=argparse.SUPPRESS,
-                required=not prefix and _is_required(field),
-                help=help_text,
-                **_values(hints[field.name]),
-            )
+            add(f"--{option}", required=not prefix and field["required"], **shared, **_values(hints[name]))
 
 
 def settings_from(args: argparse.Namespace, settings: type[T], prefix: str = "") -> T:
@@ -97,7 +113,8 @@ def options_of(args: argparse.Namespace, *others: str) -> dict[str, Any]:
 
 def _values(hint: Any) -> dict[str, Any]:
     """argparse's arguments for a field's type."""
-    hint = _without_none(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"choices": inner, "type": type(inner[0])}
@@ -109,26 +126,9 @@ def _values(hint: Any) -> dict[str, Any]:
     return {"type": str if kind is str else number(hint), "metavar": METAVARS[kind]}
 
 
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
-    return hint
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field) -> Any:
-    """The default, None where a field must be given."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
 def _help(text: str, default: Any) -> str:
-    """In the style of the other options: no capital, no full stop, and the default where there is one."""
-    text = text[:1].lower() + text[1:].rstrip(".")
-    shown = " ".join(map(str, default)) if isinstance(default, (tuple, list)) else str(default)
-    has_default = default is not None and not isinstance(default, bool) and default != ()
+    """In the style of the other options: no capital but of a name, no full stop, and the default where there is one."""
+    text = (text if text[1:2].isupper() else text[:1].lower() + text[1:]).rstrip(".")
+    shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+    has_default = default not in (None, []) and not isinstance(default, bool)
     return (f"{text} ({shown})" if has_default else text).replace("%", "%%")

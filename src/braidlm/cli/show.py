@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from braidlm.cli.numbers import number
-from braidlm.cli.settings import names_and_overrides
+from braidlm.cli.settings import names_and_overrides, number
 from braidlm.core import console
 from braidlm.core.console import count, duration, table
 from braidlm.model.config.ranges import Length

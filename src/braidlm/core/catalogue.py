@@ -1,12 +1,30 @@
 """The registered parts with their options, read from their classes."""
 
+import ast
 import inspect
+import textwrap
 from dataclasses import MISSING, Field, fields
+from itertools import pairwise
 from typing import Any
 
-from braidlm.core.attribute_docs import attribute_docs
 from braidlm.model.config.registry import PARTS, Registry, import_files
 from braidlm.model.config.strict import encode
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The docstring of each attribute of a class, inherited ones included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):  # a built-in class, or one without a source file
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for pair in pairwise(body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = " ".join(text.split())
+    return docs
 
 
 def registries() -> dict[str, Registry]:

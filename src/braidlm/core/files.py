@@ -168,11 +168,14 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; the system releases it when the process ends, however it ends."""
-    handle = _lock(folder)
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock, if it can be had: says whether it is held."""
     try:
-        yield
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # not there, or Windows, which opens no folders
+        handle = None
+    try:
+        yield handle is not None and try_lock(handle) is True
     finally:
         if handle is not None:
             os.close(handle)
@@ -180,27 +183,24 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _is_locked(folder: Path) -> bool:
     """Whether a process may be working in a folder; True where locks are not supported."""
-    if not folder.is_dir():
-        return False
-    handle = _lock(folder)
-    if handle is not None:
-        os.close(handle)
-    return handle is None
+    with _locked(folder) as held:
+        return folder.is_dir() and not held
 
 
-def _lock(folder: Path) -> int | None:
+def try_lock(handle: int) -> bool | None:
+    """Whether the lock of an open file or folder is ours now, until it is closed; None where there are no locks.
+
+    The system releases a lock when its process ends, however it ends.
+    """
     try:
         import fcntl
 
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows has neither
-        return None
-    try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another, or a file system without locks
-        os.close(handle)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows, or a file system without locks
         return None
-    return handle
+    return True
 
 
 def _make_readable(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from braidlm.core.console import duration, say
 from braidlm.core.errors import BraidError
-from braidlm.core.files import make_folder
+from braidlm.core.files import make_folder, try_lock
 
 POLL_SECONDS = 0.25
 REMINDER_SECONDS = 60.0
@@ -17,7 +17,7 @@ REMINDER_SECONDS = 60.0
 
 def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
     """Lock a folder until the handle is closed; an error if another process holds it."""
-    if not _try_lock(handle):
+    if try_lock(handle) is False:  # where there are no locks, the user must not start two runs at once
         raise BraidError(
             f"another `braid {verb}` is at work here", str(folder), f"Wait for it to end, or choose another {option}."
         )
@@ -25,11 +25,11 @@ def lock_or_refuse(handle: int, folder: Path, verb: str, option: str) -> None:
 
 def lock_or_wait(handle: int, folder: Path) -> None:
     """Lock a folder until the handle is closed, as soon as no other process holds it."""
-    if _try_lock(handle):
+    if try_lock(handle) is not False:
         return
     say(f"Another process is at work in {folder}. Waiting for it to end.")
     started = reminded = time.monotonic()
-    while not _try_lock(handle):
+    while try_lock(handle) is False:
         time.sleep(POLL_SECONDS)
         now = time.monotonic()
         if now - reminded >= REMINDER_SECONDS:
@@ -56,18 +56,3 @@ def locked_folder(folder: Path) -> Iterator[None]:
         raise
     finally:
         os.close(handle)
-
-
-def _try_lock(handle: int) -> bool:
-    """Whether the lock is ours now, or there are no locks here."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: the user must not start two runs at once
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

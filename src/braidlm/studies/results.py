@@ -12,8 +12,8 @@ from braidlm.core.models.accounting import model_cost
 from braidlm.core.models.folders import load_model
 from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import read_metrics, training_seconds
+from braidlm.data.loading.halves import Half
 from braidlm.data.loading.open_data import OpenData, open_data
-from braidlm.data.loading.streams import Half
 from braidlm.data.loading.validation import ValidationSet, validation_windows
 from braidlm.inspection.layers import find_layers
 from braidlm.inspection.results import RoutingReport

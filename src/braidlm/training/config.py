@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from braidlm.core.errors import BraidError
-from braidlm.data.loading.streams import Half
+from braidlm.data.loading.halves import Half
 from braidlm.model.config.ranges import (
     Count,
     NonNegative,

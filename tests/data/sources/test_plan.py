@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braidlm.core.errors import BraidError
+from braidlm.data import sources
 from braidlm.data.corpora.builtin import document
-from braidlm.data.sources.format import by_document
+from braidlm.data.sources.format import FORMATS, by_document
 from braidlm.data.sources.plan import MADE, ReadOptions, plan_shards, read_documents, read_pieces
+from braidlm.model.config.registry import import_files
 
 PARAGRAPHS = [f"Story {number}: Zoë saw 你好.\nThe end of {number}." for number in range(40)]
 ROWS = [{"text": text, "id": number, "meta": {"title": f"T{number}"}} for number, text in enumerate(PARAGRAPHS)]
@@ -326,3 +329,36 @@ def test_a_row_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytes
     assert f"{tmp_path}/a.parquet, row 6: this row has more than" in fails(tmp_path / "a.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows[5:]), tmp_path / "b.parquet", compression="none")
     assert f"{tmp_path}/b.parquet, rows 1 to 1: this row has more than" in fails(tmp_path / "b.parquet")
+
+
+SOURCE = """
+from pathlib import Path
+from braidlm.data.sources.format import FORMATS, Format, Shard
+
+@FORMATS.register("shout")
+class Shout(Format):
+    extensions = (".shout",)
+    names = ("echo",)
+
+    def shards(self, source, options, shard_bytes):
+        return [Shard("shout", source)]
+
+    def documents(self, shard, options):
+        return iter(["HELLO"] if shard.source == "echo" else Path(shard.source).read_text().upper().split())
+
+    def fingerprint(self, source, options):
+        return {"source": source}
+"""
+
+
+def test_a_source_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the folder is enough for files of a new extension and for a source with a name."""
+    (tmp_path / "shout.py").write_text(SOURCE)
+    (tmp_path / "a.shout").write_text("some words")
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "braidlm.data.sources.shout", raising=False)
+    monkeypatch.setattr(FORMATS, "parts", dict(FORMATS.parts))
+    import_files("braidlm.data.sources")
+    options = ReadOptions()
+    plan = plan_shards([tmp_path / "a.shout", "echo"], options)
+    assert [text for shard in plan.shards for text in read_documents(shard, options)] == ["SOME", "WORDS", "HELLO"]

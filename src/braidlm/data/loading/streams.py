@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -31,28 +30,6 @@ def random_permutation(count: int, *key: Key) -> np.ndarray:
 def random_integer(bound: int, *key: Key) -> int:
     """A random number in [0, bound)."""
     return int(raw_bits(1, *key)[0]) % bound
-
-
-Half = Literal["choose", "report"]
-BLOCK_BYTES = 16_384
-"""The least bytes of a block; only the last one may have fewer."""
-
-
-def documents_of_half(sizes: Iterable[int], half: Half, where: str) -> list[int]:
-    """The numbers of the documents of a half, for the bytes of all documents in their order."""
-    turn, filled, turns = 0, 0, []
-    for size in sizes:
-        turns.append(turn)
-        filled += size
-        if filled >= BLOCK_BYTES:
-            turn, filled = 1 - turn, 0
-    if len(set(turns)) < 2:
-        raise BraidError(
-            f"the held-out text is too short for two halves: they are blocks of {BLOCK_BYTES:,} bytes in turn",
-            where,
-            "Hold out more text, or leave out `half`.",
-        )
-    return [number for number, turn in enumerate(turns) if turn == get_args(Half).index(half)]
 
 
 @dataclass(frozen=True)

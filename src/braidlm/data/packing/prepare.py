@@ -143,8 +143,6 @@ def _check(options: ReadOptions, workers: int | None) -> None:
         codecs.lookup(options.encoding)
     except LookupError:
         raise BraidError(f"unknown encoding '{options.encoding}'", todo="For example utf-8, latin-1, utf-16.") from None
-    if options.errors not in ("strict", "replace", "ignore"):
-        raise BraidError(f"errors cannot be '{options.errors}'", todo="Choose strict, replace or ignore.")
     check_separator(options.separator)
     decode(Workers | None, workers, "workers")
 

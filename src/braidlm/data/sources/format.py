@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from braidlm.core.errors import BraidError, did_you_mean
 from braidlm.model.config.ranges import Count, CountOrZero, Seed
@@ -53,8 +53,8 @@ class ReadOptions:
     joiner: str = "\n"
     """The text between several fields."""
     answer: str | None = None
-    """JSONL, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask. Then only
-    the answer has a loss; the rest is read and never predicted."""
+    """JSONL, parquet, Hub, `maths` and `arithmetic`: the field with the answer to what the other fields ask; then only
+    answers are trained on, and the rest is read."""
     template: str = TEMPLATE
     """With an answer: the document, in which {question} stands for the joined fields; it ends with {answer}."""
     separator: Separator = "blank"
@@ -63,18 +63,19 @@ class ReadOptions:
     section_bytes: Count | None = None
     """Text files: longer documents are cut into several of this size, each to the end of its line."""
     encoding: str = "utf-8"
-    errors: str = "strict"
-    """What to do with bytes that are not text: strict (stop), replace or ignore."""
+    """Text files, JSONL: the encoding."""
+    errors: Literal["strict", "replace", "ignore"] = "strict"
+    """What to do with bytes that are not text."""
     documents: Count = 10_000
     """Built-in corpora: how many documents."""
     first: CountOrZero = 0
     """Built-in corpora: the number of the first document, so that a second data set can begin where one ended."""
     seed: Seed = 0
-    """Built-in corpora: which endless corpus."""
+    """Built-in corpora: the seed; each has an endless corpus of its own."""
     split: str = "train"
-    """Hub: which split."""
+    """A Hub data set: which split."""
     subset: str | None = None
-    """Hub: which configuration of the data set, where it has several."""
+    """A Hub data set: which configuration, where it has several."""
 
     def __post_init__(self) -> None:
         # One field may be given as a text, several as any sequence.

@@ -11,7 +11,8 @@ import numpy as np
 
 from braidlm.core.errors import BraidError
 from braidlm.core.files import sha256_of
-from braidlm.data.loading.streams import BLOCK_BYTES, Half, Subset, documents_of_half
+from braidlm.data.loading.halves import BLOCK_BYTES, Half, documents_of_half
+from braidlm.data.loading.streams import Subset
 from braidlm.data.packing.packed_data import MANIFEST, PackedData, is_packed
 from braidlm.data.packing.shards import Packer
 from braidlm.data.sources.format import Piece, by_document

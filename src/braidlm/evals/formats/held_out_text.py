@@ -17,7 +17,7 @@ import numpy as np
 from braidlm.core.errors import BraidError
 from braidlm.core.models.trained_length import trained_length
 from braidlm.data.loading.chunking import document_rows
-from braidlm.data.loading.streams import Half
+from braidlm.data.loading.halves import Half
 from braidlm.data.tokenizing.cutting import Cutter
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.evals.evaluated_model import EvaluatedModel, Settings
