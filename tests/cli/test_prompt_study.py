@@ -12,6 +12,9 @@ from braidlm.core.decoding.generation import NextToken
 from braidlm.core.decoding.prompts import Prompt
 from braidlm.core.errors import BraidError
 from braidlm.core.models.folders import save_model
+from braidlm.core.report.html import html
+from braidlm.core.report.text import csv_text, markdown
+from braidlm.core.report.write import FORMATS
 from braidlm.data.tokenizing.build import bytes_tokenizer
 from braidlm.model.modeling_braid import BraidForCausalLM
 from braidlm.serving.generate import generate, prompt_study
@@ -19,11 +22,9 @@ from braidlm.serving.prompt_study import (
     Continuation,
     Generation,
     PromptStudy,
-    as_csv,
-    as_html,
-    as_markdown,
     next_rows,
     predictions,
+    study_report,
 )
 from tests.tiny_models import ToyTokenizer, randomised, tiny_config
 
@@ -65,13 +66,9 @@ def prompts(tmp_path: Path) -> Path:
 def test_every_prompt_has_a_block_with_every_model(braid, pair: tuple[Path, Path], prompts: Path):
     shown = braid("generate", "--prompts", prompts, "--models", *pair, "--greedy", "--max-tokens", 4, "--quiet")
     assert shown.code == 0, shown.err
-    positions = [
-        shown.out.index(f"{name}: {line['prompt'].splitlines()[0]}")
-        for name, line in zip(("Prompt 1", "Task", "Prompt 3"), PROMPTS, strict=True)
-    ]
+    headings = ("1. Once upon a time\nDomain: stories", "2. Task: Solve this:\nDomain: maths", "3. A line, and another")
+    positions = [shown.out.index(heading) for heading in headings]
     assert positions == sorted(positions)
-    assert "Once upon a time  [stories]" in shown.out
-    assert "Solve this:  [maths]" in shown.out
     assert shown.out.count("  plain:\n") == shown.out.count("  paths:\n") == 3
     assert shown.out.count("    next token predictions: ") == 6
     for model in pair:
@@ -143,18 +140,18 @@ def test_predictions_read_as_in_the_paper():
 
 
 def test_markdown():
-    text = as_markdown(made_study())
-    assert "## 1. A \\*little\\* \\<b\\>\n\nDomain: stories\n\n**llama\\_256**\n\n" in text
-    assert '> A \\*little\\* \\<b\\> girl,  \n> and "more"  \n\nNext token predictions: girl 99.5%' in text
+    text = markdown(study_report(made_study()))
+    assert "## 1. A \\*little\\* \\<b\\>\n\nDomain: stories\n\n**llama_256**\n\n" in text
+    assert '> A \\*little\\* \\<b\\> girl,  \n> and "more"  \n\nnext token predictions: girl 99.5%' in text
     assert text.count("## ") == 2
-    assert text.count("Next token predictions") == 2
+    assert text.count("next token predictions") == 2
 
 
 def test_a_page():
-    page = as_html(made_study())
+    page = html(study_report(made_study()))
     assert "<h2>1. A *little* &lt;b&gt;</h2>" in page
     assert page.count("<blockquote>") == 4
-    assert "llama_256: next token predictions girl 99.5%" in page
+    assert "llama_256, next token predictions: girl 99.5%" in page
     assert page.count("<table>") == 1, "the second prompt has no predictions"
     assert "<b>" not in page
 
@@ -168,13 +165,13 @@ def test_next_tokens_of_all_models_side_by_side():
 
 
 def test_a_table():
-    rows = list(csv.DictReader(io.StringIO(as_csv(made_study()), newline="")))
+    rows = list(csv.DictReader(io.StringIO(csv_text(study_report(made_study()).tables[0]), newline="")))
     assert len(rows) == 4
     assert rows[0]["prompt"] == "A *little* <b>"
     assert rows[0]["continuation"] == ' girl,\nand "more"'
     assert (rows[0]["model"], rows[1]["model"], rows[0]["domain"]) == ("llama_256", "both", "stories")
     assert (rows[0]["next_1"], rows[0]["probability_1"], rows[0]["next_3"]) == (" girl", "0.995100", "\n")
-    assert rows[2]["next_1"] is None
+    assert rows[2]["next_1"] == ""
 
 
 @pytest.mark.parametrize("ending", ["md", "html", "csv"])
@@ -183,8 +180,8 @@ def test_a_report_is_written(braid, pair: tuple[Path, Path], prompts: Path, tmp_
     options = ("--seed", 1, "--max-tokens", 2, "--out", out)
     shown = braid("generate", "--prompts", prompts, "--models", *pair, *options)
     assert f"Written to {out}." in shown.out
-    form = {"md": as_markdown, "html": as_html, "csv": as_csv}[ending]
-    assert out.read_bytes().decode() == form(prompt_study(pair, prompts, seed=1, max_tokens=2))
+    report = study_report(prompt_study(pair, prompts, seed=1, max_tokens=2))
+    assert out.read_bytes().decode() == FORMATS[f".{ending}"](report)
 
 
 def test_models_are_told_apart(run_folder: Path, pair: tuple[Path, Path]):

@@ -164,14 +164,15 @@ def _standard_input() -> str:
 
 def _study(args: argparse.Namespace) -> None:
     """Print a block per prompt, with every model in it."""
+    from braidlm.core.report.text import show_report
     from braidlm.serving.generate import prompt_study
-    from braidlm.serving.prompt_study import as_text
+    from braidlm.serving.prompt_study import study_report
 
     def on_model(name: str) -> None:
         say(f"{name} ...")
 
     study = prompt_study(args.models, args.file, **_options(args), out=args.out, on_model=on_model)
     show_json(asdict(study))
-    show("\n" + as_text(study))
+    show_report(study_report(study))
     if args.out is not None:
         say(f"Written to {args.out}.")

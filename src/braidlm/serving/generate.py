@@ -16,11 +16,12 @@ from braidlm.core.decoding.transformers_decoder import decoder_for
 from braidlm.core.devices import choose_device
 from braidlm.core.errors import BraidError
 from braidlm.core.models.names import StrPath, find_model, model_folder, name_sources
+from braidlm.core.report.write import check_file, write_file
 from braidlm.decoders.loading import OpenDecoder
 from braidlm.decoders.opening import open_folder
 from braidlm.model.config.ranges import CountOrZero, Length
 from braidlm.model.config.strict import decode
-from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, check_report, write_report
+from braidlm.serving.prompt_study import Continuation, Generation, PromptStudy, study_report
 
 
 def generate(
@@ -107,7 +108,7 @@ def prompt_study(
     early_exit = EarlyExit(exit_layer, exit_confidence, speculate)
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed, greedy, top_next, pauses)
     if out is not None:
-        check_report(out)
+        check_file(out)
     if isinstance(prompts, (str, Path)):
         loaded = read_prompts(prompts)
     else:
@@ -139,7 +140,7 @@ def prompt_study(
             device=device,
         )
     if out is not None:
-        write_report(study, out)
+        write_file(study_report(study), out)
     return study
 
 

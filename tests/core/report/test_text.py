@@ -12,7 +12,7 @@ def small_report() -> Report:
     report.facts({"n_items": 1234}).heading("All").text("A *star*, a snake_case and _one_.\n\nTwo.")
     report.table(Table(["name", "a|b"], [["x", Strong("1 ± 2")], ["y", Mark("2", "wrong")]], "A caption.", keep=1))
     report.chart(Bars({"a": 1.0}, "v"), "A chart.", name="bars").chart(Bars({"a": 1.0}, "v"))
-    report.quote("two\nlines", "one", prompt="Once, ", note="a note").code("braid demo").code("long", "Everything")
+    report.quote("two\n`lines`", "one", prompt="Once, ", note="a note").code("braid demo").code("long", "Everything")
     return report.links({"All": "a b.csv"}).tokens([("l", [("t", "a")])], ["a"])
 
 
@@ -21,7 +21,7 @@ def test_markdown_escapes_texts_and_keeps_code() -> None:
         "# Scores\n\nof two models\n\nThe first is `better`.\n\n- n_items: 1,234\n\n## All\n\n"
         "A \\*star\\*, a snake_case and \\_one\\_.\n\nTwo.\n\n"
         "A caption.\n\n| name | a\\|b |\n| --- | --- |\n| x | **1 ± 2** |\n| y | ✗ 2 |\n\n"
-        "![A chart.](bars.png)\n\n**one**\n\n> Once, two  \n> lines  \n\na note\n\n```\nbraid demo\n```\n\n"
+        "![A chart.](bars.png)\n\n**one**\n\n> Once, two  \n> \\`lines\\`  \n\na note\n\n```\nbraid demo\n```\n\n"
         "- [All](a%20b.csv)\n"
     )
 

@@ -107,7 +107,8 @@ def _(part: Picture) -> str:
 
 @_markdown.register
 def _(part: Quote) -> str:
-    lines = [f"> {plain(line)}".rstrip() + "  " for line in (part.prompt + part.text).split("\n")]
+    text = SPECIAL.sub(r"\\\g<0>", part.prompt + part.text).replace("`", r"\`")
+    lines = [f"> {line}".rstrip() + "  " for line in text.split("\n")]
     parts = [f"**{plain(part.who)}**" if part.who else "", "\n".join(lines), plain(part.note)]
     return "\n\n".join(filter(None, parts))
 

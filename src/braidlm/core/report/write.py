@@ -1,6 +1,7 @@
 """The files of a report, and the folder that they are written into."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from braidlm.core.errors import BraidError
@@ -40,6 +41,26 @@ def write(
         if "html" in formats:
             write_text(folder / f"{name}.html", html(report, figures))
     return Path(out) / f"{name}.{formats[0]}"
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    ".md": markdown,
+    ".html": html,
+    ".csv": lambda report: csv_text(report.tables[0]),
+}
+
+
+def write_file(report: Report, out: Path | str) -> None:
+    """Write a report, or as CSV its first table for programs, as one file in the format of its extension."""
+    write_text(out, FORMATS[Path(out).suffix](report))
+
+
+def check_file(out: Path | str) -> None:
+    """Raise an error, before any long work, if this file could not be written."""
+    if Path(out).suffix not in FORMATS:
+        raise BraidError(f"a report ends in {', '.join(FORMATS)}; its extension is its format", str(out))
+    if Path(out).is_dir():
+        raise BraidError("this is a folder", str(out), "Give the name of a file in it.")
 
 
 def check_drawing() -> None:

@@ -16,6 +16,7 @@ from braidlm.core.models.accounting import skeleton
 from braidlm.core.models.names import find_model, title_of
 from braidlm.core.models.runs import LORA_CONFIG
 from braidlm.core.reading import given_path
+from braidlm.core.report.write import check_out, write
 from braidlm.decoders.adapter import read_adapter, write_adapter_files
 from braidlm.decoders.gating import detach
 from braidlm.decoders.loading import OpenDecoder
@@ -24,9 +25,8 @@ from braidlm.edits.account import Part, account_table, targets
 from braidlm.edits.edit import SOURCE, Edit, EditPlan, edits
 from braidlm.edits.gate import TOKENIZER_FILES, write_full
 from braidlm.edits.modules import moved
-from braidlm.edits.selecting.report import check_report, write_report
 from braidlm.edits.selecting.rules import Rule
-from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates
+from braidlm.edits.selecting.selection import Selection, check_equal, logits_without, select_gates, selection_report
 from braidlm.edits.sources import Source
 from braidlm.evals.evaluated_model import Settings
 from braidlm.evals.formats.held_out_text import read_text
@@ -125,7 +125,7 @@ class Select(Edit):
     def select(self, model: Any, opened: OpenModel | OpenDecoder) -> Selection:
         """What becomes of the gates of a loaded model; the report of it is written if there is to be one."""
         if self.report is not None:
-            check_report(self.report)
+            check_out(self.report, "braid edit select", "select.html", fresh=True)
         text = read_text(self.text, Settings(max_tokens=self.tokens))
         data = DataSource("text", self.text, self.tokens, called=self.text)
         documents = [document.ids for document in data.texts(opened.tokenizer)]
@@ -141,7 +141,7 @@ class Select(Edit):
             self.threshold,
         )
         if self.report is not None:
-            write_report(selection, self.report)
+            write(selection_report(selection), self.report, "select", fresh=True)
         return selection
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from braidlm.core import console
 from braidlm.core.errors import BraidError
+from braidlm.core.report.charts import Lines
+from braidlm.core.report.report import Report, Table
 from braidlm.data.tokenizing.tokenizer import BraidTokenizer
 from braidlm.decoders.gating import gates_of, without
 from braidlm.edits.account import columns
@@ -23,6 +25,7 @@ from braidlm.inspection.gates import context_limit
 
 PROBE = 64
 """Tokens at which logits are compared."""
+COLUMNS = ["layer", "perplexity without", "with its gate", "change", "", "why"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ class Selection:
 
     def lines(self) -> list[str]:
         """The plan in words: what each gate does, what becomes of it and why, and the quality before and after."""
-        rows = [["layer", "perplexity without", "with its gate", "change", "", "why"]]
-        for verdict in self.verdicts:
-            rows.append([str(verdict.layer), *self.numbers(verdict.layer), verdict.word, verdict.reason])
         qualities = [["", "before", "after"]]
         qualities.append(["bits per byte", *(f"{one.bits_per_byte:.4f}" for one in (self.before, self.after))])
         qualities.append(["perplexity", *(f"{one.perplexity:.4g}" for one in (self.before, self.after))])
-        return [self.headline(), *columns(rows), "The whole model on this text:", *columns(qualities)]
+        return [
+            self.headline(),
+            *columns([COLUMNS, *self.rows()]),
+            "The whole model on this text:",
+            *columns(qualities),
+        ]
 
     def headline(self) -> str:
         """Which gates go, in one sentence."""
@@ -77,12 +82,62 @@ class Selection:
         ]
         return {"before": asdict(self.before), "after": asdict(self.after), "layers": layers}
 
-    def numbers(self, layer: int) -> list[str]:
-        """The perplexity without and with the layer's gate, and the change, as they are shown."""
-        lens = self.lenses.get(layer)
-        if lens is None:
-            return ["-", "-", "-"]
-        return [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", f"{lens.change:+.4f}"]
+    def rows(self) -> list[list[str]]:
+        """A row for each gate: the perplexity without and with it, the change, and what becomes of the gate."""
+        rows = []
+        for verdict in self.verdicts:
+            lens = self.lenses.get(verdict.layer)
+            numbers = ["-", "-", "-"]
+            if lens is not None:
+                numbers = [f"{lens.perplexity_without:.6g}", f"{lens.perplexity:.6g}", f"{lens.change:+.4f}"]
+            rows.append([str(verdict.layer), *numbers, verdict.word, verdict.reason])
+        return rows
+
+
+def selection_report(selection: Selection) -> Report:
+    """The perplexity of every gated layer's output without and with its gate, and which gates stay."""
+    report = Report("Which gates stay", selection.headline(), tables=[_data_table(selection)])
+    report.facts(
+        {
+            "gates": len(selection.verdicts),
+            "stay": len(selection.kept),
+            "bits per byte before": f"{selection.before.bits_per_byte:.4f}",
+            "after": f"{selection.after.bits_per_byte:.4f}",
+        }
+    )
+    report.text(
+        "The stream after each gated layer is read by the last norm and the head, as if the model ended there, once "
+        "without and once with what the layer's gate adds. The difference decides which gates stay; the key "
+        "figures above are of the whole model on the same text."
+    )
+    layers, lenses = list(selection.lenses), list(selection.lenses.values())
+    sides = {
+        "without its gate": (layers, [lens.perplexity_without for lens in lenses]),
+        "with its gate": (layers, [lens.perplexity for lens in lenses]),
+    }
+    report.chart(
+        Lines(sides, "layer", "perplexity through the head", log_y=True),
+        "Perplexity of the calibration text, read after each layer.",
+        name="perplexity",
+    )
+    changes = {"change": (layers, [lens.change for lens in lenses])}
+    report.chart(
+        Lines(changes, "layer", "change by the gate, nats per token", levels={"none": 0.0}),
+        "What each gate changes of the perplexity's logarithm; below zero it helps.",
+        name="change",
+    )
+    return report.table(Table(COLUMNS, selection.rows()))
+
+
+def _data_table(selection: Selection) -> Table:
+    rows = []
+    for verdict in selection.verdicts:
+        lens = selection.lenses.get(verdict.layer)
+        numbers = [] if lens is None else [lens.perplexity_without, lens.perplexity, lens.change]
+        cells = [f"{number:.6g}" for number in numbers] or [None] * 3
+        rows.append([verdict.layer, *cells, verdict.stays, verdict.reason])
+    columns = ["layer", "perplexity_without", "perplexity", "change", "stays", "reason"]
+    return Table(columns, rows, name="layers")
 
 
 def select_gates(
